@@ -31,7 +31,7 @@ from tuner.measure.statistics import paired_ratio
 from tuner.trial import Winner
 
 if TYPE_CHECKING:
-    from gemmsmith.device import DeviceModel
+    from gemmsmith.core.device import DeviceModel
     from tuner.measure.conditions import Monitor
 
 BUILD_LIMIT_S = 300.0

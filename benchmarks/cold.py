@@ -24,7 +24,7 @@ import httpx
 import msgspec
 
 from benchmarks import million, servers
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.problem import Layout, Problem
 from service.lookup.ahead import AFTER_S
 from tuner.store import Store
 

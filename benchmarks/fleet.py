@@ -28,8 +28,8 @@ from random import Random
 from typing import Any
 
 from benchmarks.breaking import Breaker, effects, wait
-from gemmsmith.candidate import Candidate
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.problem import Problem
 from service.cli.tasks import Task
 from service.cli.tune_fleet import fleet_order
 from service.fleet.plan import Machine, compile_tasks

@@ -38,11 +38,11 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith import Bundle, Lookup, Snapshot
-from gemmsmith.operation import of_dtype
+from gemmsmith.core.operation import of_dtype
+from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import source
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.problem import Layout, Problem
 from tests.support import stand_in
 
 CALLS = 10_000

@@ -31,8 +31,8 @@ import httpx
 import msgspec
 
 from benchmarks import million, servers, wrk
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from service.http.documents import best_url
 from tuner.devices import open_device
 from tuner.devices.replay import ReplayDevice

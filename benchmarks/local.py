@@ -25,9 +25,9 @@ import httpx
 import msgspec
 
 from benchmarks import load, million, servers, wrk
-from gemmsmith.answers.lookup import Lookup
+from gemmsmith.core.problem import DType, Problem
 from gemmsmith.http.client import Client
-from gemmsmith.problem import DType, Problem
+from gemmsmith.winners.lookup import Lookup
 from service.cli import evaluate
 from tuner.backends import candidates
 from tuner.devices import open_device

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.signing import Trusted
 from tuner.exchange import import_winners
 from tuner.store import Store

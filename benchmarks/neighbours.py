@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.winners import add_packs, find_winners
-from gemmsmith.answers.answer import MAX_DISTANCE
+from gemmsmith.core.config import MAX_DISTANCE
+from gemmsmith.core.neighbours import Neighbourhood
+from gemmsmith.core.problem import Problem
 from gemmsmith.files import publish
-from gemmsmith.neighbours import Neighbourhood
-from gemmsmith.problem import Problem
 from service.lookup.find import is_legal
 from tuner.compile import ArtifactStore
 from tuner.devices import Contender, Device, Policy, open_device

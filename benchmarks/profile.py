@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 
 from benchmarks.peers.winners import add_packs, find_packs, find_winners
 from benchmarks.side_by_side import WrongProductError, prepare
+from gemmsmith.core.operation import Operation, of_dtype
+from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Operation, of_dtype
-from gemmsmith.problem import Layout, Problem
 from tuner.measure.local_gpu import local_gpu
 from tuner.trial import Winner
 
 if TYPE_CHECKING:
-    from gemmsmith.device import DeviceModel
+    from gemmsmith.core.device import DeviceModel
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD_LIMIT_S = 300.0

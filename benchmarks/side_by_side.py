@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from benchmarks.peers.peer import Ready
-    from gemmsmith.candidate import Candidate
-    from gemmsmith.device import DeviceModel
-    from gemmsmith.problem import Problem
+    from gemmsmith.core.candidate import Candidate
+    from gemmsmith.core.device import DeviceModel
+    from gemmsmith.core.problem import Problem
     from tuner.measure.graphs import Stream
 
 SEED = 20261121

@@ -27,10 +27,10 @@ from torch.nn import functional
 import gemmsmith
 from benchmarks.peers.winners import add_packs, find_winners
 from benchmarks.turns import compared, described, in_turns, keep
-from gemmsmith.answers.answer import Config
 from gemmsmith.answers.snapshot import Choice
+from gemmsmith.core.config import Config
+from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.ops.engine import fallback, functions
-from gemmsmith.problem import Layout, Problem
 from tuner.compile import ArtifactStore
 from tuner.devices import local_gpu
 from tuner.trial import Winner

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gemmsmith import installed
 from gemmsmith.signing import Signer
+from gemmsmith.winners import installed
 from service import identity
 from service.settings import Settings
 from tuner import store as stores

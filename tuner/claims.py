@@ -14,10 +14,11 @@ from datetime import datetime
 
 import msgspec
 
-from gemmsmith.answers.answer import Ratio, Statistics, Use
-from gemmsmith.kernel import AnyKernel, Backend, CutlassKernel, TileScheduler
-from gemmsmith.launch import Decomposition, Launch
-from gemmsmith.problem import MAX_EXTENT, Problem
+from gemmsmith.answers.answer import Ratio, Statistics
+from gemmsmith.core.config import Use
+from gemmsmith.core.kernel import AnyKernel, Backend, CutlassKernel, TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch
+from gemmsmith.core.problem import MAX_EXTENT, Problem
 from tuner.arch import ARCHITECTURES
 from tuner.backends import backend_of, refusal, splits_refusal
 from tuner.backends.cutlass.launches import SWIZZLES

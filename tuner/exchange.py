@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.kernel import AnyKernel, Kernel
 from gemmsmith.errors import Untrusted
 from gemmsmith.files import write
-from gemmsmith.kernel import AnyKernel, Kernel
 from gemmsmith.signing import Signer, Trusted
 from tuner.errors import TunerError
 from tuner.store import Store

@@ -15,8 +15,8 @@ from enum import StrEnum
 
 from gemmsmith.answers.answer import Ratio
 from gemmsmith.answers.history import Origin
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from tuner.jobs.job import Job
 from tuner.jobs.queue import Queue
 from tuner.jobs.rechecks import IDLE_PRIORITY

@@ -39,10 +39,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from gemmsmith.errors import InvalidProblem
-from gemmsmith.files import read_text
-from gemmsmith.http.requests import calls_of
-from gemmsmith.operation import (
+from gemmsmith.core.operation import (
     DType,
     Element,
     Epilogue,
@@ -52,7 +49,10 @@ from gemmsmith.operation import (
     in_order,
     layouts_of,
 )
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.files import read_text
+from gemmsmith.http.requests import calls_of
 from tuner import places
 from tuner.errors import TunerError
 

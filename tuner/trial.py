@@ -8,19 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gemmsmith.answers.answer import (
-    Conditions,
-    Correctness,
-    InRegime,
-    Ratio,
-    Regime,
-    Statistics,
-    Use,
-)
+from gemmsmith.answers.answer import Conditions, Correctness, InRegime, Ratio, Regime, Statistics
 from gemmsmith.answers.history import Origin
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Signature
 
 

@@ -25,8 +25,8 @@ from benchmarks.peers.roster import PEERS
 from benchmarks.peers.supervisor import Supervisor
 from benchmarks.peers.table import GEMMSMITH, markdown
 from benchmarks.peers.winners import add_packs, find_packs, find_winners
+from gemmsmith.core.problem import DType, Problem
 from gemmsmith.files import publish
-from gemmsmith.problem import DType, Problem
 from tuner.measure.gpu_lock import gpu_lock
 from tuner.measure.local_gpu import gpu_uuid, local_gpu
 from tuner.suites import SuiteProblem, load

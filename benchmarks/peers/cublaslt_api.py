@@ -12,7 +12,7 @@ import ctypes
 from ctypes import POINTER, byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any
 
-from gemmsmith.problem import Element
+from gemmsmith.core.problem import Element
 
 NOT_SUPPORTED = 15
 _COMPUTE_32F = 68

@@ -15,7 +15,7 @@ from benchmarks.peers.judge import Judge
 from benchmarks.peers.peer import Launch, Peer, Setting, Unsupported
 from benchmarks.peers.records import BASELINE, Busy, Entry, Request, Row
 from benchmarks.peers.roster import by_name
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.device import DeviceModel
 from tuner.measure.conditions import Monitor, conditions_of
 from tuner.measure.graphs import Replay, Stream, TorchGraph, context_is_dead
 from tuner.measure.statistics import paired_ratio, summarize

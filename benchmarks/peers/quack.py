@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.peer import Ready, Setting, Unsupported, missing
-from gemmsmith.epilogue import Epilogue
+from gemmsmith.core.epilogue import Epilogue
 
 if TYPE_CHECKING:
     import torch

@@ -8,9 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from gemmsmith.answers.answer import Conditions, Ratio, Statistics
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.problem import DType, Problem
 
 BASELINE = "cublas"
 """The peer that the others are divided into; always measured, and last in line in a round."""

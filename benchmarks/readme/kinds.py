@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.readme.shipped import AVERAGES, averages, got, models, origin, short
-from gemmsmith.operation import Epilogue, Grouping, Scaling
-from gemmsmith.problem import Problem
-from service.report.rows import unaligned_operands
+from gemmsmith.core.operation import Epilogue, Grouping, Scaling
+from gemmsmith.core.problem import Problem
+from service.report.problem_rows import unaligned_operands
 from tuner.trial import Winner
 
 FEW_TOKENS = 64

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.readme.shipped import models, short
+from gemmsmith.core.operation import DType, Element, Epilogue, Grouping, Layout, Operation, Scaling
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Operation, Scaling
 from tuner.arch import architecture
 from tuner.backends import supporting
 from tuner.trial import Winner

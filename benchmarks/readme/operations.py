@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from benchmarks.readme.shipped import AVERAGES, averages, got, is_aligned, models, origin
-from gemmsmith.answers.answer import Use
-from gemmsmith.operation import in_order
+from gemmsmith.core.config import Use
+from gemmsmith.core.operation import in_order
 from tuner.trial import Winner
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.readme.kinds import KINDS, kind_of
 from benchmarks.readme.shipped import RESULTS, got, models, short
-from gemmsmith.answers.answer import Use
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.config import Use
+from gemmsmith.core.device import DeviceModel
 from tuner.trial import Winner
 
 FILE = RESULTS / "speedup.svg"

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gemmsmith.device import DeviceModel
-from service.report.rows import unaligned_operands
+from gemmsmith.core.device import DeviceModel
+from service.report.problem_rows import unaligned_operands
 from tuner.exchange import read_winners
 from tuner.trial import Winner
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import msgspec
 
-from gemmsmith.candidate import Candidate
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from gemmsmith.files import publish
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
 from tuner.compile import ArtifactStore
 from tuner.devices import DEFAULT_SWEEPS, open_device
 from tuner.devices.base import Contender, Device

@@ -16,21 +16,28 @@ if TYPE_CHECKING:
     from gemmsmith.answers.answer import (
         Answer,
         Conditions,
-        Config,
         Correctness,
-        Match,
         Ratio,
         Statistics,
         TunedAnswer,
-        Use,
     )
-    from gemmsmith.answers.bundle import Bundle
     from gemmsmith.answers.history import Origin, Revision
-    from gemmsmith.answers.lookup import Lookup
     from gemmsmith.answers.snapshot import Choice, Snapshot
-    from gemmsmith.bounds import Bounds
-    from gemmsmith.candidate import Candidate
-    from gemmsmith.device import DeviceModel, Environment
+    from gemmsmith.core.bounds import Bounds
+    from gemmsmith.core.candidate import Candidate
+    from gemmsmith.core.config import Config, Match, Use
+    from gemmsmith.core.device import DeviceModel, Environment
+    from gemmsmith.core.kernel import (
+        CublasLtKernel,
+        CuteKernel,
+        Cutlass2xKernel,
+        Cutlass3xKernel,
+        Kernel,
+    )
+    from gemmsmith.core.launch import Launch
+    from gemmsmith.core.operation import DType, Element, Layout, Operation
+    from gemmsmith.core.problem import Problem
+    from gemmsmith.core.tuning import Effort, JobState
     from gemmsmith.errors import (
         Busy,
         Forbidden,
@@ -56,16 +63,7 @@ if TYPE_CHECKING:
     from gemmsmith.http.aio import AsyncClient, AsyncTuningJob
     from gemmsmith.http.client import Client
     from gemmsmith.http.handles import TuningJob
-    from gemmsmith.jobs import JobEvent, JobStatus
-    from gemmsmith.kernel import (
-        CublasLtKernel,
-        CuteKernel,
-        Cutlass2xKernel,
-        Cutlass3xKernel,
-        Kernel,
-    )
-    from gemmsmith.launch import Launch
-    from gemmsmith.operation import DType, Element, Layout, Operation
+    from gemmsmith.http.jobs import JobEvent, JobStatus
     from gemmsmith.ops import (
         Shapes,
         capture,
@@ -85,9 +83,9 @@ if TYPE_CHECKING:
     from gemmsmith.ops.products.mixture import experts
     from gemmsmith.ops.products.scaled import scaled_linear
     from gemmsmith.ops.products.scaled_gated import scaled_gated_linear
-    from gemmsmith.packs import Packs
-    from gemmsmith.problem import Problem
-    from gemmsmith.tuning import Effort, JobState
+    from gemmsmith.winners.bundle import Bundle
+    from gemmsmith.winners.lookup import Lookup
+    from gemmsmith.winners.packs import Packs
 
     __version__: str
 
@@ -96,19 +94,17 @@ _MODULES = {
     "answers.answer": (
         "Answer",
         "Conditions",
-        "Config",
         "Correctness",
-        "Match",
         "Ratio",
         "Statistics",
         "TunedAnswer",
-        "Use",
     ),
-    "bounds": ("Bounds",),
-    "answers.bundle": ("Bundle",),
-    "candidate": ("Candidate",),
+    "core.bounds": ("Bounds",),
+    "winners.bundle": ("Bundle",),
+    "core.config": ("Config", "Match", "Use"),
+    "core.candidate": ("Candidate",),
     "http.client": ("Client",),
-    "device": ("DeviceModel", "Environment"),
+    "core.device": ("DeviceModel", "Environment"),
     "errors": (
         "Busy",
         "Forbidden",
@@ -133,16 +129,16 @@ _MODULES = {
     ),
     "http.handles": ("TuningJob",),
     "answers.history": ("Origin", "Revision"),
-    "jobs": ("JobEvent", "JobStatus"),
-    "kernel": (
+    "http.jobs": ("JobEvent", "JobStatus"),
+    "core.kernel": (
         "CublasLtKernel",
         "CuteKernel",
         "Cutlass2xKernel",
         "Cutlass3xKernel",
         "Kernel",
     ),
-    "launch": ("Launch",),
-    "answers.lookup": ("Lookup",),
+    "core.launch": ("Launch",),
+    "winners.lookup": ("Lookup",),
     "ops": (
         "Shapes",
         "capture",
@@ -162,11 +158,11 @@ _MODULES = {
     "ops.products.mixture": ("experts",),
     "ops.products.scaled": ("scaled_linear",),
     "ops.products.scaled_gated": ("scaled_gated_linear",),
-    "operation": ("DType", "Element", "Layout", "Operation"),
-    "packs": ("Packs",),
-    "problem": ("Problem",),
+    "core.operation": ("DType", "Element", "Layout", "Operation"),
+    "winners.packs": ("Packs",),
+    "core.problem": ("Problem",),
     "answers.snapshot": ("Choice", "Snapshot"),
-    "tuning": ("Effort", "JobState"),
+    "core.tuning": ("Effort", "JobState"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from gemmsmith.errors import GemmsmithError
+from gemmsmith.http.trusting import trust
 from gemmsmith.signing import trusted_folder
-from gemmsmith.trusting import trust
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

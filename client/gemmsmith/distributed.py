@@ -36,7 +36,7 @@ def shared_snapshot(
     the result pinned: `Lookup(snapshot, pin=True)`.
 
     `check` is called on every rank with what arrived, and raises where the rank will not run it
-    (`gemmsmith.packs.believe`): then none does.
+    (`gemmsmith.winners.packs.believe`): then none does.
 
     Raises:
         SnapshotUnavailable: `fetch` raised on rank 0, or `check` on some rank; on every rank alike.

@@ -16,10 +16,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from gemmsmith.installed import NAMESPACE
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.signing import SUFFIX
 from gemmsmith.version import VERSION
+from gemmsmith.winners.installed import NAMESPACE
 from service import database, identity
 from service.settings import Settings
 from service.worker.builder import open_builder

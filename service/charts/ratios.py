@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from markupsafe import Markup
 
 from service.charts import draw, intervals
-from service.report.rows import DeviceReport, ReportRow
+from service.report.problem_rows import DeviceReport, ReportRow
 
 HEIGHT = 340
 _LOWEST, _HIGHEST = 0.4, 1.6

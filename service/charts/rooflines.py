@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from service.charts import draw
+from service.report.problem_rows import ReportRow, Side
 from service.report.roofs import Roof
-from service.report.rows import ReportRow, Side
 from tuner.store.listing import Listed
 
 HEIGHT = 420

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from markupsafe import Markup
 
-from gemmsmith.kernel import AnyKernel, CutlassKernel
+from gemmsmith.core.kernel import AnyKernel, CutlassKernel
 from service.charts import draw
 from tuner.store.tried import Tried
 from tuner.trial import Phase

@@ -34,8 +34,8 @@ from service.cli.tuning import load_suite
 
 if TYPE_CHECKING:
     from gemmsmith.answers.snapshot import Row, Snapshot
-    from gemmsmith.kernel import AnyKernel
-    from gemmsmith.problem import Problem
+    from gemmsmith.core.kernel import AnyKernel
+    from gemmsmith.core.problem import Problem
     from service.settings import Settings
     from tuner.store import Store
     from tuner.trial import Winner
@@ -146,7 +146,7 @@ def write(
         CommandError: there is no winner, or a kernel cannot be compiled.
         OSError: the file cannot be written.
     """
-    from gemmsmith.answers.bundle import write_bundle
+    from gemmsmith.winners.bundle import write_bundle
     from service import identity
     from service.http import documents
     from tuner.exchange import of_types
@@ -181,7 +181,7 @@ def _entries(suite: Path, kinds: Sequence[str]) -> list[list[Problem]]:
     Without any, each entry in all `dtype`s that there are or that the suite names: it has a winner
     if it has one in any of them.
     """
-    from gemmsmith.operation import DType, in_order
+    from gemmsmith.core.operation import DType, in_order
 
     loaded = load_suite(suite)
     entries: dict[object, list[Problem]] = {}

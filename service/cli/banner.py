@@ -7,7 +7,7 @@ import shlex
 import msgspec
 import structlog
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.http.documents import best_url
 from service.settings import Settings
 from service.worker.gpu import usable_gpu

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from gemmsmith.answers.answer import Answer, Match, Statistics
-from gemmsmith.device import recording_of, time_text
-from gemmsmith.problem import Problem
+from gemmsmith.answers.answer import Answer, Statistics
+from gemmsmith.core.config import Match
+from gemmsmith.core.device import recording_of, time_text
+from gemmsmith.core.problem import Problem
 from service.cli.options import (
     AsJson,
     Batch,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.cli import completion
+from service.cli.enumerating import level_of, predicted
 from service.cli.options import (
     AsJson,
     Batch,
@@ -32,13 +33,12 @@ from service.cli.options import (
 from service.cli.output import MisuseError, emit, note, say
 from service.cli.progress import reporter
 from service.cli.session import model_of
-from service.cli.space import level_of, predicted
 from service.cli.tuning import tasks
 
 if TYPE_CHECKING:
-    from gemmsmith.device import DeviceModel
+    from gemmsmith.core.device import DeviceModel
+    from gemmsmith.core.kernel import AnyKernel
     from gemmsmith.http.client import Client
-    from gemmsmith.kernel import AnyKernel
     from service.cli.progress import Reporter
     from service.cli.tasks import Task
     from service.settings import Settings

@@ -45,10 +45,10 @@ def _suites() -> Iterable[str]:
     return sorted({*shipped, *map(str, Path().glob("*.toml"))})
 
 
-dtypes = _members("gemmsmith.operation", "DType")
-layouts = _members("gemmsmith.operation", "Layout")
-efforts = _members("gemmsmith.tuning", "Effort")
-states = _members("gemmsmith.tuning", "JobState")
+dtypes = _members("gemmsmith.core.operation", "DType")
+layouts = _members("gemmsmith.core.operation", "Layout")
+efforts = _members("gemmsmith.core.tuning", "Effort")
+states = _members("gemmsmith.core.tuning", "JobState")
 levels = _members("tuner.backends", "Level")
 architectures = _members("tuner.arch", "ARCHITECTURES")
 scopes = _members("tuner.store.keys", "Scope")

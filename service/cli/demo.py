@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemmsmith.device import time_text
+from gemmsmith.core.device import time_text
 from gemmsmith.files import private_folder
 from service.cli.best import show
 from service.cli.options import (
@@ -35,7 +35,7 @@ from service.cli.output import MisuseError, emit, note, say, table
 from tuner import places
 
 if TYPE_CHECKING:
-    from gemmsmith.problem import Problem
+    from gemmsmith.core.problem import Problem
     from service.settings import Settings
     from tuner.devices.base import Device
     from tuner.devices.replay import ReplayDevice
@@ -120,7 +120,7 @@ def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: f
     Raises:
         NotRecorded: the recording does not hold it; names some that it does.
     """
-    from gemmsmith.tuning import Effort
+    from gemmsmith.core.tuning import Effort
     from tuner.search.budget import BUDGETS
     from tuner.search.cost_model import AnalyticModel
     from tuner.search.progress import Step

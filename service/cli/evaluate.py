@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemmsmith.tuning import Effort
+from gemmsmith.core.tuning import Effort
 from service.cli.options import AsJson, Sweeps, load_settings
 from service.cli.output import CommandError, MisuseError, emit, note, say, table, writable
 
 if TYPE_CHECKING:
-    from gemmsmith.device import DeviceModel
+    from gemmsmith.core.device import DeviceModel
     from tuner.search.budget import Budget
     from tuner.search.evaluation import Curve, Flips, Neighbour, Recording, Strategy
     from tuner.search.ranking import Ranker
@@ -146,7 +146,7 @@ class Judged:
     @classmethod
     def of(cls, recordings: Sequence[Recording]) -> Judged:
         """Every strategy on the recordings."""
-        from gemmsmith.answers.answer import MAX_DISTANCE
+        from gemmsmith.core.config import MAX_DISTANCE
         from tuner.search import evaluation
 
         curves, left_out = judge(recordings)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemmsmith.choices import member
+from gemmsmith.core.choices import member
 from gemmsmith.showing import lines
 from service.cli import completion
 from service.cli.output import CommandError, MisuseError

@@ -12,7 +12,7 @@ from gemmsmith.errors import GemmsmithError
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
-    from gemmsmith.jobs import JobStatus
+    from gemmsmith.http.jobs import JobStatus
     from service.cli.progress import Reporter
 
 PATIENCE_S = 3.0

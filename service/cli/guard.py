@@ -13,10 +13,10 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from gemmsmith.core.names import named_layout
+from gemmsmith.core.operation import DType, Layout, of_dtype
+from gemmsmith.core.problem import MAX_EXTENT, extents
 from gemmsmith.errors import GemmsmithError, InvalidProblem
-from gemmsmith.names import named_layout
-from gemmsmith.operation import DType, Layout, of_dtype
-from gemmsmith.problem import MAX_EXTENT, extents
 from service.cli.output import CommandError, MisuseError, Stdout, note
 from tuner.errors import TunerError
 

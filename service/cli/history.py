@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemmsmith.device import recording_of
+from gemmsmith.core.device import recording_of
 from service.cli.guard import ProblemCommand, example
 from service.cli.options import (
     AsJson,
@@ -30,10 +30,10 @@ from service.cli.options import (
 from service.cli.output import MisuseError, emit, microseconds, ratio, say, table
 
 if TYPE_CHECKING:
-    from gemmsmith.answers.answer import Config
     from gemmsmith.answers.history import Revision
+    from gemmsmith.core.config import Config
+    from gemmsmith.core.problem import Problem
     from gemmsmith.http.client import Client
-    from gemmsmith.problem import Problem
     from service.settings import Settings
     from tuner.store import Store
     from tuner.store.revisions import WinnerRevision as Stored
@@ -256,7 +256,7 @@ def _row(revision: Revision) -> tuple[object, ...]:
 
 
 def _tile(config: Config) -> str | None:
-    from gemmsmith.kernel import CutlassKernel
+    from gemmsmith.core.kernel import CutlassKernel
 
     kernel = config.kernel
     return "×".join(map(str, kernel.tile)) if isinstance(kernel, CutlassKernel) else None

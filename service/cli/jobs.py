@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from gemmsmith.choices import member
-from gemmsmith.tuning import JobState
+from gemmsmith.core.choices import member
+from gemmsmith.core.tuning import JobState
 from service.cli import completion, follow
 from service.cli.guard import example
 from service.cli.options import AsJson, Database, Url, connect, load_settings
@@ -20,7 +20,7 @@ from service.cli.progress import TUNING, Reporter, reporter
 if TYPE_CHECKING:
     from gemmsmith.errors import Busy
     from gemmsmith.http.client import Client
-    from gemmsmith.jobs import JobStatus
+    from gemmsmith.http.jobs import JobStatus
     from tuner.jobs import Job, Queue
 
 app = typer.Typer(
@@ -234,7 +234,7 @@ def _status(job: Job, waits: str = "") -> JobStatus:
     """The job as the service would tell it."""
     import msgspec
 
-    from gemmsmith.jobs import JobStatus
+    from gemmsmith.http.jobs import JobStatus
     from service.http import documents
 
     return msgspec.convert(documents.job(job, waits), JobStatus)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemmsmith.choices import member
+from gemmsmith.core.choices import member
 from service.cli import completion
 from service.cli.guard import example
 from service.cli.options import AsJson, Database, Limit, load_settings

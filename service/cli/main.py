@@ -34,11 +34,11 @@ from service.cli import (
     run,
     running,
     signing,
-    space,
     sync,
     tuning,
     winners,
 )
+from service.cli import enumerating as space
 from service.cli.guard import GuardedGroup, ProblemCommand, example
 from service.cli.output import open_streams, say
 

@@ -8,14 +8,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 
-from gemmsmith.answers.bundle import Bundle
 from gemmsmith.answers.snapshot import Row, Snapshot
-from gemmsmith.captured import Captured, tune_command
+from gemmsmith.core.operation import Epilogue
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.files import private_folder
-from gemmsmith.operation import Epilogue
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.program.captured import Captured, tune_command
+from gemmsmith.winners.bundle import Bundle
 from service.cli import bake, tune_local, tune_remote
 from service.cli.options import connect
 from service.cli.output import CommandError, counted, note

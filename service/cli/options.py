@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 import typer
 
-from gemmsmith.device import called
+from gemmsmith.core.device import called
+from gemmsmith.core.names import named_layout
+from gemmsmith.core.operation import Layout, of_dtype
+from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.names import named_layout
-from gemmsmith.operation import Layout, of_dtype
-from gemmsmith.problem import MAX_EXTENT, Problem
 from service.cli import completion
 from service.cli.output import CommandError, MisuseError
 
@@ -211,7 +211,8 @@ def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str | 
 
 
 def device_called(name: str, slugs: Iterable[str]) -> str:
-    """The slug of the device model that people call by this name, see `gemmsmith.device.called`.
+    """The slug of the device model that people call by this name, see
+    `device.called`.
 
     Raises:
         CommandError: no such device, or several.

@@ -1,4 +1,5 @@
-"""Runs a user's program with what `gemmsmith.hook` switches on in it and in all that it starts.
+"""Runs a user's program with what `gemmsmith.startup.hook` switches on in it and in all that it
+starts.
 
 The program is a child process with this terminal, which gets the signals that we get. Its products
 are captured by every process of it, each into a file, and added up when it has ended.
@@ -18,8 +19,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from gemmsmith.captured import Captured
-from gemmsmith.variables import (
+from gemmsmith.program.captured import Captured
+from gemmsmith.program.variables import (
     CAPTURE_VARIABLE,
     LOADED,
     PRODUCTS,

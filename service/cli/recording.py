@@ -13,6 +13,7 @@ import typer
 
 from gemmsmith.version import VERSION
 from service.cli import completion
+from service.cli.enumerating import level_of, predicted
 from service.cli.options import (
     AsJson,
     Batch,
@@ -31,12 +32,11 @@ from service.cli.options import (
 from service.cli.output import CommandError, MisuseError, emit, say, writable
 from service.cli.progress import Reporter, reporter
 from service.cli.session import StopFlag, TuningSession, local
-from service.cli.space import level_of, predicted
 from service.cli.tuning import tasks
 
 if TYPE_CHECKING:
-    from gemmsmith.candidate import Candidate
-    from gemmsmith.problem import Problem
+    from gemmsmith.core.candidate import Candidate
+    from gemmsmith.core.problem import Problem
     from service.cli.tasks import Task
     from tuner.backends import Level
     from tuner.compile import Built

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemmsmith.device import called
+from gemmsmith.core.device import called
 from service.cli import completion
 from service.cli.options import (
     AsJson,
@@ -20,7 +20,7 @@ from service.cli.options import (
 from service.cli.output import CommandError, emit, note, ratio, say, table, writable_folder
 
 if TYPE_CHECKING:
-    from service.report.rows import DeviceReport
+    from service.report.problem_rows import DeviceReport
     from tuner.trial import Winner
 
 
@@ -152,7 +152,7 @@ def _chosen(
 
 def _reports(winners: Sequence[Winner], folder: Path | None) -> list[DeviceReport]:
     """A report per device model, with its ceilings where they were measured."""
-    from service.report.rows import device_report
+    from service.report.problem_rows import device_report
     from tuner.measure.ceilings import CeilingsError, path_for, read_ceilings
 
     devices: dict[str, list[Winner]] = {}

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemmsmith.choices import member
-from gemmsmith.device import recording_of
+from gemmsmith.core.choices import member
+from gemmsmith.core.device import recording_of
+from gemmsmith.core.names import named_layout
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.names import named_layout
 from service.cli import completion
 from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
 from service.cli.options import (
@@ -130,8 +130,8 @@ def _filters(
     job: str | None,
 ) -> dict[str, Any]:
     """The filters of `GET /results`, checked; those not given are left out."""
+    from gemmsmith.core.problem import Layout
     from gemmsmith.http.requests import fields_of
-    from gemmsmith.problem import Layout
     from tuner.trial import Phase
 
     filters: dict[str, Any] = {
@@ -154,7 +154,7 @@ def _filters(
 def _trials(filters: dict[str, Any], limit: int, database: str | None) -> list[StoredTrial]:
     import msgspec
 
-    from gemmsmith.problem import Layout, Problem
+    from gemmsmith.core.problem import Layout, Problem
     from tuner.store import Store
     from tuner.trial import Phase
 
@@ -175,7 +175,7 @@ def _trials(filters: dict[str, Any], limit: int, database: str | None) -> list[S
 
 
 def _winners(filters: dict[str, Any], limit: int, database: str | None) -> list[Winner]:
-    from gemmsmith.problem import Layout
+    from gemmsmith.core.problem import Layout
     from tuner.store import Store
 
     with Store.open(load_settings(database=database).database) as store:
@@ -234,8 +234,8 @@ def _known(row: dict[str, Any]) -> tuple[Any, ...] | None:
 def _row(row: dict[str, Any]) -> tuple[Any, ...]:
     import msgspec
 
-    from gemmsmith.launch import Launch
-    from gemmsmith.problem import Problem
+    from gemmsmith.core.launch import Launch
+    from gemmsmith.core.problem import Problem
 
     device = row["device"]["name"]
     statistics = row.get("statistics") or {}

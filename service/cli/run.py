@@ -65,8 +65,8 @@ def run(
     the user's, or by the service of --url. Signals are passed on. The exit status is the program's
     own; if that is 0 and --tune failed or found nothing to tune, it is 1.
     """
-    from gemmsmith.answers.bundle import kept_bundle
     from gemmsmith.http.requests import effort_of
+    from gemmsmith.winners.bundle import kept_bundle
     from service.cli import program
     from tuner.devices import local_gpu
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from gemmsmith.device import DeviceModel, called
+from gemmsmith.core.device import DeviceModel, called
 from service.cli.options import device_called
 from service.cli.output import CommandError, note
 

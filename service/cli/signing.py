@@ -59,7 +59,7 @@ def trust(
     yes: Annotated[bool, typer.Option("--yes", help="Trust any key without confirmation.")] = False,
 ) -> None:
     """Trust the key of a service, or a key in a file."""
-    from gemmsmith.trusting import trust as believe
+    from gemmsmith.http.trusting import trust as believe
 
     def confirm(text: str) -> bool:
         note(text)

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from gemmsmith.answers.answer import Answer, Config, Ratio, Statistics, Use
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import recording_of, time_text
-from gemmsmith.problem import Problem
+from gemmsmith.answers.answer import Answer, Ratio, Statistics
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Config, Use
+from gemmsmith.core.device import recording_of, time_text
+from gemmsmith.core.problem import Problem
 from service.cli.output import emit, microseconds, ratio, say, table
 from service.report.power_penalty import why_cublas_stays
 from tuner.trial import Winner

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.operation import Operation
-from gemmsmith.tuning import Effort, JobState
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.tuning import Effort, JobState
 from service.cli.follow import abandoned
 from service.cli.options import device_called
 from service.cli.output import CommandError, emit, say

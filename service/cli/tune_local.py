@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gemmsmith.device import time_text
-from gemmsmith.tuning import Effort
+from gemmsmith.core.device import time_text
+from gemmsmith.core.tuning import Effort
 from service.cli.progress import TUNING, Reporter, reporter
 from service.cli.session import StopFlag, TuningSession, local
 from service.cli.tasks import Status, Task, TaskOutcome, by_stake, not_served, report
@@ -26,7 +26,7 @@ _FIRST, _COMPILED = 0.6, 0.9
 """Shares of a suite's bar: first answers, then what is compiled for second ones."""
 
 if TYPE_CHECKING:
-    from gemmsmith.kernel import AnyKernel
+    from gemmsmith.core.kernel import AnyKernel
     from service.settings import Settings
     from tuner.search.progress import Progress
     from tuner.trial import Winner

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from math import inf
 
+from gemmsmith.core.tuning import Effort
 from gemmsmith.errors import JobCancelled, JobFailed
 from gemmsmith.http.client import Client
 from gemmsmith.http.handles import TuningJob
-from gemmsmith.tuning import Effort
 from service.cli.follow import abandoned, show, waiting
 from service.cli.jobs import tell_busy
 from service.cli.options import connect

@@ -196,8 +196,8 @@ def tasks(
         MisuseError: neither or both, or an unreadable suite.
         InvalidProblem: a shape or `calls` that makes no sense.
     """
+    from gemmsmith.core.operation import DType
     from gemmsmith.http.requests import calls_of
-    from gemmsmith.operation import DType
     from service.cli.tasks import Task
 
     calls = calls_of(calls)

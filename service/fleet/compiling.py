@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.problem import Problem
 from service import identity, logging
 from service.fleet.packs import Share
 from service.settings import Settings
 from service.worker.builder import RecordingBuilder, Tally, open_builder
 from tuner.backends import candidates
-from tuner.backends.cublaslt.space import kernel_for
+from tuner.backends.cublaslt.algorithms import kernel_for
 from tuner.devices import open_device
 from tuner.devices.base import Device
 from tuner.errors import LeaseLost, NoLegalCandidate, NotRecorded, StoreError

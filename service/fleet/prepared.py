@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.core.kernel import AnyKernel
 from service.worker.builder import RecordingBuilder
 from tuner.backends import compiles
 from tuner.compile import ArtifactStore, Built, Toolchain

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import ray
 import structlog
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from service.fleet import local
 from service.fleet.driver import LOOK_S, Driver, Options
 from service.settings import Settings

@@ -16,11 +16,12 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Request
 
-from gemmsmith.answers.answer import Answer, Use
+from gemmsmith.answers.answer import Answer
+from gemmsmith.core.config import Use
+from gemmsmith.core.kernel import CUTLASS_KERNELS, AnyKernel, Backend
+from gemmsmith.core.operation import DType
+from gemmsmith.core.problem import Problem
 from gemmsmith.http.requests import RUNS
-from gemmsmith.kernel import CUTLASS_KERNELS, AnyKernel, Backend
-from gemmsmith.operation import DType
-from gemmsmith.problem import Problem
 from tuner.trial import Winner
 
 _CLIENT = b"gemmsmith-client"

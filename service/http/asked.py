@@ -10,9 +10,9 @@ from typing import Annotated
 
 import msgspec
 
+from gemmsmith.core.operation import DType, Element, Epilogue, Grouping, Layout, Scaling
+from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.http.requests import problem_of
-from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Scaling
-from gemmsmith.problem import MAX_EXTENT, Problem
 
 _Extent = Annotated[int, msgspec.Meta(ge=1, le=MAX_EXTENT)]
 

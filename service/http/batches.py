@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import msgspec
 from pydantic import ValidationError
 
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.problem import Problem
 from service.http.asked import Asked
 from service.http.errors import ProblemError, from_validation, invalid_field
 from service.http.requests import MAX_BATCH_PROBLEMS, BestBatchBody, ProblemBody

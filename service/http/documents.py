@@ -10,14 +10,15 @@ from urllib.parse import quote, quote_plus, urlencode
 import msgspec
 from starlette.responses import Response
 
-from gemmsmith.answers.answer import Answer, Config, Match
+from gemmsmith.answers.answer import Answer
 from gemmsmith.answers.snapshot import Row, Snapshot
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Config, Match
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import JobState
 from gemmsmith.http.replies import SCHEMA
-from gemmsmith.problem import Problem
 from gemmsmith.signing import Signer
-from gemmsmith.tuning import JobState
 from service.http.errors import ProblemError
 from service.http.tables import timestamp as timestamp
 from tuner.compile import Manifest

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Mount
 
-from gemmsmith.choices import suggestion
+from gemmsmith.core.choices import suggestion
 from gemmsmith.errors import InvalidProblem
 from tuner.errors import DatabaseBusy, JobNotFound, SchemaChanged, StoreError
 

@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort, JobState
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort, JobState
 from service.http import documents
 from tuner import places
 from tuner.errors import TunerError

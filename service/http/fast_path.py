@@ -20,9 +20,9 @@ import structlog
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
+from gemmsmith.core.operation import of_dtype
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import of_dtype
-from gemmsmith.problem import Problem
 from service.http.abilities import abilities_of
 from service.http.access import LOCAL, Caller, Scope
 from service.http.asked import Asked

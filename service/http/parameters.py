@@ -12,12 +12,12 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from gemmsmith.choices import suggestion
+from gemmsmith.core.choices import suggestion
+from gemmsmith.core.operands import OPERANDS
+from gemmsmith.core.operation import DType, Element, Epilogue, Grouping, Layout, Scaling, of_dtype
+from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.http.requests import MAX_CALLS, MAX_DEADLINE_S
-from gemmsmith.operands import OPERANDS
-from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Scaling, of_dtype
-from gemmsmith.problem import MAX_EXTENT, Problem
 from tuner.store.keys import LONGEST_LIFE_S, MOST_JOBS, NAME_PATTERN, NAME_RULE, is_name
 
 MAX_PAGE = 1000

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
-from gemmsmith.answers.answer import Use
+from gemmsmith.core.config import Use
+from gemmsmith.core.operation import Element, Epilogue, Grouping, Operation, Scaling
+from gemmsmith.core.problem import DType, Layout, Problem
+from gemmsmith.core.tuning import Effort, JobState
 from gemmsmith.http.requests import problem_of
-from gemmsmith.operation import Element, Epilogue, Grouping, Operation, Scaling
-from gemmsmith.problem import DType, Layout, Problem
-from gemmsmith.tuning import Effort, JobState
 from service.http.parameters import (
     Calls,
     Cursor,

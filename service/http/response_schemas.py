@@ -16,9 +16,9 @@ import msgspec
 from gemmsmith.answers.answer import Answer
 from gemmsmith.answers.history import Origin
 from gemmsmith.answers.snapshot import Row
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.http.replies import SCHEMA
-from gemmsmith.kernel import AnyKernel
 from service.http.tables import TRIALS, WINNERS, Table
 from tuner.compile import Manifest
 from tuner.jobs import Job

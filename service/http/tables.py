@@ -19,9 +19,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from gemmsmith.answers.answer import Statistics
-from gemmsmith.candidate import Candidate
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.problem import Problem
 from gemmsmith.http.replies import SCHEMA
-from gemmsmith.problem import Problem
 from service.cells import inert
 from tuner.extras import pip_install
 from tuner.store import StoredTrial

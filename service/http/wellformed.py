@@ -1,8 +1,8 @@
 """Refuses what no handler should have to think of, before any of them sees the request.
 
-Paths, queries, forms and JSON bodies are Unicode text without NUL (`gemmsmith.text`), and say each
-thing once: of a parameter, a field or a member that is given twice, one reader takes the first and
-another the last. JSON is what RFC 8259 calls JSON: no NaN, no other encoding than UTF-8.
+Paths, queries, forms and JSON bodies are Unicode text without NUL (`gemmsmith.core.text`), and say
+each thing once: of a parameter, a field or a member that is given twice, one reader takes the first
+and another the last. JSON is what RFC 8259 calls JSON: no NaN, no other encoding than UTF-8.
 
 All of it is done in the event loop, here and in the framework that reads a body after this. So both
 have few parts, which is counted first: 64 KiB of unknown members took 20 ms, and a megabyte of them
@@ -22,7 +22,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gemmsmith.text import ACCEPTED, flaw, flaw_in
+from gemmsmith.core.text import ACCEPTED, flaw, flaw_in
 from service.http.errors import ProblemError, invalid_field
 from service.http.middleware import put_back
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Self
 
-from gemmsmith.operation import DType, Operation, layouts_of
+from gemmsmith.core.operation import DType, Operation, layouts_of
 from service.lookup.devices import Catalogue
 from service.lookup.neighbourhood import Chart
 from tuner.errors import StoreError

@@ -20,11 +20,12 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from gemmsmith.answers.answer import Answer, Match
+from gemmsmith.answers.answer import Answer
+from gemmsmith.core.config import Match
+from gemmsmith.core.kernel import Backend
+from gemmsmith.core.neighbours import Neighbourhood
+from gemmsmith.core.problem import Problem
 from gemmsmith.http.requests import RUNS
-from gemmsmith.kernel import Backend
-from gemmsmith.neighbours import Neighbourhood
-from gemmsmith.problem import Problem
 from service.http import documents
 from service.http.abilities import without_config
 from service.lookup.find import REACH

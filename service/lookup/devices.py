@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from gemmsmith.device import DeviceModel, called
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel, called
+from gemmsmith.core.problem import Problem
 from service.http.errors import invalid_field
 from service.http.requests import Arch
 from tuner.workloads.footprint import footprint_bytes
@@ -61,7 +61,7 @@ class Catalogue:
         return model
 
     def named(self, name: str) -> DeviceModel:
-        """The model that people call by a name, see `gemmsmith.device.called`.
+        """The model that people call by a name, see `gemmsmith.core.device.called`.
 
         Raises:
             ProblemError: no such device, or several.

@@ -3,7 +3,7 @@
 Pure over its source: nothing is measured, compiled or written. A neighbour has the question's
 operation, batch and device. Its figures stay those of the problem that was measured,
 and the answer says which that is; nothing is extrapolated. Its kernel is to be run only where such
-kernels were seen to win (`gemmsmith.neighbours`); else the answer is to run cuBLAS. Where no
+kernels were seen to win (`gemmsmith.core.neighbours`); else the answer is to run cuBLAS. Where no
 neighbour is near enough, the answer is the cost model's proposal without any measured figure, and
 to run cuBLAS until it is tuned: only what was measured may replace that.
 
@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from gemmsmith.answers.answer import MAX_DISTANCE, Answer, Config, Match, Use
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.neighbours import NEIGHBOURS, answering, run_reach, runs_there
-from gemmsmith.problem import Problem
+from gemmsmith.answers.answer import Answer
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import MAX_DISTANCE, Config, Match, Use
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.neighbours import NEIGHBOURS, answering, run_reach, runs_there
+from gemmsmith.core.problem import Problem
 from service.http.abilities import without_candidate
 from tuner.backends import refusal, splits_refusal
 from tuner.search.predict import Prediction

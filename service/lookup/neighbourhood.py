@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from gemmsmith.answers.answer import Use
-from gemmsmith.candidate import Candidate
-from gemmsmith.neighbours import NEIGHBOURS, answering
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
+from gemmsmith.core.neighbours import NEIGHBOURS, answering
+from gemmsmith.core.problem import Problem
 from service.lookup.find import REACH, is_legal
 from tuner.errors import StoreError
 from tuner.store import Store

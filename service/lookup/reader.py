@@ -16,8 +16,8 @@ from typing import cast
 import msgspec
 
 from gemmsmith.answers.answer import Answer
-from gemmsmith.device import DeviceModel
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import Problem
 from service.http import documents
 from service.http.abilities import EVERYTHING, Abilities
 from service.http.errors import ProblemError

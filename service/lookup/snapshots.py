@@ -17,13 +17,13 @@ from functools import cached_property
 from typing import Generic, TypeVar, TypeVarTuple
 
 from gemmsmith.answers import document
-from gemmsmith.kernel import Backend
+from gemmsmith.core.kernel import Backend
 from gemmsmith.signing import Signer
 from service.http.abilities import EVERYTHING, Abilities
 from service.http.requests import Arch
 from service.http.turns import Turns
 from service.lookup.devices import Catalogue
-from service.lookup.rows import WrittenRows
+from service.lookup.snapshot_rows import WrittenRows
 from tuner.compile import ArtifactStore
 from tuner.store import Store
 

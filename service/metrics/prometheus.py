@@ -26,7 +26,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gemmsmith.answers.answer import Match
+from gemmsmith.core.config import Match
 from gemmsmith.version import VERSION
 from service.metrics.database import Figures
 from tuner.jobs.figures import JobFigures

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from gemmsmith.core.problem import Problem, extents
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.problem import Problem, extents
 from service.http.errors import invalid_field
 
 OVERVIEW = "/ui"

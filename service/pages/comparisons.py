@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import Problem
 from service.http.documents import best_url
 from tuner.store import Store
 from tuner.store.revisions import WinnerRevision

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from gemmsmith.operation import DType, Layout
+from gemmsmith.core.operation import DType, Layout
 from service.charts.heatmap import Cell, heatmap
 from service.http.parameters import DTypeName, LayoutName, QueryExtent
 from service.http.state import Service, State

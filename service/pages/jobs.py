@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query
 from markupsafe import Markup
 from starlette.responses import Response
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from service.charts.trials import convergence
 from service.http.access import Scope, needs
 from service.http.errors import invalid_field, not_found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from gemmsmith.core.operation import Operation
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Operation
 from service.pages.addresses import PLAIN
 from tuner.store import Store
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.operation import DType, of_dtype
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import DType, of_dtype
 from service.charts import rooflines
 from service.http.state import Service
 from service.pages import addresses

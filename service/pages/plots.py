@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from gemmsmith.candidate import Candidate
+from gemmsmith.core.candidate import Candidate
 from service.charts.intervals import Interval, timed, times
 from service.charts.trials import TRAITS, by_trait, convergence
 from service.report.verdict import NONE, choices

@@ -16,8 +16,8 @@ from markupsafe import Markup
 from starlette.responses import Response
 
 from gemmsmith.answers.answer import Answer
-from gemmsmith.device import DeviceModel
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import Problem
 from service.charts import rooflines
 from service.charts.intervals import regimes
 from service.http.abilities import EVERYTHING
@@ -34,10 +34,10 @@ from service.pages.comparisons import changes, curl, elsewhere, python
 from service.pages.fields import Posted
 from service.pages.plots import plots
 from service.pages.render import page, see_other
+from service.report.problem_rows import ReportRow, row_of
 from service.report.reasons import baseline_note, why
 from service.report.regimes import mean
 from service.report.roofs import Roof, measured_roof, nominal_roof
-from service.report.rows import ReportRow, row_of
 from tuner.errors import JobNotFound
 from tuner.measure.ceilings import Ceilings
 from tuner.store.revisions import WinnerRevision

@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from gemmsmith.answers.answer import Use
-from gemmsmith.operation import DType, Layout
+from gemmsmith.core.config import Use
+from gemmsmith.core.operation import DType, Layout
 from service.http.errors import FieldError
 from service.http.parameters import Cursor, LayoutName
 from service.http.state import Service

@@ -14,8 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from gemmsmith.device import recording_of
-from gemmsmith.problem import DType, Layout
+from gemmsmith.core.device import recording_of
+from gemmsmith.core.problem import DType, Layout
 from service.http.access import LOCAL, Caller, Scope
 from service.pages import addresses
 from service.report.verdict import NONE, choices, faster, verdict

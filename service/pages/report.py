@@ -13,9 +13,9 @@ from service.charts import rooflines
 from service.charts.ratios import classes, ratios
 from service.pages.render import html
 from service.report import regimes
+from service.report.problem_rows import LOW, DeviceReport, ReportRow
 from service.report.reasons import baseline_note, notes, why
 from service.report.roofs import measured_roof
-from service.report.rows import LOW, DeviceReport, ReportRow
 
 
 def page(reports: Sequence[DeviceReport]) -> str:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from gemmsmith.choices import suggestion
+from gemmsmith.core.choices import suggestion
+from gemmsmith.core.names import named_layout
+from gemmsmith.core.operation import DType, Layout, Operation, of_dtype
+from gemmsmith.core.problem import MAX_EXTENT
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.names import named_layout
-from gemmsmith.operation import DType, Layout, Operation, of_dtype
-from gemmsmith.problem import MAX_EXTENT
 from service.pages import operations
 from service.pages.addresses import PLAIN
 from tuner.store.listing import Search

@@ -12,10 +12,10 @@ from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from gemmsmith.device import called
+from gemmsmith.core.device import called
+from gemmsmith.core.operation import DType
+from gemmsmith.core.tuning import Effort
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType
-from gemmsmith.tuning import Effort
 from service.http.access import Caller
 from service.http.errors import FieldError, ProblemError, from_validation, invalid_field
 from service.http.requests import TuneBody

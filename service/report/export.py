@@ -16,8 +16,8 @@ import msgspec
 
 from gemmsmith.answers.answer import Regime, Statistics
 from service.cells import inert
+from service.report.problem_rows import DeviceReport, ReportRow, Side
 from service.report.reasons import baseline_note, notes, why
-from service.report.rows import DeviceReport, ReportRow, Side
 from tuner.measure.ceilings import document
 from tuner.trial import Winner
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import structlog
 
-from gemmsmith.operation import Operation, layouts_of
-from gemmsmith.problem import Problem
+from gemmsmith.core.operation import Operation, layouts_of
+from gemmsmith.core.problem import Problem
 from tuner.store import Store
 from tuner.store.overview import Standing
 from tuner.suites import Suite, SuiteError, load, shipped

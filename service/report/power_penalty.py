@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gemmsmith.answers.answer import Ratio, Use
+from gemmsmith.answers.answer import Ratio
+from gemmsmith.core.config import Use
 
 
 def why_cublas_stays(use: Use, speedup: Ratio | None, power_penalty: float | None) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import Backend, CutlassKernel, MainloopSchedule, TileScheduler, cutlass
-from gemmsmith.launch import Decomposition
-from gemmsmith.problem import Problem
-from gemmsmith.tiles import tile_grid
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import Backend, CutlassKernel, MainloopSchedule, TileScheduler, cutlass
+from gemmsmith.core.launch import Decomposition
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tiles import tile_grid
 from service.report.power_penalty import why_cublas_stays
-from service.report.rows import Bound, DeviceReport, ReportRow, unaligned_operands
+from service.report.problem_rows import Bound, DeviceReport, ReportRow, unaligned_operands
 from tuner.arch import architecture
 from tuner.search.hints import choice_of
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from gemmsmith.answers.answer import InRegime, Ratio
-from gemmsmith.device import recording_of
+from gemmsmith.core.device import recording_of
 
 
 def lines(

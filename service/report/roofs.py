@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.operation import of_dtype
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import of_dtype
 from tuner.arch import ARCHITECTURES
 from tuner.measure.ceilings import Ceilings
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from gemmsmith.answers.answer import Ratio, Use
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import CutlassKernel, TileScheduler
-from gemmsmith.launch import Decomposition
+from gemmsmith.answers.answer import Ratio
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
+from gemmsmith.core.kernel import CutlassKernel, TileScheduler
+from gemmsmith.core.launch import Decomposition
 
 NONE = "–"
 

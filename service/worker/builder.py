@@ -13,9 +13,9 @@ from pathlib import Path
 
 import structlog
 
-from gemmsmith import installed
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.signing import Purpose
+from gemmsmith.winners import installed
 from service import identity
 from service.settings import Settings
 from tuner.compile import (
@@ -31,7 +31,7 @@ from tuner.compile.installed import TakenIn, take
 from tuner.store import Store
 from tuner.trial import Failure, FailureKind
 
-log = structlog.get_logger("gemmsmith.packs")
+log = structlog.get_logger("gemmsmith.winners.packs")
 
 
 @dataclass(kw_only=True)

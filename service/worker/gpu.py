@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.device import DeviceModel
 from tuner.arch import MEASURED
 from tuner.devices import local_gpu
 

@@ -12,7 +12,7 @@ from math import inf
 
 import structlog
 
-from gemmsmith.device import Environment
+from gemmsmith.core.device import Environment
 from tuner.devices.base import Device
 from tuner.errors import DeviceError, StoreError
 from tuner.jobs import LeasedJob, Queue, StopReason

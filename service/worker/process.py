@@ -21,8 +21,8 @@ from pathlib import Path
 
 import structlog
 
-from gemmsmith.device import Environment
-from gemmsmith.tuning import Effort
+from gemmsmith.core.device import Environment
+from gemmsmith.core.tuning import Effort
 from service import identity, logging
 from service.settings import Settings, SettingsError
 from service.worker.builder import RecordingBuilder, Tally, open_builder

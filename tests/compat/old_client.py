@@ -12,7 +12,7 @@ from typing import Any
 
 import gemmsmith
 from gemmsmith import AsyncClient, Client, Lookup, NotTuned, Problem
-from gemmsmith.problem import DType, Layout
+from gemmsmith.core.problem import DType, Layout
 
 
 def told(answer: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import httpx
 
-from gemmsmith.answers.answer import Use
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.serving import H200, new_settings, promote, running, trial, winner
 from tuner.jobs import Queue
 from tuner.store import Store

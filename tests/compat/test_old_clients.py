@@ -19,14 +19,14 @@ import pytest
 
 from gemmsmith import Client, Problem, Use
 from gemmsmith.answers.answer import InRegime, Ratio, Regime
-from gemmsmith.candidate import Candidate
-from gemmsmith.launch import Algorithm, Launch
-from gemmsmith.problem import Layout
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.launch import Algorithm, Launch
+from gemmsmith.core.problem import Layout
 from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, packs_of, promote, running, trial, winner
-from tuner.backends.cublaslt.space import kernel_of
+from tuner.backends.cublaslt.algorithms import kernel_of
 from tuner.jobs import Queue
 from tuner.store import Store
 from tuner.trial import Winner

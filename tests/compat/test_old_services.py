@@ -15,10 +15,10 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from gemmsmith import Answer, Client, JobStatus, NotTuned, Problem, Snapshot, Use
-from gemmsmith.answers.answer import Match
-from gemmsmith.kernel import Backend
-from gemmsmith.problem import Layout
-from gemmsmith.tuning import JobState
+from gemmsmith.core.config import Match
+from gemmsmith.core.kernel import Backend
+from gemmsmith.core.problem import Layout
+from gemmsmith.core.tuning import JobState
 from tests.unit.client.misbehaving import Misbehaving, Say, misbehaving
 
 RECORDED: list[dict[str, Any]] = json.loads(

@@ -13,7 +13,7 @@ from random import Random
 import httpx
 import pytest
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from service.http.readiness import FRESH_S
 from tests.support import postgresql
 from tests.support.disk import Disk, small_disk

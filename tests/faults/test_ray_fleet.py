@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tests.support import fake_nvcc, postgresql
 from tests.support.cluster import LocalCluster
 from tests.support.ledger import verify

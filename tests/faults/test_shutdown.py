@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from tests.support.fleet import Fleet
 from tests.support.ledger import verify
 from tests.support.orders import accepted

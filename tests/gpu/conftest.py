@@ -20,13 +20,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gemmsmith.answers.answer import Config
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Config
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import DType, Layout
 from gemmsmith.files import publish
-from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Launch
-from gemmsmith.problem import DType, Layout
 from tests.gpu import selection
 from tests.support.replacing import replace
 from tests.support.serving import H200

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import combinations
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Decomposition, Launch
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.types import FLOATS
 from tuner.backends import Level, kernels, launches, refusal, splits_refusal
 

@@ -15,13 +15,13 @@ import torch
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.device import DeviceModel
-from gemmsmith.epilogue import Backward
-from gemmsmith.kernel import CutlassKernel, Kernel, cutlass
-from gemmsmith.operation import Epilogue, Operation
+from gemmsmith.core.activations import ACTIVATIONS
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.epilogue import Backward
+from gemmsmith.core.kernel import CutlassKernel, Kernel, cutlass
+from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.problem import DType, Problem
 from gemmsmith.ops.products.backward import by_kernel
-from gemmsmith.problem import DType, Problem
 from tests.gpu.support.building import build
 from tests.gpu.support.choosing import Ground, tuned
 from tests.gpu.test_operations import check

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.problem import DType, Problem
 from tuner.devices.cuda import CudaDevice
 from tuner.search.hints import choice_of
 

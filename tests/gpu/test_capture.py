@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import gemmsmith
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 
 BF16, GPU = torch.bfloat16, torch.device("cuda")
 WIDTH, INNER, ROWS = 256, 512, 128

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.device import DeviceModel
 from tuner.measure.conditions import Monitor
 from tuner.measure.graphs import Stream, TorchGraph
 from tuner.measure.local_gpu import gpu_uuid

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from gemmsmith.core.operation import Layout, Scaling
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.operation import Layout, Scaling
 from gemmsmith.runtime import Arguments, LoadedKernel, LoadedPack
 from tests.support.host_pack import build
 from tests.support.libraries import library_version

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort, JobState
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort, JobState
 from tests.support.serving import new_settings
 from tuner.jobs import Queue
 from tuner.store import Store

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.device import DeviceModel
-from gemmsmith.operation import Epilogue, Operation
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.problem import DType, Problem
 from tests.gpu.support.building import build
 from tests.gpu.support.choosing import Ground, tuned
 from tuner.backends import Level, kernels, refusal

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Kernel, cutlass
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Kernel, cutlass
+from gemmsmith.core.problem import Problem
 from tests.gpu.support.building import build
 from tests.gpu.test_operations import check
 from tests.support.epilogues import FUSED

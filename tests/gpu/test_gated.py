@@ -14,10 +14,10 @@ import torch
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.device import DeviceModel
-from gemmsmith.epilogue import GATES
-from gemmsmith.operation import Epilogue, Operation
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.epilogue import GATES
+from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.problem import DType, Problem
 from tests.gpu.support.building import build
 from tests.gpu.support.choosing import Ground, tuned
 from tuner.backends import Level, kernels, refusal

@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gemmsmith.answers.answer import Config
-from gemmsmith.device import DeviceModel
-from gemmsmith.epilogue import Activation
-from gemmsmith.kernel import Kernel, cutlass
-from gemmsmith.launch import Launch
-from gemmsmith.operation import Epilogue
+from gemmsmith.core.config import Config
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.epilogue import Activation
+from gemmsmith.core.kernel import Kernel, cutlass
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.operation import Epilogue
+from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.forms import Form, Spec, shapes
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.platform import Cuda
-from gemmsmith.problem import Problem
 from gemmsmith.runtime.pack import LoadedPack
 from tests.gpu.support.building import build
 from tests.gpu.test_operations import check

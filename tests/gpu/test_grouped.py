@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import gemmsmith
-from gemmsmith.device import DeviceModel
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Problem
 from tests.gpu.support.building import build
 from tests.gpu.support.choosing import Ground, tuned
 from tuner.backends import Level, kernels, refusal

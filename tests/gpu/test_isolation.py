@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tests.gpu.conftest import Misbehaving
 from tests.support.replacing import replace
 from tuner.devices.cuda import CudaDevice

@@ -9,10 +9,10 @@ from statistics import median
 
 import pytest
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import TileScheduler
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import TileScheduler
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
 from tests.support.types import FLOATS

@@ -12,11 +12,11 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 
 import gemmsmith
-from gemmsmith.answers.answer import Use
 from gemmsmith.answers.snapshot import Row, Snapshot
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.source import local_model
 from gemmsmith.ops.products import norms
-from gemmsmith.problem import Problem
 
 EPSILON = 1e-6
 BOUNDS = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 2e-6}

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Kernel
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
 from tuner.backends import refusal

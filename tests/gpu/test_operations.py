@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler, cutlass
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Backend, Kernel, MainloopSchedule, TileScheduler, cutlass
+from gemmsmith.core.problem import Problem
 from tests.gpu import selection
 from tests.gpu.support.building import build
 from tuner.backends import kernels

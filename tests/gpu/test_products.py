@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.answers.answer import Config
-from gemmsmith.problem import Problem
+from gemmsmith.core.config import Config
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime import LoadedPack
 from tests.support.host_pack import build
+from tuner.backends.cublaslt.algorithms import candidates, kernel_for
 from tuner.backends.cublaslt.proposals import propose, shape_of
-from tuner.backends.cublaslt.space import candidates, kernel_for
 
 torch = pytest.importorskip("torch")
 gemmsmith = pytest.importorskip("gemmsmith")

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from gemmsmith import Client, Packs
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.problem import Layout, Problem
 from tests.gpu.support.choosing import Ground
 from tests.gpu.support.rank import STEPS, Ended, Orders
 from tests.gpu.test_training import ground

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from gemmsmith import runtime
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Decomposition, Launch, RasterOrder
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.launch import torch_dtype
 from tests.gpu import selection
 from tests.gpu.conftest import Packs

@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, cutlass
-from gemmsmith.launch import Launch
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.kernel import Backend, Kernel, MainloopSchedule, cutlass
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import DType, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
 from tests.gpu.support.building import build

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import gemmsmith
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import MainloopSchedule, TileScheduler, cutlass
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import MainloopSchedule, TileScheduler, cutlass
+from gemmsmith.core.problem import DType, Problem
 from tests.gpu.support.building import build
 from tests.gpu.support.choosing import Ground, tuned
 from tuner.backends import kernels, refusal

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gemmsmith.kernel import Backend, Kernel, TileScheduler
-from gemmsmith.launch import Decomposition, Launch
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.kernel import Backend, Kernel, TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch
+from gemmsmith.core.problem import DType, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
 from tests.gpu.support.jobs import Job

@@ -10,8 +10,8 @@ from statistics import geometric_mean
 import pytest
 
 from gemmsmith import Client, Match, runtime
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout
 from gemmsmith.runtime.launch import torch_dtype
 from tests.support.processes import serving
 

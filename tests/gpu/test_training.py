@@ -26,14 +26,14 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith import Bundle, Client, Lookup, Packs
-from gemmsmith.answers.bundle import write_bundle
-from gemmsmith.device import DeviceModel
-from gemmsmith.operation import Operation
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import fallback
 from gemmsmith.ops.models.forwards import is_patched
-from gemmsmith.problem import DType, Layout
 from gemmsmith.runtime.launch import torch_dtype
+from gemmsmith.winners.bundle import write_bundle
 from tests.gpu.conftest import Packs as BuiltPacks
 from tests.gpu.support import choosing
 from tests.gpu.support.choosing import Ground, tuned

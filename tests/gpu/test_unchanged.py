@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemmsmith.answers.bundle import write_bundle
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.problem import Layout, Problem
+from gemmsmith.winners.bundle import write_bundle
 from tests.gpu.support.choosing import Ground
 from tests.gpu.test_training import ground
 from tests.support import unchanged

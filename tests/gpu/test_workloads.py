@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.operation import Grouping, Operation
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import Grouping, Operation
+from gemmsmith.core.problem import Layout, Problem
 
 EXTENTS = [(1024, 512, 4096, 1), (512, 256, 65536, 1), (256, 512, 1024, 3)]
 DEFAULTS = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.launch import Launch
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import Problem
 from service import identity
 from tests.support import compiled
 from tests.support.machines import MEMBERS, Machine, machine

@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gemmsmith import Bundle, Client, Lookup, Problem, Use
-from gemmsmith.candidate import Candidate
-from gemmsmith.captured import Captured
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.tuning import Effort
 from gemmsmith.errors import PackUntrusted
-from gemmsmith.launch import Launch
+from gemmsmith.program.captured import Captured
 from gemmsmith.signing import Signer, trusted_folder
-from gemmsmith.tuning import Effort
 from service import identity
 from service.cli import of_run
 from service.cli.main import app

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.problem import DType, Problem
 from service import identity
 from service.settings import Settings
 from tests.support.recordings import BEST_US, CUBLAS_US, best_of, record

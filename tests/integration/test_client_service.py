@@ -26,7 +26,7 @@ from gemmsmith import (
     ServiceUnavailable,
     Use,
 )
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from service.settings import Settings
 from tests.support.recordings import best_of, record
 from tests.support.serving import H100, H200, new_settings, promote, running, trial, winner

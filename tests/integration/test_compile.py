@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, TileScheduler
-from gemmsmith.problem import DType
+from gemmsmith.core.kernel import Backend, EpilogueSchedule, Kernel, TileScheduler
+from gemmsmith.core.problem import DType
 from gemmsmith.runtime.abi import ABI_VERSION, KernelInfo
 from tests.support.compiled import (
     ALIGN_1,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.kernel import CutlassKernel
-from gemmsmith.problem import Problem
+from gemmsmith.core.kernel import CutlassKernel
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import ABI_VERSION, KernelInfo, declare
 from tests.integration.test_compile import sass
 from tests.support.arguments import packed_arguments

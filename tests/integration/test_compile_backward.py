@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.epilogue import Backward
-from gemmsmith.kernel import MainloopSchedule
+from gemmsmith.core.epilogue import Backward
+from gemmsmith.core.kernel import MainloopSchedule
 from tests.integration.test_compile import (
     INVALID_LAYOUT,
     INVALID_PROBLEM,

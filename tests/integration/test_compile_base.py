@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Launch
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import DType, Problem
 from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc

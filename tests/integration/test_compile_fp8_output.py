@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.kernel import MainloopSchedule
+from gemmsmith.core.kernel import MainloopSchedule
 from tests.integration.test_compile import (
     INVALID_PROBLEM,
     MISALIGNED,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.kernel import MainloopSchedule, cutlass
+from gemmsmith.core.kernel import MainloopSchedule, cutlass
 from tests.integration.test_compile import (
     INVALID_PROBLEM,
     MISALIGNED,

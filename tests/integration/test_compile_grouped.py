@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Operation
-from gemmsmith.problem import MAX_GROUPS
+from gemmsmith.core.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import MAX_GROUPS
 from tests.integration.test_compile import INVALID_PROBLEM, MISALIGNED, NOT_SUPPORTED, sass
 from tests.support.compiled import CompiledPacks, Loaded, arguments_of, build, kept
 from tuner.backends.cutlass import footprint

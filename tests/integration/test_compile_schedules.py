@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Kernel
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Kernel
 from tests.support.arguments import packed_arguments
 from tests.support.compiled import (
     CLUSTER_SPLIT_K,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tests.support.docs import ROOT, Session, Step, steps, strict_curl, tools
 from tests.support.serving import new_settings, promote, running, winner
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gemmsmith import Client
-from gemmsmith.kernel import Kernel
+from gemmsmith.core.kernel import Kernel
 from tests.support.docs import ROOT, Session, assert_like, steps, tools
 from tests.support.openapi import described
 from tests.support.processes import serving

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from tests.support.docs import ROOT, Session, steps, tools
 from tests.support.serving import new_settings
 from tests.support.shipped import SWEEPS

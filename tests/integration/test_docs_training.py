@@ -19,7 +19,7 @@ import torch
 
 from gemmsmith import Bundle
 from gemmsmith.answers.answer import Ratio
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tests.support import fake_nvcc, unchanged
 from tests.support.serving import H200, own_signer
 from tuner.compile import ArtifactStore

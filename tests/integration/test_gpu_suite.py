@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Launch
-from gemmsmith.problem import DType
+from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import DType
 from tests.gpu import selection
 from tests.gpu.support.jobs import Job
 

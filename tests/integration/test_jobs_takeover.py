@@ -14,7 +14,7 @@ from itertools import islice
 
 import pytest
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from tests.support.records import PROBLEM
 from tests.support.replacing import replace
 from tests.support.slow_worker import CANDIDATES

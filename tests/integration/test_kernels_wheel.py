@@ -16,12 +16,13 @@ import msgspec
 import pytest
 
 from configs.kernels import build
-from gemmsmith import Packs, installed
-from gemmsmith.device import DeviceModel
+from gemmsmith import Packs
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.errors import PackUntrusted, Untrusted
-from gemmsmith.kernel import AnyKernel
 from gemmsmith.signing import Trusted, key_in
 from gemmsmith.version import VERSION
+from gemmsmith.winners import installed
 from service import database, identity
 from tests.support import fake_nvcc
 from tests.support.candidates import KERNEL

@@ -27,7 +27,7 @@ import psutil
 import pytest
 from sqlalchemy import select
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tests.support.malformed import Call, Raw, malformed
 from tests.support.processes import serving
 from tests.support.serving import winner

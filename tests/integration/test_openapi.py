@@ -15,7 +15,7 @@ import httpx
 import jsonschema_rs
 import pytest
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.http import examples
 from service.http.app import create_app
 from service.settings import Settings

@@ -13,7 +13,7 @@ from statistics import median
 
 import pytest
 
-from gemmsmith.tuning import Effort
+from gemmsmith.core.tuning import Effort
 from tuner.devices import open_device
 from tuner.devices.recording import SUFFIX, RecordedProblem, Sweep
 from tuner.measure.statistics import paired_ratio, summarize

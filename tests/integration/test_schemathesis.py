@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.settings import Settings
 from tests.support.serving import new_settings, packs_of, promote, running, trial, winner
 from tuner.compile import Toolchain

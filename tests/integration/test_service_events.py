@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.settings import Settings
 from tests.support.serving import new_settings, running
 from tuner.jobs import LeasedJob, Queue

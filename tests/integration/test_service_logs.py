@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.http.access import COOKIE
 from tests.support.processes import serving, until
 from tests.support.recordings import record

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service import identity
 from tests.support.processes import SERVE, commands, serving
 from tests.support.serving import new_settings, winner
@@ -21,7 +21,7 @@ from tuner.store import Store
 
 NO_TORCH = """
 import pathlib, sys
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tests.support.serving import new_settings, promote, running, winner
 settings = new_settings(pathlib.Path(sys.argv[1]))
 promote(settings, winner(Problem(m=4096, n=4096, k=4096)))

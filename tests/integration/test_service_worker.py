@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from gemmsmith.answers.answer import Conditions, Correctness
-from gemmsmith.candidate import Candidate
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.problem import Problem
 from tests.integration.test_service_events import read_events
 from tests.support.processes import commands, serving, until
 from tests.support.serving import ENVIRONMENT, H200

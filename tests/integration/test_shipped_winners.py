@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gemmsmith import Client, Match, Use
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.problem import DType, Problem
 from gemmsmith.signing import Trusted
 from service.cli.serve import prepare
 from service.settings import Settings

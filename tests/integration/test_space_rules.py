@@ -19,16 +19,16 @@ from cutlass_library.gemm_operation import (
 )
 from cutlass_library.library import DataTypeTag
 
-from gemmsmith import legality
-from gemmsmith.kernel import (
+from gemmsmith.core import legality
+from gemmsmith.core.kernel import (
     Backend,
     EpilogueSchedule,
     Kernel,
     MainloopSchedule,
     TileScheduler,
 )
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.replacing import replace
 from tuner.arch import SM90
 from tuner.backends import BACKENDS, kernels, refusal

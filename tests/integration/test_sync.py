@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from gemmsmith.answers.answer import Ratio
 from gemmsmith.answers.history import Origin
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from service import identity
 from service.cli.main import app
 from service.settings import Settings

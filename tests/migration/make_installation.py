@@ -13,8 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gemmsmith.problem import DType, Layout, Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.core.problem import DType, Layout, Problem
+from gemmsmith.core.tuning import Effort
 from tests.support.records import DEVICE, ENVIRONMENT, PROBLEM, failed_trial, trial, winner
 from tests.support.shipped import TRUSTED
 from tuner.exchange import import_winners

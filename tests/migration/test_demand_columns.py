@@ -7,7 +7,7 @@ from typing import Any
 from alembic import command
 from sqlalchemy import inspect, text
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from tests.support.records import PROBLEM
 from tuner.jobs import Queue
 from tuner.store import Store, current, upgrade

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from alembic.script import ScriptDirectory
 
-from gemmsmith.problem import DType, Layout, Problem
-from gemmsmith.tuning import JobState
+from gemmsmith.core.problem import DType, Layout, Problem
+from gemmsmith.core.tuning import JobState
 from tests.migration.make_asset import ASSETS, SIGNATURE
 from tests.support.records import DEVICE, ENVIRONMENT, PROBLEM, failed_trial, trial
 from tuner.jobs import Job, Queue

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import JSON, Boolean, MetaData, func, select, text
 
 from gemmsmith.answers.history import Origin
-from gemmsmith.problem import Layout, Problem
-from gemmsmith.tuning import JobState
+from gemmsmith.core.problem import Layout, Problem
+from gemmsmith.core.tuning import JobState
 from tests.migration.make_asset import ASSETS
 from tests.support.records import DEVICE, PROBLEM, failed_trial, trial
 from tests.support.replacing import replace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 
 

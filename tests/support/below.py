@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
+from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.engine import Engine, install
-from gemmsmith.problem import Problem
 from tests.support.stand_in import Chooser, Host, Packs
 
 BF16 = torch.bfloat16

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, event
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.worker import builder, process
 from tests.support import clocks, fake_nvcc
 from tuner.devices.base import Contender

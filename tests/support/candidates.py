@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from gemmsmith.answers.answer import Correctness
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import (
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import (
     Cutlass3xKernel,
     EpilogueSchedule,
     MainloopSchedule,
     TileScheduler,
 )
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.replacing import replace
 
 PROBLEM = Problem(m=64, n=64, k=64)

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import Arguments, KernelInfo, declare
 from tests.support.arguments import packed_arguments
 from tuner.backends.cutlass.operation import kernel, tma_alignment

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gemmsmith.answers.answer import Ratio, Use
-from gemmsmith.problem import DType, Problem
+from gemmsmith.answers.answer import Ratio
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import DType, Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200, trial, winner
 from tuner.exchange import read_winners

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmsmith.epilogue import Epilogue
+from gemmsmith.core.epilogue import Epilogue
 
 FUSED = [
     each

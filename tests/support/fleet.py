@@ -16,7 +16,7 @@ from typing import Self
 import httpx
 import psutil
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from service.worker.supervisor import SILENT_S
 from tests.support.processes import until
 from tests.support.shipped import DEVICE, SWEEPS

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from gemmsmith.tuning import Effort
+from gemmsmith.core.tuning import Effort
 from service import logging
 from service.settings import Settings
 from service.worker.process import open_worker_device

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.problem import Problem
 from tests.support.recordings import record
 from tests.support.serving import ENVIRONMENT
 from tuner.devices.base import Contender

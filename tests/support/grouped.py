@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.operation import Grouping, Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import Grouping, Operation
+from gemmsmith.core.problem import Problem
 from tuner.workloads.workload import OperandSet, drawn_with
 
 SMALL = DeviceModel(name="host", arch="sm90", sm_count=1, memory_bytes=16 * 2**30, l2_bytes=100_000)

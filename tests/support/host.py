@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.device import DeviceModel
 from tuner.backends.cutlass import HEADERS
 
 INCLUDE = HEADERS

@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from gemmsmith.kernel import CublasLtKernel
-from gemmsmith.operation import Layout
+from gemmsmith.core.kernel import CublasLtKernel
+from gemmsmith.core.operation import Layout
 from tuner.backends.cublaslt.operations import OPERATIONS, LibraryOperation
 from tuner.backends.unit import include_dirs, unit_source
 

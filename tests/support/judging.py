@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 from tuner.trial import Failure

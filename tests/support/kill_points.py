@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, event, text
 
-from gemmsmith.tuning import Effort
+from gemmsmith.core.tuning import Effort
 from service import logging
 from service.settings import Settings
 from service.worker.process import Tuning, open_worker_device

@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from tuner.compile import ArtifactStore
 from tuner.store import Store
 from tuner.store.models import DeviceRow, JobEventRow, JobRow, TrialRow, WinnerRow

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 from typer.testing import CliRunner, Result
 
+from gemmsmith.core.problem import Problem
 from gemmsmith.http.client import Client
-from gemmsmith.problem import Problem
 from gemmsmith.signing import Trusted
 from service import identity
 from service.cli.main import app

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import httpx
 import msgspec
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tests.support.shipped import SLUG, recorded_problems
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gemmsmith.operation import Layout, Scaling
+from gemmsmith.core.operation import Layout, Scaling
 from gemmsmith.runtime.abi import Arguments
 from tuner.backends.cublaslt.operations import LibraryOperation
 

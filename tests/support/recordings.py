@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gemmsmith.answers.answer import Conditions, Correctness
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import Problem
 from tests.support.serving import ENVIRONMENT, H200
 from tuner.backends import candidates
 from tuner.devices.recording import (

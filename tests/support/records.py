@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from gemmsmith.answers.answer import Conditions, Correctness, Ratio, Statistics, Use
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.launch import Decomposition, Launch, RasterOrder
-from gemmsmith.problem import Problem
+from gemmsmith.answers.answer import Conditions, Correctness, Ratio, Statistics
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.core.problem import Problem
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 from tuner.trial import Failure, FailureKind, Phase, Trial, Winner

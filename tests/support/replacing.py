@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
-from gemmsmith.kernel import CUTLASS_KERNELS, Kernel
+from gemmsmith.core.kernel import CUTLASS_KERNELS, Kernel
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.pages import addresses
 from service.settings import Settings
 from tests.support.browsing import browser

@@ -12,11 +12,12 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from gemmsmith.answers.answer import Correctness, Ratio, Statistics, Use
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.launch import Launch
-from gemmsmith.problem import Problem
+from gemmsmith.answers.answer import Correctness, Ratio, Statistics
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Signer
 from service import identity
 from service.http.app import create_app

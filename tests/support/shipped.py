@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Trusted
 from tuner.devices import open_device
 from tuner.exchange import read_winners

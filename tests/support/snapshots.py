@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from gemmsmith.answers.answer import Config, Use
 from gemmsmith.answers.snapshot import Row, Snapshot
-from gemmsmith.launch import Launch
-from gemmsmith.problem import Problem
+from gemmsmith.core.config import Config, Use
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Signer, trusted_folder
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace

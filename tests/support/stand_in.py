@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
-from gemmsmith.answers.answer import Config
-from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Launch
-from gemmsmith.operation import Epilogue, Operation, layouts_of
+from gemmsmith.core.config import Config
+from gemmsmith.core.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.operation import Epilogue, Operation, layouts_of
+from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.problem import DType, Layout, Problem
 
 SOURCE = Path(__file__).parents[1] / "unit" / "ops" / "kernels.c"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmsmith.operation import DType
+from gemmsmith.core.operation import DType
 
 FLOATS = (DType.BF16, DType.FP16, DType.FP8_E4M3, DType.FP8_E5M2)
 """Those that every CUTLASS backend has kernels of."""

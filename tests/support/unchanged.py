@@ -25,9 +25,9 @@ exec(pathlib.Path({str(PTH)!r}).read_text())
 
 COUNT = """
 import atexit, os, pathlib, sys
-import gemmsmith.hook
+import gemmsmith.startup.hook
 
-begin = gemmsmith.hook._begin
+begin = gemmsmith.startup.hook._begin
 
 def pretend():
     begin()
@@ -46,11 +46,11 @@ command = " ".join(sys.orig_argv)
 if "spawn_main" in command:
     # A loader's worker, which uses no device: what is really done there.
     file = pathlib.Path(__file__).with_name(f"worker-{os.getpid()}")
-    names = ("torch", "gemmsmith.hook", "gemmsmith.ops")
+    names = ("torch", "gemmsmith.startup.hook", "gemmsmith.ops")
     atexit.register(lambda: file.write_text(
         " ".join(name for name in names if name in sys.modules)))
 elif os.environ.get("GEMMSMITH") and "torchrun" not in command:
-    gemmsmith.hook._begin = ready
+    gemmsmith.startup.hook._begin = ready
 """
 
 STAND_IN = """

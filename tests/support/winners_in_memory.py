@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gemmsmith.answers.answer import MAX_DISTANCE
-from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood
-from gemmsmith.problem import Problem
+from gemmsmith.core.config import MAX_DISTANCE
+from gemmsmith.core.neighbours import NEIGHBOURS, Neighbourhood
+from gemmsmith.core.problem import Problem
 from tuner.trial import Winner
 
 

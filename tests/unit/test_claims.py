@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gemmsmith.answers.answer import Use
-from gemmsmith.kernel import TileScheduler
-from gemmsmith.problem import Problem
+from gemmsmith.core.config import Use
+from gemmsmith.core.kernel import TileScheduler
+from gemmsmith.core.problem import Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tests.support.shipped import shipped_files

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.answers.answer import Ratio, Statistics, Use
+from gemmsmith.answers.answer import Ratio, Statistics
 from gemmsmith.answers.history import Origin
-from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.config import Use
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.problem import DType, Problem
 from gemmsmith.signing import Signer, Trusted
 from tests.support.candidates import EXACT, PROBLEM, named
 from tests.support.replacing import replace

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gemmsmith.core.problem import DType, Layout
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.problem import DType, Layout
 from tuner.suites import SuiteError, load
 from tuner.workloads.footprint import footprint_bytes
 

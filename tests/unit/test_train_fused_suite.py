@@ -11,7 +11,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import gemmsmith
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tuner.suites import load
 from tuner.workloads.footprint import footprint_bytes
 

@@ -11,8 +11,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import gemmsmith
+from gemmsmith.core.problem import Problem
 from gemmsmith.integrations.transformers import register_experts
-from gemmsmith.problem import Problem
 from tuner.suites import load
 from tuner.workloads.footprint import footprint_bytes
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from gemmsmith import legality
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.launch import Launch
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core import legality
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Problem
 from tuner.arch import ARCHITECTURES, Architecture, architecture
 from tuner.backends import cutlass as _cutlass  # noqa: F401  # before all that import its library
 from tuner.backends.backend import Features, KernelBackend, Level

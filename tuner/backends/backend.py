@@ -14,11 +14,11 @@ from math import inf
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import AnyKernel, Backend
-from gemmsmith.launch import Launch
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel, Backend
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Problem
 from tuner.arch import Architecture
 
 N = TypeVar("N")

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import TMA_MAINLOOPS, Backend, CutlassKernel, TileScheduler
-from gemmsmith.launch import Decomposition, Launch, RasterOrder
-from gemmsmith.problem import Problem
-from gemmsmith.tiles import padded_tiles
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import TMA_MAINLOOPS, Backend, CutlassKernel, TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tiles import padded_tiles
 from tuner.arch import architecture
 from tuner.backends.cutlass import launches
 from tuner.backends.cutlass.alignment import alike, of_kernels

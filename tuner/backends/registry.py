@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gemmsmith.kernel import Backend, Kernel
+from gemmsmith.core.kernel import Backend, Kernel
 from tuner.backends.backend import KernelBackend
-from tuner.backends.cublaslt.backend import CUBLASLT
-from tuner.backends.cute.backend import CUTE
-from tuner.backends.cutlass2x.backend import CUTLASS2X
-from tuner.backends.cutlass3x.backend import CUTLASS3X
+from tuner.backends.cublaslt.cublaslt import CUBLASLT
+from tuner.backends.cute.cute import CUTE
+from tuner.backends.cutlass2x.cutlass2x import CUTLASS2X
+from tuner.backends.cutlass3x.cutlass3x import CUTLASS3X
 
 _ALL: tuple[KernelBackend, ...] = (CUTLASS3X, CUTLASS2X, CUTE, CUBLASLT)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.core.kernel import AnyKernel
 from tuner.backends.backend import Part
 from tuner.backends.registry import backend_of
 

@@ -29,9 +29,9 @@ from pathlib import Path
 
 import msgspec
 
+from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.errors import PackCorrupt, Untrusted
 from gemmsmith.files import private_folder, publish, unsafe
-from gemmsmith.kernel import AnyKernel
 from gemmsmith.signing import Signer, Trusted
 from tuner.backends.unit import kernel_digest
 from tuner.compile.eviction import ASIDE, Evictor, SizeLimit, locked, mark_used, remove_stale

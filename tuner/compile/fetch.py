@@ -14,9 +14,9 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.errors import PackCorrupt, Rejected, ServiceFault, Untrusted
 from gemmsmith.http.client import Client
-from gemmsmith.kernel import AnyKernel
 from gemmsmith.signing import UNSIGNED_VARIABLE, Trusted
 from tuner.backends.unit import kernel_digest
 from tuner.compile.artifacts import ArtifactStore

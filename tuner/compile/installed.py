@@ -41,7 +41,7 @@ def take(
 
     Args:
         store: where they go.
-        folders: `gemmsmith.installed.folders()`.
+        folders: `gemmsmith.winners.installed.folders()`.
         trusted: whose packs are taken; None: anybody's, signed or not.
         shipped: whose packs are taken as well. `signer` signs them, so that they are found.
         signer: this installation's.

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.core.kernel import AnyKernel
 from tuner.backends.cutlass.slim import write_slim_headers
 from tuner.backends.unit import include_dirs, unit_source
 from tuner.compile.toolchain import Toolchain

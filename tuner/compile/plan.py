@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.core.kernel import AnyKernel
 from tuner.backends import variety
 from tuner.errors import CompileFailed
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.core.kernel import AnyKernel
 from tuner.backends import compiles
 from tuner.compile import nvcc, plan
 from tuner.compile.artifacts import ArtifactStore

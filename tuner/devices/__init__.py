@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmsmith.device import called
+from gemmsmith.core.device import called
 from tuner import places
 from tuner.devices.base import Contender, Device
 from tuner.errors import DeviceError, NotRecorded

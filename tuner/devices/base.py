@@ -8,10 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.launch import Algorithm
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.launch import Algorithm
+from gemmsmith.core.problem import Problem
 from tuner.measure.policy import Policy
 from tuner.trial import Finals, Trial
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.launch import Algorithm
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.launch import Algorithm
+from gemmsmith.core.problem import Problem
 from tuner.devices.base import Contender
 from tuner.devices.process import CHILD_COMMAND
 from tuner.devices.recording import RecordedProblem, RecordedTrial

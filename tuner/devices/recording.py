@@ -23,12 +23,12 @@ import msgspec
 import zstandard
 
 from gemmsmith.answers.answer import Conditions, Correctness
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import Problem
 from gemmsmith.files import write
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.launch import Launch
-from gemmsmith.problem import Problem
 from tuner.errors import RecordingCorrupt
 from tuner.trial import Failure
 

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Self
 
 from gemmsmith.answers.answer import Correctness
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import Environment
-from gemmsmith.launch import Algorithm
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import Environment
+from gemmsmith.core.launch import Algorithm
+from gemmsmith.core.problem import Problem
 from tuner.devices.base import Contender
 from tuner.devices.recording import RecordedProblem, RecordedTrial, Sweep
 from tuner.errors import NotRecorded, RecordingCorrupt

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 
-from gemmsmith.device import Environment
+from gemmsmith.core.device import Environment
 from tuner import errors
 from tuner.devices.process import CHILD_COMMAND, Child, ChildLost, ChildSilent
 from tuner.errors import DeviceError

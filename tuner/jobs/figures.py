@@ -20,8 +20,8 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from gemmsmith.tuning import JobState
-from tuner.jobs.rows import lapsed
+from gemmsmith.core.tuning import JobState
+from tuner.jobs.job_rows import lapsed
 from tuner.store.clock import moment
 from tuner.store.database import Database
 from tuner.store.models import JobEventRow, JobRow

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort, JobState
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort, JobState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

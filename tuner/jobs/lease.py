@@ -22,10 +22,10 @@ from sqlalchemy import Table, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from tuner.errors import LeaseLost
 from tuner.jobs.job import Job
-from tuner.jobs.rows import add_event, attempts_left, end, expire, requeue
+from tuner.jobs.job_rows import add_event, attempts_left, end, expire, requeue
 from tuner.store.clock import moment, now
 from tuner.store.database import Database
 from tuner.store.models import JobRow

@@ -12,7 +12,7 @@ import math
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from tuner.errors import QueueFull, QuotaUsedUp
 from tuner.store.clock import moment
 from tuner.store.models import JobRow

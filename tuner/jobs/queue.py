@@ -19,13 +19,12 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort, JobState
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort, JobState
 from tuner.errors import JobNotFound, NotRetryable
 from tuner.jobs import limits
 from tuner.jobs.job import Job, RecordedEvent
-from tuner.jobs.lease import LeasedJob
-from tuner.jobs.rows import (
+from tuner.jobs.job_rows import (
     LONGEST_S,
     add_event,
     attempts_left,
@@ -37,6 +36,7 @@ from tuner.jobs.rows import (
     lapsed,
     recording,
 )
+from tuner.jobs.lease import LeasedJob
 from tuner.jobs.workers import Workers
 from tuner.store.audit import LOCAL, Action, record
 from tuner.store.clock import moment, now

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sqlalchemy import and_, func, or_, select
 
-from gemmsmith.tuning import Effort, JobState
+from gemmsmith.core.tuning import Effort, JobState
 from tuner.jobs.job import Job
 from tuner.jobs.queue import Queue
 from tuner.store.clock import now

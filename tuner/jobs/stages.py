@@ -15,10 +15,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, select, update
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
+from tuner.jobs.job_rows import is_abandoned
 from tuner.jobs.lease import LeasedJob
 from tuner.jobs.queue import Queue
-from tuner.jobs.rows import is_abandoned
 from tuner.store.clock import now
 from tuner.store.models import JobEventRow, JobRow
 from tuner.store.store import Store

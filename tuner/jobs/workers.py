@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import delete, or_, select, update
 
 from tuner.jobs.job import Job
-from tuner.jobs.rows import is_abandoned, is_leased
+from tuner.jobs.job_rows import is_abandoned, is_leased
 from tuner.store.clock import now
 from tuner.store.database import Database
 from tuner.store.models import JobRow, WorkerRow

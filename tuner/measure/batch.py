@@ -15,13 +15,13 @@ from statistics import median
 import msgspec
 import torch
 
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import CublasLtKernel
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.kernel import CublasLtKernel
-from gemmsmith.problem import Problem
 from gemmsmith.runtime.pack import LoadedPack
+from tuner.backends.cublaslt.algorithms import candidates as library_candidates
 from tuner.backends.cublaslt.proposals import propose, shape_of, variants
-from tuner.backends.cublaslt.space import candidates as library_candidates
 from tuner.measure.baseline import Baseline, rivals
 from tuner.measure.bench import Bench, CandidateFailed, Prepared
 from tuner.measure.conditions import Monitor, conditions_of

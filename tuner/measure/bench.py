@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 
 from gemmsmith.answers.answer import Correctness
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import LaunchFailed, PackError
-from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments, status_text
 from gemmsmith.runtime.pack import LoadedKernel, LoadedPack
 from tuner.measure.graphs import (

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gemmsmith.answers.answer import Conditions, Statistics
-from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.problem import DType, Problem
 from gemmsmith.files import read_text, write
-from gemmsmith.problem import DType, Problem
 from tuner import places
 from tuner.errors import DeviceError, NoGpu, TunerError
 from tuner.measure.gpu_lock import gpu_lock

@@ -8,7 +8,7 @@ import importlib.metadata
 import torch
 from cuda.bindings import driver
 
-from gemmsmith.device import Environment
+from gemmsmith.core.device import Environment
 from gemmsmith.version import VERSION
 from tuner.errors import CompilerNotFound
 

@@ -6,7 +6,7 @@ import functools
 import uuid
 from typing import Any
 
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.device import DeviceModel
 
 
 def local_gpu(ordinal: int = 0) -> DeviceModel | None:

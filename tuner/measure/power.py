@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from statistics import geometric_mean, mean
 from typing import TYPE_CHECKING
 
-from gemmsmith.operation import Operation
+from gemmsmith.core.operation import Operation
 from tuner.measure.statistics import paired_ratio
 from tuner.trial import Rounds
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import msgspec
 
 from gemmsmith.answers.answer import Conditions, Correctness
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.launch import Algorithm
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.launch import Algorithm
+from gemmsmith.core.problem import Problem
 from tuner.measure.policy import Policy
 from tuner.trial import Failure, InSpread, Rival, Rounds
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from tuner.compile import Builder
 from tuner.search.budget import BUDGETS
 from tuner.search.field import Field

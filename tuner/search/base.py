@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import exp, inf, log
 from random import Random
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import AnyKernel, CutlassKernel
-from gemmsmith.operation import Layout, Operation, layouts_of
-from gemmsmith.problem import DType, Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel, CutlassKernel
+from gemmsmith.core.operation import Layout, Operation, layouts_of
+from gemmsmith.core.problem import DType, Problem
+from gemmsmith.core.tuning import Effort
 from tuner.backends import candidates as legal_candidates
 from tuner.backends import variety
 from tuner.backends.cutlass.operation import of_type

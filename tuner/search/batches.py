@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Sequence
 
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.core.kernel import AnyKernel
 from tuner.compile import Builder, Built
 from tuner.errors import JobAborted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gemmsmith.tuning import Effort
+from gemmsmith.core.tuning import Effort
 from tuner.backends import Level
 from tuner.measure.policy import Policy
 

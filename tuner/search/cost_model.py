@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.launch import Decomposition, Launch, RasterOrder
-from gemmsmith.problem import Problem
-from gemmsmith.tiles import padded_tiles, products
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tiles import padded_tiles, products
 from tuner.arch import architecture
 from tuner.backends import features
 from tuner.backends.backend import UNKNOWN, Features
 from tuner.backends.cutlass.features import CLUSTER_SYNC_US, EPILOGUE_US
-from tuner.search.rows import Rows
+from tuner.search.candidate_rows import Rows
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -100,7 +100,7 @@ class Sizes(NamedTuple, Generic[N]):
 
 
 class _Grid(NamedTuple):
-    """`gemmsmith.tiles.TileGrid` of every candidate."""
+    """`gemmsmith.core.tiles.TileGrid` of every candidate."""
 
     tiles_m: Column
     tiles_n: Column

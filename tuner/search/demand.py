@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from gemmsmith.answers.answer import MAX_DISTANCE
-from gemmsmith.device import DeviceModel
-from gemmsmith.operation import Epilogue, Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.config import MAX_DISTANCE
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.problem import Problem
 from tuner.arch import ARCHITECTURES, SM90
 from tuner.backends.cutlass.features import EPILOGUE_US, LAUNCH_US, PROLOGUE_US
 from tuner.search.cost_model import CLOCK_SUSTAINED, MEMORY_BANDWIDTH, MEMORY_EFFICIENCY

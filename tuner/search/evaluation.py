@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import Problem
 from tuner.devices.base import Contender
 from tuner.devices.recording import RecordedProblem, RecordedTrial, Sweep
 from tuner.devices.replay import ReplayDevice

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log, log2
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.launch import Launch
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.launch import Launch
 from tuner.search.budget import Budget
 from tuner.search.ranking import by_kernel
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gemmsmith.candidate import Candidate
+from gemmsmith.core.candidate import Candidate
 from tuner.search.budget import Budget
 from tuner.search.exploration import Proposals
 from tuner.search.ranking import by_kernel

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from math import ceil
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.problem import Problem
 from tuner.devices.base import Contender, Device
 from tuner.measure.policy import Policy
 from tuner.trial import Finals

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log2
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import CutlassKernel, MainloopSchedule
-from gemmsmith.launch import Decomposition
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule
+from gemmsmith.core.launch import Decomposition
 
 HINTS = 6
 """Kernels a hint puts in front. cuBLAS leaves the tile's orientation, the tile's depth and the

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import CublasLtKernel
-from gemmsmith.launch import Algorithm
-from gemmsmith.problem import Problem
-from tuner.backends.cublaslt.space import kernel_for
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import CublasLtKernel
+from gemmsmith.core.launch import Algorithm
+from gemmsmith.core.problem import Problem
+from tuner.backends.cublaslt.algorithms import kernel_for
 from tuner.devices.base import Contender, Device
 from tuner.search.budget import Budget
 from tuner.search.exploration import NOISE

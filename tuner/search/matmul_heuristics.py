@@ -13,9 +13,9 @@ from importlib import import_module
 from math import log2
 from typing import Any
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import DType, Problem
 from tuner.search.hints import CublasChoice, distance
 
 PROPOSALS = 64

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.problem import Problem
 from tuner.arch import architecture
 from tuner.backends import Level, candidates
 from tuner.compile import Builder

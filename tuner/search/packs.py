@@ -7,7 +7,7 @@ damaged pack says nothing about the candidate.
 
 from __future__ import annotations
 
-from gemmsmith.candidate import Candidate
+from gemmsmith.core.candidate import Candidate
 from tuner.compile import Builder, Built
 from tuner.devices.base import Contender
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import attrgetter
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import AnyKernel, CutlassKernel, TileScheduler
-from gemmsmith.launch import Launch
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel, CutlassKernel, TileScheduler
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import Problem
 from tuner.backends import launches, offered, prepare
 from tuner.errors import NoLegalCandidate
 from tuner.search.ranking import Ranker

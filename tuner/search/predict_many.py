@@ -13,12 +13,12 @@ from functools import lru_cache
 from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
-from gemmsmith.candidate import Candidate, key_of
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import CutlassKernel
-from gemmsmith.launch import Launch
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate, key_of
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import CutlassKernel
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Problem
 from tuner.backends import kernels, prepare
 from tuner.backends.backend import Features
 from tuner.backends.columns import Extents, Fitted, Launches, Traits, every_launch, likeness

@@ -17,16 +17,9 @@ from dataclasses import dataclass
 from math import prod
 from statistics import median
 
-from gemmsmith.answers.answer import (
-    Conditions,
-    Correctness,
-    InRegime,
-    Ratio,
-    Regime,
-    Statistics,
-    Use,
-)
-from gemmsmith.candidate import Candidate
+from gemmsmith.answers.answer import Conditions, Correctness, InRegime, Ratio, Regime, Statistics
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
 from tuner.measure.statistics import paired_ratio, summarize
 from tuner.trial import AgainstRival, Finals, OnSpread, Rounds
 

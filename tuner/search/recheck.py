@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gemmsmith.answers.history import Origin
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import CublasLtKernel
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import CublasLtKernel
+from gemmsmith.core.problem import Problem
 from tuner.store import Store
 from tuner.trial import Phase, Trial
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from tuner.compile import Builder, Built
 from tuner.devices.base import Contender, Device
 from tuner.errors import JobAborted, NoLegalCandidate

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import CutlassKernel
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import CutlassKernel
+from gemmsmith.core.problem import DType, Problem
 from tuner.backends import refusal, splits_refusal
 from tuner.backends.cutlass.operation import of_type
 from tuner.store import Store

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import aliased
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tuner.store.dictionary import problem_identity
 from tuner.store.models import ProblemRow
 

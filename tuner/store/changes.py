@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, select
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tuner.store.clock import now
 from tuner.store.database import Database
 from tuner.store.dictionary import problem_of

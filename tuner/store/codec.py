@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.core.kernel import AnyKernel
 
 T = TypeVar("T")
 

@@ -18,9 +18,9 @@ import msgspec
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.kernel import AnyKernel, Kernel
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.kernel import AnyKernel, Kernel
+from gemmsmith.core.problem import Layout, Problem
 from tuner.store.codec import from_json, kernel_from_json, to_json
 from tuner.store.database import Database
 from tuner.store.models import Base, DeviceRow, EnvironmentRow, KernelRow, ProblemRow

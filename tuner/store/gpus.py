@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.core.device import DeviceModel, Environment
 from tuner.store.clock import now
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary

@@ -17,14 +17,14 @@ from sqlalchemy import Row, insert, select, update
 from sqlalchemy.orm import Session
 
 from gemmsmith.answers.history import Origin
-from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.kernel import AnyKernel, Kernel
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.kernel import AnyKernel, Kernel
 from tuner.store import asked
 from tuner.store.codec import to_json
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, pieces
 from tuner.store.models import KernelRow, PackKernelRow, PackRow, WinnerRow
-from tuner.store.rows import columns, references
+from tuner.store.winner_rows import columns, references
 from tuner.store.winners import (
     PROMOTION_LOCK,
     RANK,

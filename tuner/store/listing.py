@@ -21,9 +21,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, func, or_, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from gemmsmith.answers.answer import Ratio, Use
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.answers.answer import Ratio
+from gemmsmith.core.config import Use
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.problem import Layout, Problem
 from tuner.store.codec import from_json_or_none
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, problem_of

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sqlalchemy import Row, Select
 from sqlalchemy.orm import Session
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tuner.store.models import CURRENT, DeviceRow, ProblemRow, WinnerRow
 
 _STEPS = (0.25, 1.0, 4.0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import case, func, select
 
-from gemmsmith.answers.answer import Use
+from gemmsmith.core.config import Use
 from tuner.store.database import Database
 from tuner.store.models import CURRENT, DeviceRow, ProblemRow, WinnerRow
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import delete, select, update
 
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.core.kernel import AnyKernel
 from tuner.store.audit import SYSTEM, Action, record
 from tuner.store.clock import now
 from tuner.store.codec import kernel_from_json

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gemmsmith.answers.history import Origin
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tuner.errors import NoSuchRevision, NoSuchWinner, NothingToUndo
 from tuner.store.audit import Action, record
 from tuner.store.database import Database

@@ -13,12 +13,12 @@ import msgspec
 from sqlalchemy import Select, Text, cast, select
 from sqlalchemy.orm import Session
 
-from gemmsmith.answers.answer import Use
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import Environment
-from gemmsmith.launch import Launch
-from gemmsmith.operation import Layout, Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
+from gemmsmith.core.device import Environment
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.operation import Layout, Operation
+from gemmsmith.core.problem import Problem
 from tuner.store.codec import from_json
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary

@@ -13,10 +13,10 @@ from typing import Self
 
 from sqlalchemy import func, select
 
-from gemmsmith.answers.answer import MAX_DISTANCE, Use
-from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.config import MAX_DISTANCE, Use
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.signing import Signer
 from tuner.errors import SchemaOutdated
 from tuner.store import schema

@@ -10,9 +10,9 @@ from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from gemmsmith.answers.answer import Conditions, Correctness, Statistics
-from gemmsmith.candidate import Candidate
-from gemmsmith.launch import Launch
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import Layout, Problem
 from tuner.store.clock import now
 from tuner.store.codec import from_json, from_json_or_none, to_json
 from tuner.store.database import Database

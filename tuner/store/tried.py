@@ -10,8 +10,8 @@ from typing import Any
 
 from sqlalchemy import Select, select
 
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.problem import Problem
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.problem import Problem
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary
 from tuner.store.models import TrialRow

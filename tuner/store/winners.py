@@ -19,11 +19,11 @@ from types import MappingProxyType
 from sqlalchemy import Row, Select, func, select, update
 from sqlalchemy.orm import Session
 
-from gemmsmith.answers.answer import Use
 from gemmsmith.answers.history import Origin
+from gemmsmith.core.config import Use
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.problem import Layout, Problem
 from tuner.errors import JobAborted
 from tuner.store import asked
 from tuner.store.audit import LOCAL, Action, record
@@ -33,8 +33,8 @@ from tuner.store.dictionary import Dictionary, Entry, problem_identity, problem_
 from tuner.store.gpus import Gpus
 from tuner.store.models import CURRENT, DeviceRow, JobRow, ProblemRow, WinnerRow
 from tuner.store.near import nearest
-from tuner.store.rows import columns, references, winner_of
 from tuner.store.statement import canonical, fingerprint
+from tuner.store.winner_rows import columns, references, winner_of
 from tuner.trial import Winner, WinnerSignature
 
 PROMOTION_LOCK = 0x67656D77  # promotions queue up, so that revisions and sequences have no gaps

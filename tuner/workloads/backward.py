@@ -21,10 +21,10 @@ from dataclasses import replace
 
 import torch
 
-from gemmsmith.activations import ACTIVATIONS, through
-from gemmsmith.epilogue import Activation, Backward, Epilogue
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.activations import ACTIVATIONS, through
+from gemmsmith.core.epilogue import Activation, Backward, Epilogue
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from tuner.workloads import backward_ways
 from tuner.workloads.dense import Dense

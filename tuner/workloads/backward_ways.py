@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gemmsmith.activations import ACTIVATIONS, through
-from gemmsmith.epilogue import Activation, Backward
-from gemmsmith.problem import Problem
+from gemmsmith.core.activations import ACTIVATIONS, through
+from gemmsmith.core.epilogue import Activation, Backward
+from gemmsmith.core.problem import Problem
 from tuner.workloads import fused_ways
 from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 

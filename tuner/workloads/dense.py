@@ -34,8 +34,8 @@ from functools import partial
 
 import torch
 
-from gemmsmith.operation import Element, Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.operation import Element, Operation
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from tuner.workloads.matrices import (
     draw_matrices,

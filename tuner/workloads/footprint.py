@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.operation import Epilogue, Scaling
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import Epilogue, Scaling
+from gemmsmith.core.problem import Problem
 from tuner.errors import DoesNotFit
 from tuner.workloads.spreads import Spread
 

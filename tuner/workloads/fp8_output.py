@@ -23,7 +23,7 @@ from dataclasses import replace
 
 import torch
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from tuner.workloads.workload import OperandSet, RandomSource, Tolerance, drawn_with
 

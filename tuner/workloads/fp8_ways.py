@@ -14,9 +14,9 @@ from functools import partial
 
 import torch
 
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.operation import Epilogue
-from gemmsmith.problem import Problem
+from gemmsmith.core.activations import ACTIVATIONS
+from gemmsmith.core.operation import Epilogue
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.launch import torch_dtype
 from tuner.workloads.fp8_output import LARGEST
 from tuner.workloads.fused_ways import compiled, first_of, multiplied

@@ -24,10 +24,10 @@ from functools import partial
 
 import torch
 
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.epilogue import Activation
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.activations import ACTIVATIONS
+from gemmsmith.core.epilogue import Activation
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from tuner.workloads import fp8_output, fp8_ways, fused_ways
 from tuner.workloads.dense import Dense

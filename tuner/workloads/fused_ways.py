@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.epilogue import Activation
-from gemmsmith.operation import Epilogue
-from gemmsmith.problem import Problem
+from gemmsmith.core.activations import ACTIVATIONS
+from gemmsmith.core.epilogue import Activation
+from gemmsmith.core.operation import Epilogue
+from gemmsmith.core.problem import Problem
 from tuner.workloads.scaled import factors, is_taken
 from tuner.workloads.ways import copies
 from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with

@@ -21,9 +21,9 @@ from dataclasses import replace
 
 import torch
 
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.activations import ACTIVATIONS
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from tuner.workloads import fp8_output, fp8_ways, gated_ways
 from tuner.workloads.fused import bare, carried, peak, spread

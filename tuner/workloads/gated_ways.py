@@ -15,9 +15,9 @@ from functools import partial
 
 import torch
 
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.epilogue import Activation
-from gemmsmith.problem import Problem
+from gemmsmith.core.activations import ACTIVATIONS
+from gemmsmith.core.epilogue import Activation
+from gemmsmith.core.problem import Problem
 from tuner.workloads.fused_ways import CALLS, compiled, first_of, multiplied
 from tuner.workloads.scaled import is_taken
 from tuner.workloads.ways import copies

@@ -24,8 +24,8 @@ from dataclasses import replace
 
 import torch
 
-from gemmsmith.operation import Grouping, Operation, Scaling
-from gemmsmith.problem import Problem
+from gemmsmith.core.operation import Grouping, Operation, Scaling
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import SCALING_CODES, Arguments
 from tuner.workloads import grouped_ways
 from tuner.workloads.dense import Dense

@@ -15,9 +15,9 @@ from dataclasses import replace
 
 import torch
 
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.activations import ACTIVATIONS
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from tuner.workloads import grouped_gated_ways
 from tuner.workloads.fused import spread

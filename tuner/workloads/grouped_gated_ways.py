@@ -14,10 +14,10 @@ from functools import partial
 
 import torch
 
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.epilogue import Activation
-from gemmsmith.operation import Element
-from gemmsmith.problem import Problem
+from gemmsmith.core.activations import ACTIVATIONS
+from gemmsmith.core.epilogue import Activation
+from gemmsmith.core.operation import Element
+from gemmsmith.core.problem import Problem
 from tuner.workloads import grouped_ways
 from tuner.workloads.fused_ways import CALLS, compiled, first_of
 from tuner.workloads.gated_ways import activation_of

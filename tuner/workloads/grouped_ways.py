@@ -22,8 +22,8 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from gemmsmith.operation import Grouping
-from gemmsmith.problem import Problem
+from gemmsmith.core.operation import Grouping
+from gemmsmith.core.problem import Problem
 from tuner.workloads.scaled import factors, is_taken
 from tuner.workloads.spreads import TMA_BYTES
 from tuner.workloads.ways import copies, then

@@ -12,8 +12,8 @@ import math
 
 import torch
 
-from gemmsmith.operation import Element
-from gemmsmith.problem import Problem
+from gemmsmith.core.operation import Element
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from gemmsmith.runtime.launch import torch_dtype
 from tuner.workloads.footprint import ALIGNMENT

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from tuner.errors import DoesNotFit
 from tuner.workloads.footprint import check_fits, footprint, set_count

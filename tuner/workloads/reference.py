@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from gemmsmith.answers.answer import Correctness
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.problem import Problem
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.problem import Problem
 from tuner.errors import ReferenceBroken
 from tuner.trial import Failure, FailureKind
 from tuner.workloads.footprint import CHUNK_ELEMENTS

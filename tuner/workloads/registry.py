@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gemmsmith.core.operation import Operation
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Operation
 from tuner.workloads.backward import BackwardProducts
 from tuner.workloads.dense import Dense
 from tuner.workloads.fused import Fused

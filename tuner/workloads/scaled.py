@@ -24,8 +24,8 @@ from functools import partial
 
 import torch
 
-from gemmsmith.operation import Operation, Scaling
-from gemmsmith.problem import Problem
+from gemmsmith.core.operation import Operation, Scaling
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import SCALING_CODES, Arguments
 from tuner.workloads.matrices import (
     FACTOR_SPREAD,

@@ -12,8 +12,8 @@ import random
 from enum import StrEnum
 from itertools import accumulate
 
-from gemmsmith.operation import Grouping
-from gemmsmith.problem import Problem
+from gemmsmith.core.operation import Grouping
+from gemmsmith.core.problem import Problem
 
 TMA_BYTES = 16
 """TMA reads from multiples of so many bytes."""

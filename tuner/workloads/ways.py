@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tuner.workloads.workload import Launch, OperandSet, Way
 
 _LOG = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 
 T = TypeVar("T")

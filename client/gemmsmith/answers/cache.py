@@ -26,10 +26,10 @@ import msgspec
 
 from gemmsmith.answers import understood
 from gemmsmith.answers.answer import Answer
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem, PackCorrupt, PackError
 from gemmsmith.files import publish, unsafe, xdg_folder
 from gemmsmith.http.requests import Query
-from gemmsmith.problem import Problem
 
 log = logging.getLogger("gemmsmith")
 

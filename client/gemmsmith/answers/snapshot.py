@@ -2,7 +2,7 @@
 
 A snapshot is one JSON document, and its revision is the hash of the winners in it: processes that
 hold the same revision choose alike, whichever way the document came to them. It never changes;
-`gemmsmith.answers.lookup` swaps a newer one in. A document whose winners do not match its revision
+`gemmsmith.winners.lookup` swaps a newer one in. A document whose winners do not match its revision
 is refused as SnapshotCorrupt, whole. One whose winners are not all known to this library is read
 without those: their problems have no winner here. The revision is of all of them, so that processes
 with libraries of different ages agree on it.
@@ -11,9 +11,9 @@ Whoever makes a snapshot signs it. One signature binds every pack to the problem
 launch that it is named for, and to the environment that these were measured in.
 
 A neighbour's figures are not the question's, and few neighbours' kernels are run
-(`gemmsmith.neighbours`). What varies in practice is M, the tokens of a batch, while N and K are a
-layer's own; distance counts all three alike, as `GET /best` does, so a layer of another width is a
-neighbour too, no nearer than the same layer at another M.
+(`gemmsmith.core.neighbours`). What varies in practice is M, the tokens of a batch, while N and K
+are a layer's own; distance counts all three alike, as `GET /best` does, so a layer of another width
+is a neighbour too, no nearer than the same layer at another M.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ import msgspec
 
 from gemmsmith.answers import document as documents
 from gemmsmith.answers import understood
-from gemmsmith.answers.answer import Config, Use
 from gemmsmith.answers.cache import open_entry
+from gemmsmith.core.config import Config, Use
+from gemmsmith.core.legality import refusal
+from gemmsmith.core.neighbours import NEIGHBOURS, Neighbourhood, answering, run_reach, runs_there
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import SnapshotCorrupt
 from gemmsmith.files import publish, write
-from gemmsmith.legality import refusal
-from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering, run_reach, runs_there
-from gemmsmith.problem import Problem
 from gemmsmith.signing import PublicKey, Purpose, Signer, Trusted
 
 log = logging.getLogger("gemmsmith")

@@ -17,11 +17,12 @@ from typing import Any, TypeVar, get_args
 import msgspec
 import msgspec.inspect
 
-from gemmsmith.answers.answer import Answer, Config
+from gemmsmith.answers.answer import Answer
+from gemmsmith.core.config import Config
+from gemmsmith.core.kernel import AnyKernel, Kernel
+from gemmsmith.core.launch import Algorithm, Launch
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.kernel import AnyKernel, Kernel
-from gemmsmith.launch import Algorithm, Launch
-from gemmsmith.problem import Problem
 from gemmsmith.showing import line
 from gemmsmith.version import VERSION
 

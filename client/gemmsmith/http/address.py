@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from gemmsmith import showing
 from gemmsmith.errors import ServiceUnavailable
+from gemmsmith.showing import address
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -37,7 +37,7 @@ class Address:
         Raises:
             ValueError: not an http or https URL, or its port is not one.
         """
-        shown = showing.address(text)
+        shown = address(text)
         try:
             url = httpx.URL(text)
             host, default = url.host, _PORTS.get(url.scheme)

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import httpx
 
-from gemmsmith.bounds import BOUNDS, Bounds
+from gemmsmith.core.bounds import BOUNDS, Bounds
 from gemmsmith.http.client import Client
 from gemmsmith.http.handles import Handle, TuningJob
 from gemmsmith.http.sending import AsyncSender

@@ -20,22 +20,22 @@ import httpx
 from gemmsmith.answers.answer import Answer, TunedAnswer
 from gemmsmith.answers.history import Revision
 from gemmsmith.answers.snapshot import Snapshot
-from gemmsmith.bounds import BOUNDS, Bounds
-from gemmsmith.device import DeviceModel
-from gemmsmith.elements import TypeName
+from gemmsmith.core.bounds import BOUNDS, Bounds
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.elements import TypeName
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.http import job_calls, listing, lookups
 from gemmsmith.http.events import follow
 from gemmsmith.http.handles import TuningJob
+from gemmsmith.http.jobs import JobEvent, JobStatus
 from gemmsmith.http.requests import Query, calls_of, deadline_of, effort_of, problem_of
 from gemmsmith.http.retry import Patience
 from gemmsmith.http.sending import Sender
 from gemmsmith.http.session import Session
 from gemmsmith.http.transport import DEFAULT_TIMEOUT_S, ApiKey, CacheDir, Setup
-from gemmsmith.jobs import JobEvent, JobStatus
-from gemmsmith.problem import Problem
 from gemmsmith.signing import PublicKey
-from gemmsmith.tuning import Effort
 
 
 class Client:
@@ -317,7 +317,7 @@ class Client:
 
         Raises:
             PackCorrupt: the downloaded bytes have another hash. Its signature is checked by
-                `gemmsmith.packs`.
+                `gemmsmith.winners.packs`.
             ServiceError, ServiceUnavailable: the service has no such pack, or cannot be reached.
         """
         return self._sender.run(lookups.pack(self._session, pack_hash))

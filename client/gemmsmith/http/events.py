@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import msgspec
 
-from gemmsmith.bounds import BOUNDS, Bounds, exceeded
+from gemmsmith.core.bounds import BOUNDS, Bounds, exceeded
 from gemmsmith.errors import ServiceFault, ServiceUnavailable
 from gemmsmith.http.job_calls import job
+from gemmsmith.http.jobs import FINAL_EVENTS, JobEvent
 from gemmsmith.http.replies import NoAnswer, Reply, Response, check
 from gemmsmith.http.requests import Request, job_path
 from gemmsmith.http.session import Session
-from gemmsmith.jobs import FINAL_EVENTS, JobEvent
 
 SILENCE_S = 45.0
 """The service sends a comment every 15 s; three missed ones mean that the connection is dead."""

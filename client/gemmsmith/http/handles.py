@@ -12,15 +12,15 @@ from contextlib import aclosing, closing
 from typing import Any, Self
 
 from gemmsmith.answers.answer import TunedAnswer
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import JobState
 from gemmsmith.errors import JobCancelled, JobFailed
 from gemmsmith.http import job_calls
 from gemmsmith.http.events import follow
+from gemmsmith.http.jobs import JobEvent, JobStatus
+from gemmsmith.http.progress import progress as display_of
 from gemmsmith.http.retry import Patience
 from gemmsmith.http.session import Session
-from gemmsmith.jobs import JobEvent, JobStatus
-from gemmsmith.problem import Problem
-from gemmsmith.progress import progress as display_of
-from gemmsmith.tuning import JobState
 
 OnProgress = Callable[[JobStatus], None]
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from gemmsmith.answers import understood
 from gemmsmith.answers.answer import TunedAnswer
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import Busy, NotUnderstood
+from gemmsmith.http.jobs import JobStatus
 from gemmsmith.http.listing import pages
 from gemmsmith.http.lookups import best, check_same, history
 from gemmsmith.http.replies import Response, check, read
 from gemmsmith.http.requests import Query, Request, fields_of, get, job_path, post
 from gemmsmith.http.retry import Patience
 from gemmsmith.http.session import Session
-from gemmsmith.jobs import JobStatus
-from gemmsmith.problem import Problem
 
 LATEST = "latest"
 """The newest job's other identifier."""

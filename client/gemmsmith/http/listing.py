@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from gemmsmith.bounds import exceeded
+from gemmsmith.core.bounds import exceeded
 from gemmsmith.errors import ServiceFault
 from gemmsmith.http.replies import SCHEMA, check, document
 from gemmsmith.http.requests import Request, get

@@ -13,11 +13,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gemmsmith.answers import understood
-from gemmsmith.answers.answer import Answer, Match
+from gemmsmith.answers.answer import Answer
 from gemmsmith.answers.document import SINCE
 from gemmsmith.answers.history import Revision
 from gemmsmith.answers.snapshot import Snapshot
-from gemmsmith.device import DeviceModel, called
+from gemmsmith.core.config import Match
+from gemmsmith.core.device import DeviceModel, called
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import (
     Busy,
     NotTuned,
@@ -40,7 +42,6 @@ from gemmsmith.http.replies import (
 )
 from gemmsmith.http.requests import Query, fields_of, get, post
 from gemmsmith.http.session import Session
-from gemmsmith.problem import Problem
 from gemmsmith.signing import PublicKey
 
 BATCH_LIMIT = 256

@@ -42,7 +42,7 @@ class Response:
     """A complete HTTP response; header names are in lower case.
 
     Attributes:
-        refusal: why its body was not read (`gemmsmith.bounds`); None if it was read.
+        refusal: why its body was not read (`gemmsmith.core.bounds`); None if it was read.
     """
 
     status: int

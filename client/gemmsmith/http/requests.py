@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 from urllib.parse import quote
 
-from gemmsmith.choices import integer, member
-from gemmsmith.elements import TypeName
+from gemmsmith.core.choices import integer, member
+from gemmsmith.core.elements import TypeName
+from gemmsmith.core.operation import Grouping, Operation
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Grouping, Operation
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
 
 RUNS = "Gemmsmith-Runs"
 """The header in which a client says which backends' kernels it can run, separated by spaces."""
@@ -32,7 +32,7 @@ class Request:
 
     Attributes:
         read_timeout: seconds of one attempt; None for the client's own time-out.
-        bound: which of `gemmsmith.bounds.Bounds` holds for the answer.
+        bound: which of `gemmsmith.core.bounds.Bounds` holds for the answer.
     """
 
     method: str

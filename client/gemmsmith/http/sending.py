@@ -18,7 +18,8 @@ from typing import Any, TypeVar, cast
 
 import httpx
 
-from gemmsmith.bounds import BOUNDS, BoundedBody
+from gemmsmith.core.bounds import BOUNDS
+from gemmsmith.http.bodies import BoundedBody
 from gemmsmith.http.deadline import LATE, Clock, Deadline, TimedBackend
 from gemmsmith.http.replies import NoAnswer, Reply
 from gemmsmith.http.requests import Request, get

@@ -21,10 +21,11 @@ import httpx
 
 from gemmsmith.answers.cache import AnswerCache, Cache, NoCache, PackCache, default_cache_dir
 from gemmsmith.answers.snapshot import Shelf
-from gemmsmith.bounds import GZIP, Bounds
+from gemmsmith.core.bounds import Bounds
+from gemmsmith.core.kernel import Backend
 from gemmsmith.http.address import DEFAULT_URL, Address, no_way
+from gemmsmith.http.bodies import GZIP
 from gemmsmith.http.requests import RUNS, Request
-from gemmsmith.kernel import Backend
 
 DEFAULT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0

@@ -1,10 +1,11 @@
 """Tuned kernels in a program that knows nothing of them: what `GEMMSMITH` switches on.
 
-`start` is called in every process that uses a GPU, when it may run kernels (`gemmsmith.hook`). The
-winners of that moment are pinned. The ranks of a job agree on them by the store of their process
-group: all run those that rank 0 got, or none does. Only kernels that give the same bits for the
-same inputs are run, since a program may ask for such at any time. Kernels run by the compiled
-binding alone: modes of torch's would be noticed by a program that opens some of its own.
+`start` is called in every process that uses a GPU, when it may run kernels
+(`gemmsmith.startup.hook`). The winners of that moment are pinned. The ranks of a job agree on them
+by the store of their process group: all run those that rank 0 got, or none does. Only kernels that
+give the same bits for the same inputs are run, since a program may ask for such at any time.
+Kernels run by the compiled binding alone: modes of torch's would be noticed by a program that opens
+some of its own.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gemmsmith.answers.bundle import Bundle, kept_bundle
-from gemmsmith.answers.lookup import Lookup
 from gemmsmith.answers.snapshot import Choice, Snapshot
-from gemmsmith.captured import tune_command
+from gemmsmith.core.operation import Epilogue
+from gemmsmith.core.problem import Problem
 from gemmsmith.distributed import agreed_snapshot
 from gemmsmith.errors import InvalidProblem, PackError, PackIncompatible, ServiceUnavailable
 from gemmsmith.http.address import DEFAULT_URL
@@ -31,17 +31,18 @@ from gemmsmith.http.client import Client
 from gemmsmith.http.replies import Response
 from gemmsmith.http.requests import problem_of
 from gemmsmith.http.sending import ask
-from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import source
 from gemmsmith.ops.engine.choosing import PackSource
 from gemmsmith.ops.engine.engine import Engine, install
 from gemmsmith.ops.models.automatic import every_model, every_norm
 from gemmsmith.ops.models.patching import patch
-from gemmsmith.packs import Packs, asking, believe
-from gemmsmith.problem import Problem
+from gemmsmith.program.captured import tune_command
+from gemmsmith.program.variables import CAPTURE_VARIABLE, VARIABLE, is_first_rank
 from gemmsmith.showing import line
-from gemmsmith.variables import CAPTURE_VARIABLE, VARIABLE, is_first_rank
+from gemmsmith.winners.bundle import Bundle, kept_bundle
+from gemmsmith.winners.lookup import Lookup
+from gemmsmith.winners.packs import Packs, asking, believe
 
 log = logging.getLogger("gemmsmith")
 

@@ -1,8 +1,8 @@
 """`gemmsmith.capture`: which matrix products a piece of code runs, and how often.
 
-What runs is noted below autograd (`gemmsmith.calls`), as nn.Linear and compiled graphs come down
-to it, forward and backward, with the operands as they lie in memory; here it is read. Products of
-types or sizes that no kernel is for are counted, not listed; so are FP8 products without fast
+What runs is noted below autograd (`gemmsmith.program.calls`), as nn.Linear and compiled graphs come
+down to it, forward and backward, with the operands as they lie in memory; here it is read. Products
+of types or sizes that no kernel is for are counted, not listed; so are FP8 products without fast
 accumulation, which winners are not measured for, and those with factors of blocks. Of a tensor that
 is sharded (DTensor) or else made of others, the products of its parts are recorded: what this
 process multiplies.
@@ -20,10 +20,9 @@ import torch
 from torch._guards import active_fake_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from gemmsmith.calls import Call, Calls, Fusion, Operand, compiled
-from gemmsmith.captured import Captured
+from gemmsmith.core.operation import Epilogue
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below.scaling import scales_rows
 from gemmsmith.ops.engine.forms import Form, Spec, shapes
 from gemmsmith.ops.products import backward as _backward  # noqa: F401 - registers gemmsmith::…
@@ -33,7 +32,8 @@ from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - the same
 from gemmsmith.ops.products import integer as _integer  # noqa: F401 - the same
 from gemmsmith.ops.products import operators as _operators  # noqa: F401 - the same
 from gemmsmith.ops.products.telling import Multiplied
-from gemmsmith.problem import Problem
+from gemmsmith.program.calls import Call, Calls, Fusion, Operand, compiled
+from gemmsmith.program.captured import Captured
 
 _aten = torch.ops.aten
 _own = torch.ops.gemmsmith  # registered by gemmsmith.ops.products.operators

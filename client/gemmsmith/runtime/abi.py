@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from msgspec import UNSET
 
-from gemmsmith.launch import Decomposition, Launch, RasterOrder
-from gemmsmith.operation import Scaling
+from gemmsmith.core.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.core.operation import Scaling
 
 ABI_VERSION: Final = 2
 OLDEST_ABI_VERSION: Final = 2

@@ -12,10 +12,10 @@ import functools
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from gemmsmith.answers.answer import Config
+from gemmsmith.core.config import Config
+from gemmsmith.core.operation import Scaling
+from gemmsmith.core.problem import Element, Problem
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.operation import Scaling
-from gemmsmith.problem import Element, Problem
 from gemmsmith.runtime.abi import SCALING_CODES, Arguments, status_text
 from gemmsmith.runtime.pack import LoadedKernel, LoadedPack
 

@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from service.http import documents
 from service.http.abilities import EVERYTHING, Abilities, Asking
 from service.http.access import Caller, Scope, needs

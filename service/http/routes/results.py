@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from gemmsmith.device import called
+from gemmsmith.core.device import called
 from service.http import documents, tables
 from service.http.abilities import Asking
 from service.http.access import Scope, needs

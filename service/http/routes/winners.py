@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import Problem
 from service.http import documents
 from service.http.abilities import Abilities, Asking
 from service.http.access import Caller, Scope, needs

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.kernel import Kernel
+from gemmsmith.core.kernel import Kernel
 from tuner.compile import ArtifactStore, Builder, find_toolchain
 
 

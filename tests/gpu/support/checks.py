@@ -11,9 +11,9 @@ from itertools import cycle, islice
 import torch
 
 from gemmsmith import runtime
-from gemmsmith.answers.answer import Config
-from gemmsmith.candidate import Candidate
-from gemmsmith.launch import Launch
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Config
+from gemmsmith.core.launch import Launch
 from gemmsmith.runtime.launch import torch_dtype
 from tests.gpu.support.jobs import Job, Verdict
 from tests.gpu.support.launching import (

@@ -20,13 +20,13 @@ import torch
 
 import gemmsmith
 from gemmsmith import Snapshot, Use
-from gemmsmith.answers.answer import Config
 from gemmsmith.answers.snapshot import Choice, Row
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Kernel
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Config
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.ops.engine.engine import current, install
-from gemmsmith.problem import DType, Layout, Problem
 from tests.gpu import selection
 from tests.gpu.support.counting import launches
 from tests.support.processes import serving

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.launch import Launch
-from gemmsmith.problem import Problem
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import Problem
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

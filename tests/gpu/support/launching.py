@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gemmsmith.kernel import Kernel
-from gemmsmith.problem import Element, Problem
+from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.problem import Element, Problem
 from gemmsmith.runtime.abi import Arguments
 from gemmsmith.runtime.launch import torch_dtype
 from gemmsmith.runtime.pack import LoadedPack

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from cuda.bindings import driver
 
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.problem import DType, Problem
 from gemmsmith.runtime.pack import LoadedPack
 from tests.gpu.support.jobs import Job
 from tests.support.arguments import packed_arguments

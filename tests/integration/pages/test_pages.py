@@ -12,7 +12,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.pages import addresses
 from tests.support.browsing import IMPERFECT, Watch
 from tests.support.content import CUBLAS_WINS, HOPELESS, RECORDED, TRIED

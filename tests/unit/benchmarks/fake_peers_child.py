@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.peers.records import Busy, Done, Entry, Message, Ready, Request, Row
 from gemmsmith.answers.answer import Ratio
-from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.core.device import DeviceModel, Environment
 
 DEVICE = DeviceModel(name="fake", arch="sm90", sm_count=1, memory_bytes=1, l2_bytes=1)
 ENVIRONMENT = Environment(

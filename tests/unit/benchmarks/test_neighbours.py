@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import neighbours
-from gemmsmith.answers.answer import MAX_DISTANCE, Use
-from gemmsmith.problem import Problem
+from gemmsmith.core.config import MAX_DISTANCE, Use
+from gemmsmith.core.problem import Problem
 from tests.support.replacing import replace
 from tests.support.serving import winner
 from tuner.devices import Contender, open_device

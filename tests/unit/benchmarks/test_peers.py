@@ -17,7 +17,7 @@ from benchmarks.peers.table import as_answered, geometric_mean, markdown, ratios
 from benchmarks.peers.triton import generated_by_triton
 from benchmarks.peers.winners import find_packs, find_winners
 from gemmsmith.answers.answer import Ratio, Statistics
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.problem import DType, Problem
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 from tuner.suites import load

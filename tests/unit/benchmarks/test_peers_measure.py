@@ -12,8 +12,8 @@ from benchmarks.peers import measure
 from benchmarks.peers.judge import Judge
 from benchmarks.peers.measure import ContextDead, Runner
 from benchmarks.peers.records import Busy, Request, Row
-from gemmsmith.candidate import Candidate
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.candidates import KERNEL
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tests.support.replacing import replace
@@ -149,7 +149,7 @@ def test_the_judge_knows_fp8_scales() -> None:
 
 def test_cublaslt_descriptors_with_the_real_library() -> None:
     from benchmarks.peers.cublaslt_api import Algorithm, Library, LtError
-    from gemmsmith.problem import Element
+    from gemmsmith.core.problem import Element
 
     assert ctypes.sizeof(Algorithm) == 96  # cublasLtMatmulHeuristicResult_t
     spec = find_spec("nvidia")

@@ -14,8 +14,8 @@ from benchmarks.readme.__main__ import blocks, put
 from benchmarks.readme.kinds import FEW_TOKENS, KINDS, PLAIN, kind_of, table
 from benchmarks.readme.picture import COLOURS, FILE, columns
 from benchmarks.readme.shipped import RESULTS, averages, got, shipped, short
-from gemmsmith.answers.answer import Use
-from service.report.rows import unaligned_operands
+from gemmsmith.core.config import Use
+from service.report.problem_rows import unaligned_operands
 
 WINNERS = shipped()
 

@@ -15,7 +15,7 @@ from benchmarks.session import training
 from benchmarks.session.core import ROOT, STATE, Session
 from benchmarks.session.profiling import METRICS, chosen_metrics, shrunk
 from benchmarks.session.steps import STEPS
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tests.support.serving import winner
 
 

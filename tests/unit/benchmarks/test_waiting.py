@@ -13,9 +13,9 @@ import pytest
 from benchmarks.session import core, stability, waiting
 from benchmarks.session.core import ROOT, Session
 from benchmarks.session.waiting import Wanted
-from gemmsmith.answers.answer import Use
-from gemmsmith.candidate import Candidate
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import DType, Problem
 from tests.support.recordings import BEST_US, CUBLAS_US, best_of, record, some_candidates
 from tests.support.replacing import replace
 from tests.support.serving import winner

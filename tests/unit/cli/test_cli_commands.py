@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from gemmsmith.answers.answer import Ratio, Use
-from gemmsmith.problem import DType, Problem
+from gemmsmith.answers.answer import Ratio
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import DType, Problem
 from gemmsmith.signing import Signer
 from service.cli.main import app
 from tests.support.replacing import replace

@@ -12,7 +12,7 @@ import tarfile
 from contextlib import closing
 from pathlib import Path
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.cli import checks
 from tests.support.processes import serving
 from tests.support.serving import new_settings, promote, trial, winner

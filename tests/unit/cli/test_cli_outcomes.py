@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.problem import Problem
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.problem import Problem
 from service.cli.compiling import _of_problems
 from service.cli.main import app
 from service.cli.options import typed

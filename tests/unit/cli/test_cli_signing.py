@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from gemmsmith.signing import PublicKey, Signer
 from service import identity
 from service.cli.main import app

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gemmsmith import Answer
-from gemmsmith.launch import Launch
+from gemmsmith.core.launch import Launch
 from service.cli.main import app
 from tests.support.replacing import replace
 from tests.unit.client import conftest

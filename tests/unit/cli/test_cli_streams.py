@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.answers.bundle import Bundle
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
+from gemmsmith.winners.bundle import Bundle
 from service.cli.main import main
 from service.settings import Settings
 from tests.support.docs import ROOT

@@ -10,8 +10,8 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
+from gemmsmith.core.problem import Problem
 from gemmsmith.http.replies import SCHEMA
-from gemmsmith.problem import Problem
 from service.cli.main import app
 from service.http.tables import TRIALS, WINNERS
 from service.settings import Settings

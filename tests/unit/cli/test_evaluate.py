@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.cli import evaluate
 from service.cli.main import app
 from service.cli.output import CommandError, MisuseError

@@ -11,7 +11,7 @@ import pytest
 import structlog
 from typer.testing import CliRunner, Result
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.cli.main import app
 from service.settings import Settings
 from tests.support.serving import ENVIRONMENT, H200, new_settings, promote, running, winner

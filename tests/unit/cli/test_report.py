@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gemmsmith.answers.answer import Conditions, Statistics, Use
-from gemmsmith.problem import DType, Problem
+from gemmsmith.answers.answer import Conditions, Statistics
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import DType, Problem
 from service.cli.main import app
 from service.pages.render import STATIC
 from service.pages.report import page
-from service.report.rows import device_report
+from service.report.problem_rows import device_report
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, winner
 from tuner.exchange import read_winners

@@ -12,9 +12,9 @@ from threading import Event
 import pytest
 from typer.testing import CliRunner, Result
 
-from gemmsmith.answers.answer import Use
-from gemmsmith.captured import Captured
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import Layout, Problem
+from gemmsmith.program.captured import Captured
 from service.cli import of_run
 from service.cli.main import app
 from service.settings import Settings
@@ -26,10 +26,10 @@ INPUT = Problem(m=4096, n=4096, k=4096, layout=Layout.TT)
 SMALL = Problem(m=16, n=16, k=16)
 
 PROGRAM = """
-import os, pathlib, sys, gemmsmith.hook
-from gemmsmith.answers.answer import Use
-from gemmsmith.captured import Captured
-from gemmsmith.problem import Problem
+import os, pathlib, sys, gemmsmith.startup.hook
+from gemmsmith.core.config import Use
+from gemmsmith.program.captured import Captured
+from gemmsmith.core.problem import Problem
 folder = os.environ.get("GEMMSMITH_CAPTURE")
 print("winners", os.environ.get("GEMMSMITH"), "captures", folder is not None,
       os.environ.get("GEMMSMITH_CAPTURE_STOP"), flush=True)

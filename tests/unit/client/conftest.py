@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from gemmsmith.answers.answer import Answer, Config, Match, Ratio, Statistics, Use
-from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.launch import Launch
-from gemmsmith.problem import Problem
+from gemmsmith.answers.answer import Answer, Ratio, Statistics
+from gemmsmith.core.config import Config, Match, Use
+from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import Problem
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 from tests.unit.client.misbehaving import Misbehaving, Say, misbehaving

@@ -24,7 +24,7 @@ from gemmsmith import (
     ServiceFault,
     ServiceUnavailable,
 )
-from gemmsmith.answers.bundle import write_bundle
+from gemmsmith.winners.bundle import write_bundle
 from tests.support.snapshots import BIG, CONTENT, PACK, row, snapshot
 from tests.unit.client.misbehaving import Misbehaving, Say, job, never_wait, stream
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gemmsmith import Bundle, Lookup, PackCorrupt, PackUntrusted, Snapshot, SnapshotCorrupt, Use
-from gemmsmith.answers.bundle import write_bundle
 from gemmsmith.signing import Signer, trusted_folder
+from gemmsmith.winners.bundle import write_bundle
 from tests.support.snapshots import (
     BIG,
     CONFIG,

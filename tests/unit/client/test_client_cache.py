@@ -11,9 +11,9 @@ import pytest
 from gemmsmith import Client
 from gemmsmith.answers.answer import Answer
 from gemmsmith.answers.cache import AnswerCache, PackCache, default_cache_dir
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import PackCorrupt
 from gemmsmith.http.requests import Query
-from gemmsmith.problem import Problem
 from tests.support.snapshots import BIG, CONTENT, PACK, row, snapshot
 from tests.unit.client.misbehaving import Misbehaving, Say
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmsmith.http.events import EventParser
-from gemmsmith.jobs import JobEvent
+from gemmsmith.http.jobs import JobEvent
 
 STREAM = (
     "retry: 1500\n\n: hello\n\nid: 1\nevent: created\ndata: {}\n\n"

@@ -30,7 +30,7 @@ from gemmsmith import (
     ServiceUnavailable,
     TunedAnswer,
 )
-from gemmsmith.answers.answer import Use
+from gemmsmith.core.config import Use
 from tests.support.replacing import replace
 from tests.unit.client.misbehaving import (
     NOT_TUNED,

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from gemmsmith import files
-from gemmsmith.answers.bundle import write_bundle
 from gemmsmith.answers.cache import PackCache, default_cache_dir
-from gemmsmith.captured import Captured
 from gemmsmith.errors import PackError
 from gemmsmith.files import data_folder, is_stream, private_folder, publish, replacing, turn, unsafe
 from gemmsmith.files import write as write_file
+from gemmsmith.program.captured import Captured
 from gemmsmith.signing import Signer, Trusted, trusted_folder
+from gemmsmith.winners.bundle import write_bundle
 from tests.support.processes import as_user
 from tests.support.replacing import replace
 from tests.support.serving import winner

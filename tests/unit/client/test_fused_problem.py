@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.epilogue import Activation
+from gemmsmith.core.epilogue import Activation
+from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Epilogue, Operation
-from gemmsmith.problem import Problem
 from tests.support.replacing import replace
 
 M, N, K = 4096, 3072, 768

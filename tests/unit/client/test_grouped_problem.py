@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import MAX_GROUPS, Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Operation
-from gemmsmith.problem import MAX_GROUPS, Problem
 
 ROWS = Operation.of("bf16", "tn", grouping="rows")
 DEPTH = Operation.of("bf16", "nt", grouping="depth")

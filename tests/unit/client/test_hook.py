@@ -29,7 +29,15 @@ def test_an_unset_variable_costs_a_fraction_of_a_millisecond(
 
 
 @pytest.mark.parametrize(
-    ("value", "loaded"), [("", ""), ("auto", "gemmsmith gemmsmith.variables gemmsmith.hook")]
+    ("value", "loaded"),
+    [
+        ("", ""),
+        (
+            "auto",
+            "gemmsmith gemmsmith.startup gemmsmith.program gemmsmith.program.variables "
+            "gemmsmith.startup.hook",
+        ),
+    ],
 )
 def test_nothing_is_imported_without_torch(tmp_path: Path, value: str, loaded: str) -> None:
     environment = unchanged.environment(tmp_path, GEMMSMITH=value)
@@ -40,7 +48,7 @@ def test_nothing_is_imported_without_torch(tmp_path: Path, value: str, loaded: s
 def test_a_fake_torch_is_imported_as_ever_and_then_begun_with(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("loaded = __spec__.loader\n")
     code = (
-        "import gemmsmith.hook as hook, sys\n"
+        "import gemmsmith.startup.hook as hook, sys\n"
         "def begin(): began.append(hasattr(sys.modules['torch'], 'loaded'))\n"
         "began, hook._begin = [], begin\n"
         "import torch\n"
@@ -125,7 +133,7 @@ IMPORTING = {
 
 PROGRAM = """
 import copy, importlib, importlib.util, os, pkgutil, sys, threading
-import gemmsmith.hook as hook
+import gemmsmith.startup.hook as hook
 began, hook._begin = [], lambda: began.append(sys.modules["torch"].loaded)
 text = open("torch.py").read()
 {asking}
@@ -168,7 +176,7 @@ def test_a_torch_that_is_only_asked_for_begins_nothing(tmp_path: Path) -> None:
 
 LIBRARIES = ("transformers", "accelerate", "pytorch_lightning", "torch")
 REAL = """
-import gemmsmith.hook as hook, importlib, importlib.util, sys
+import gemmsmith.startup.hook as hook, importlib, importlib.util, sys
 began, hook._begin = [], lambda: began.append(1)
 assert importlib.util.find_spec("torch")
 for name in sys.argv[1:]:

@@ -6,8 +6,7 @@ from itertools import product
 
 import pytest
 
-from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import (
+from gemmsmith.core.operation import (
     DType,
     Element,
     Epilogue,
@@ -18,6 +17,7 @@ from gemmsmith.operation import (
     in_order,
     layouts_of,
 )
+from gemmsmith.errors import InvalidProblem
 
 
 def every() -> list[Operation]:

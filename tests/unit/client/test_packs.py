@@ -20,9 +20,9 @@ from gemmsmith import (
     Problem,
     ServiceUnavailable,
 )
-from gemmsmith import packs as library
 from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.signing import Signer
+from gemmsmith.winners import packs as library
 from tests.support.replacing import replace
 from tests.support.snapshots import BIG, CONFIG, CONTENT, PACK, row, snapshot, trusted_signer
 
@@ -167,7 +167,7 @@ def test_processes_fetch_it_once(tmp_path: Path, named: Named) -> None:
 def test_nobody_waits_long_for_a_process_that_hangs(
     tmp_path: Path, named: Named, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemmsmith.packs._TURN_S", 0.1)
+    monkeypatch.setattr("gemmsmith.winners.packs._TURN_S", 0.1)
     let_go = threading.Event()
 
     def hang(pack_hash: str) -> bytes:

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from gemmsmith import Answer, Client, NotTuned, Problem, TunedAnswer
-from gemmsmith.answers.answer import Match, Use
-from gemmsmith.jobs import JobEvent, JobStatus
-from gemmsmith.progress import NoDisplay, NotebookCell, TerminalLine, progress
+from gemmsmith.core.config import Match, Use
+from gemmsmith.core.tuning import JobState
+from gemmsmith.http.jobs import JobEvent, JobStatus
+from gemmsmith.http.progress import NoDisplay, NotebookCell, TerminalLine, progress
 from gemmsmith.showing import address, bar, document, line, lines, table
-from gemmsmith.tuning import JobState
 from tests.support.replacing import replace
 from tests.unit.client.misbehaving import NOT_TUNED, Misbehaving, Say, job, never_wait, stream
 

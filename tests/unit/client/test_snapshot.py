@@ -12,9 +12,9 @@ import pytest
 
 from gemmsmith import Config, Launch, Layout, Problem, Use
 from gemmsmith.answers.snapshot import Row, Snapshot
+from gemmsmith.core.kernel import TileScheduler
+from gemmsmith.core.launch import Decomposition
 from gemmsmith.errors import SnapshotCorrupt, Untrusted
-from gemmsmith.kernel import TileScheduler
-from gemmsmith.launch import Decomposition
 from gemmsmith.signing import Signer, Trusted
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace

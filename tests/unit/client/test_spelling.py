@@ -12,12 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from gemmsmith.elements import ELEMENTS
+from gemmsmith.core.elements import ELEMENTS
+from gemmsmith.core.operands import OPERANDS
+from gemmsmith.core.operation import (
+    DType,
+    Element,
+    Layout,
+    Operation,
+    in_order,
+    layouts_of,
+    of_dtype,
+)
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.http.requests import calls_of, deadline_of, fields_of, problem_of
-from gemmsmith.operands import OPERANDS
-from gemmsmith.operation import DType, Element, Layout, Operation, in_order, layouts_of, of_dtype
-from gemmsmith.problem import Problem
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Problem
-from gemmsmith.tiles import products, tile_grid
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tiles import products, tile_grid
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
 
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.compiled import CLUSTER_SPLIT_K, PADDED, PINGPONG, SPLIT_K, STREAM_K
 from tests.support.replacing import replace
 from tuner.backends import kernels as legal_kernels

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 import torch
 
-from gemmsmith.activations import ACTIVATIONS, through
-from gemmsmith.epilogue import Activation
+from gemmsmith.core.activations import ACTIVATIONS, through
+from gemmsmith.core.epilogue import Activation
 from tests.support.host import INCLUDE
 
 UNIT = """

@@ -12,8 +12,8 @@ from tarfile import TarInfo
 
 import pytest
 
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import PackCorrupt
-from gemmsmith.problem import Problem
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Toolchain
 from tuner.compile.archive import archive, check, unarchive

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.kernel import Kernel
-from gemmsmith.problem import Problem
+from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.problem import Problem
 from service.settings import Settings, SettingsError
 from service.worker.builder import open_artifacts, open_builder
 from tests.support import fake_nvcc

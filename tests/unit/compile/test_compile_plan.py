@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout
+from gemmsmith.core.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout
 from tests.support.replacing import replace
 from tuner.backends.cutlass.operation import gemm_operation, kernel
 from tuner.compile import plan

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout
+from gemmsmith.core.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout
 from tests.support import fake_nvcc
 from tuner.backends.cutlass.operation import kernel
 from tuner.compile import ArtifactStore, Builder, nvcc

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Launch
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import DType, Layout, Problem
 from tuner.devices.base import Contender
 from tuner.devices.cuda import CudaDevice
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from gemmsmith.answers.answer import Conditions, Correctness
-from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.core.device import DeviceModel, Environment
 from tuner.measure import protocol
 from tuner.measure.protocol import (
     NOBODY,

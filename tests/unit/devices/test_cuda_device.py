@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tuner.devices.base import Contender
 from tuner.errors import DeviceError, DoesNotFit, NoGpu, ReferenceBroken
 from tuner.measure.gpu_lock import gpu_lock, lock_path

@@ -11,8 +11,8 @@ import pytest
 import zstandard
 
 from gemmsmith.answers.answer import Conditions, Correctness
-from gemmsmith.device import DeviceModel
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import DType, Problem
 from tests.support.replacing import replace
 from tuner.devices import open_device
 from tuner.devices.base import Contender

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.problem import Layout, Problem
+from gemmsmith.core.tuning import JobState
 from gemmsmith.signing import Trusted
-from gemmsmith.tuning import JobState
 from service import identity
 from service.cli.main import app
 from service.cli.tasks import Task

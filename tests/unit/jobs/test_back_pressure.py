@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text
 
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort, JobState
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort, JobState
 from tests.support.records import PROBLEM
 from tuner.errors import JobAborted, JobNotFound, NotRetryable, QueueFull, QuotaUsedUp
 from tuner.jobs import Job, LeasedJob, Queue, StopReason, Worker

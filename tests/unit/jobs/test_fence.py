@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import text
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from tests.support.candidates import KERNEL
 from tests.support.records import DEVICE, PROBLEM, trial, winner
 from tests.support.replacing import replace

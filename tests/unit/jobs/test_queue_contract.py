@@ -8,8 +8,8 @@ import time
 import pytest
 from sqlalchemy import text
 
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort, JobState
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort, JobState
 from tests.support.records import PROBLEM
 from tests.support.replacing import replace
 from tuner.errors import JobNotFound, LeaseLost

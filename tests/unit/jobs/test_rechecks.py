@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort, JobState
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort, JobState
 from tests.support.records import DEVICE, ENVIRONMENT, OTHER_DEVICE, PROBLEM, winner
 from tuner.jobs import Job, LeasedJob, Queue
 from tuner.jobs.rechecks import AGAIN_S, IDLE_PRIORITY, Rechecks

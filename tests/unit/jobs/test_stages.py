@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.tuning import JobState
+from gemmsmith.core.tuning import JobState
 from tests.support.records import PROBLEM
 from tests.support.replacing import replace
 from tuner.errors import LeaseLost

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import text
 
+from gemmsmith.core.tuning import JobState
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.tuning import JobState
 from tests.support.records import PROBLEM
 from tuner.errors import DoesNotFit, JobAborted, LeaseLost, NotRecorded, StoreError
 from tuner.jobs import Job, LeasedJob, Queue, StopReason, Worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import update
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tests.support.records import DEVICE
 from tuner.jobs import Queue, Worker, taker
 from tuner.jobs.workers import FORGOTTEN_S, SILENT_S

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Decomposition, Launch
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tests.support.replacing import replace
 from tuner.measure import baseline, batch, bench, company, power, spreads, states, timing

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Decomposition, Launch
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout
 from tuner.backends.cutlass.operation import kernel
 
 COOPERATIVE = MainloopSchedule.COOPERATIVE

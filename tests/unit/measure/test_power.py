@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gemmsmith.answers.answer import Conditions
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.problem import Layout, Problem
 from tuner.measure.graphs import Replay
 from tuner.measure.power import (
     beyond_all_prices,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemmsmith.answers.answer import Config
-from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Launch
-from gemmsmith.legality import refusal
+from gemmsmith.core.config import Config
+from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.legality import refusal
+from gemmsmith.core.problem import DType, Problem
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, install
-from gemmsmith.problem import DType, Problem
 from tests.gpu.support.choosing import Ground
 from tests.support import fake_nvcc, stand_in
 from tests.support.serving import H200, own_signer

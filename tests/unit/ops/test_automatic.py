@@ -14,15 +14,15 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import gemmsmith
-from gemmsmith import built
-from gemmsmith.answers.bundle import write_bundle
-from gemmsmith.built import remember
+from gemmsmith.core.problem import Problem
 from gemmsmith.ops import autouse
 from gemmsmith.ops.capturing import capture
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models.automatic import every_model
 from gemmsmith.ops.models.forwards import is_patched
-from gemmsmith.problem import Problem
+from gemmsmith.program import built
+from gemmsmith.program.built import remember
+from gemmsmith.winners.bundle import write_bundle
 from tests.gpu.support.choosing import Ground
 from tests.gpu.support.counting import launches
 from tests.support import stand_in, unchanged

@@ -13,10 +13,10 @@ import torch
 from torch._guards import CompileContext, CompileId, compile_context
 
 import gemmsmith
-from gemmsmith import calls
-from gemmsmith.calls import Calls
 from gemmsmith.ops import capturing
 from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.program import calls
+from gemmsmith.program.calls import Calls
 from tests.support.observable import net, operand, product, step
 from tests.support.stand_in import Chooser
 from tests.unit.ops.test_layers import given, loss, made

@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 import gemmsmith
-from gemmsmith import calls
+from gemmsmith.program import calls
 from tests.support.observable import PROGRAMS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of what is old or new in it

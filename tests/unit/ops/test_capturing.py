@@ -13,10 +13,10 @@ import torch.distributed.tensor
 from torch import nn
 
 import gemmsmith
-from gemmsmith.captured import Captured
+from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, install
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.program.captured import Captured
 from tests.support.stand_in import Host
 from tuner.suites import load
 

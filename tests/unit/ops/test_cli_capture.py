@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.captured import Captured
+from gemmsmith.program.captured import Captured
 from service.cli import program
 from tests.support import unchanged
 from tuner.suites import load
@@ -160,7 +160,7 @@ CHEAP = """
 import sys, time
 import torch
 before = time.process_time()
-from gemmsmith import autocapture
+from gemmsmith.startup import autocapture
 from pathlib import Path
 autocapture.begin(Path("."))
 print(time.process_time() - before)
@@ -175,7 +175,10 @@ def test_a_process_that_multiplies_nothing_pays_little(tmp_path: Path) -> None:
     seconds, ours, others = done.stdout.splitlines()
     assert float(seconds) <= 0.05
     assert ours.split() == [
-        f"gemmsmith.{name}" for name in ("autocapture", "built", "calls", "variables")
+        "gemmsmith.program",
+        *(f"gemmsmith.program.{name}" for name in ("built", "calls", "variables")),
+        "gemmsmith.startup",
+        "gemmsmith.startup.autocapture",
     ]
     assert others == "False False False"
     assert [one.name for one in tmp_path.glob("*.products.json")] == []

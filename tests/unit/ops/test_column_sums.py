@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gemmsmith.epilogue import Epilogue
+from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine import functions
 from gemmsmith.ops.products.feedforward import MLP
 from gemmsmith.ops.products.fused import FusedLinear

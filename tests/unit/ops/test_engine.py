@@ -14,18 +14,18 @@ import torch
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.answers.answer import Config, Use
-from gemmsmith.answers.bundle import Bundle, write_bundle
-from gemmsmith.answers.lookup import Lookup
 from gemmsmith.answers.snapshot import Row, Snapshot
+from gemmsmith.core.config import Config, Use
+from gemmsmith.core.kernel import CublasLtKernel
+from gemmsmith.core.launch import Algorithm, Launch
+from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.errors import PackCorrupt
-from gemmsmith.kernel import CublasLtKernel
-from gemmsmith.launch import Algorithm, Launch
 from gemmsmith.ops.engine.engine import Engine, current, install
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import Arguments
 from gemmsmith.signing import Signer
+from gemmsmith.winners.bundle import Bundle, write_bundle
+from gemmsmith.winners.lookup import Lookup
 from tests.support.serving import own_signer
 from tests.support.stand_in import Choice, Chooser, Host, Packs, config
 

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from gemmsmith.epilogue import Epilogue
+from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine.engine import Engine, install
 from gemmsmith.ops.products import (  # noqa: F401 - registers gemmsmith::…
     feedforward,

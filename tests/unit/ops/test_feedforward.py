@@ -12,11 +12,11 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.epilogue import Epilogue
+from gemmsmith.core.activations import ACTIVATIONS
+from gemmsmith.core.epilogue import Epilogue
+from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.products import backward
-from gemmsmith.problem import Problem
 from tests.support.stand_in import Chooser
 
 BF16 = torch.bfloat16

@@ -10,8 +10,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 import gemmsmith
+from gemmsmith.core.problem import Problem
 from gemmsmith.ops.models.foreseen import Foreseen
-from gemmsmith.problem import Problem
 from tests.unit.ops.test_layers import INNER, LAYERS, WIDTH, FeedForward, Mlp, Output
 
 BF16 = torch.bfloat16

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gemmsmith.core.problem import DType
 from gemmsmith.ops.engine.forms import Form, Spec, batched, folded, operation_of, shapes
-from gemmsmith.problem import DType
 
 BF16 = torch.bfloat16
 

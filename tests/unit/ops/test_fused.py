@@ -14,8 +14,8 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn import functional
 
 import gemmsmith
+from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.problem import Problem
 from tests.support.stand_in import Chooser, Host
 from tuner.suites import load
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.epilogue import GATES
+from gemmsmith.core.epilogue import GATES
 from gemmsmith.ops.engine.engine import Engine
 from tests.support.stand_in import Chooser
 from tuner.suites import load

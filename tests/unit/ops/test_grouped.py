@@ -18,14 +18,14 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.answers.answer import Use
-from gemmsmith.answers.lookup import Lookup
 from gemmsmith.answers.snapshot import Row, Snapshot
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import Problem
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import engine as engines
 from gemmsmith.ops.engine.engine import Engine, install
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.problem import Problem
+from gemmsmith.winners.lookup import Lookup
 from tests.support.replacing import replace
 from tests.support.stand_in import Chooser, Host, Packs, config
 

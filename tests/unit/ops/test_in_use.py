@@ -16,13 +16,13 @@ import torch.nn.functional as F  # noqa: N812 - as models name it
 from torch import nn
 
 import gemmsmith
-from gemmsmith.answers.answer import Config
-from gemmsmith.kernel import AnyKernel, CublasLtKernel, TileScheduler
-from gemmsmith.launch import Decomposition, Launch
+from gemmsmith.core.config import Config
+from gemmsmith.core.kernel import AnyKernel, CublasLtKernel, TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch
+from gemmsmith.core.problem import Layout
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import settings
 from gemmsmith.ops.engine.engine import Engine, install
-from gemmsmith.problem import Layout
 from tests.support import stand_in
 from tests.support.stand_in import Chooser, Host, Packs
 

@@ -19,9 +19,9 @@ from torch._inductor.utils import fresh_inductor_cache
 from transformers.activations import NewGELUActivation
 
 import gemmsmith
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.epilogue import Activation
-from gemmsmith.operation import Epilogue
+from gemmsmith.core.activations import ACTIVATIONS
+from gemmsmith.core.epilogue import Activation
+from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.engine.engine import Engine, install
 from tests.support.stand_in import Chooser, Host, Packs
 

@@ -23,10 +23,10 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 import gemmsmith
+from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.ops.models.layers import recognized
-from gemmsmith.problem import Problem
 from tests.support.stand_in import Chooser
 
 BF16 = torch.bfloat16

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import gemmsmith
-from gemmsmith.operation import Epilogue
+from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models.forwards import is_patched
 from tests.support.stand_in import Chooser

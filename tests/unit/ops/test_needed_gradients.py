@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import gemmsmith.ops.products.mixture
 import gemmsmith.ops.products.norms  # noqa: F401 - their functions are counted
-from gemmsmith.epilogue import Epilogue
+from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.functions import Linear, Matmul
 from gemmsmith.ops.products.feedforward import MLP

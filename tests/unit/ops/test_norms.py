@@ -21,9 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import gemmsmith
-from gemmsmith import built
 from gemmsmith.answers.snapshot import Snapshot
-from gemmsmith.built import remember
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models import norm_layers
@@ -31,6 +29,8 @@ from gemmsmith.ops.models.automatic import every_model, every_norm
 from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.ops.models.layers import recognized
 from gemmsmith.ops.models.norms import norm_recipe
+from gemmsmith.program import built
+from gemmsmith.program.built import remember
 from tests.support.stand_in import Chooser, Host
 from tests.support.tiny_models import MODELS
 

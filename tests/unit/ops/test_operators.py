@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 import gemmsmith
+from gemmsmith.core.problem import Layout
 from gemmsmith.ops.engine.engine import Engine, install
-from gemmsmith.problem import Layout
 from tests.support import stand_in
 from tests.support.replacing import replace
 from tests.support.stand_in import Chooser

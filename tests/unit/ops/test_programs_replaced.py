@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - as models name it
 from torch import nn
 
 import gemmsmith
-from gemmsmith.epilogue import Epilogue
+from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine.engine import Engine
 from tests.support.programs import data
 from tests.support.stand_in import Chooser

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as models name it
 from torch import nn
 
-from gemmsmith.epilogue import Activation
+from gemmsmith.core.epilogue import Activation
 from gemmsmith.ops.models import recipes
 from gemmsmith.ops.models.reading import Activated, Called, Combined, Expression, Half, read
 

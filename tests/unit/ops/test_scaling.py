@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import gemmsmith
+from gemmsmith.core.problem import Layout
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.problem import Layout
 from tests.support import stand_in
 from tests.support.replacing import replace
 from tests.support.stand_in import Chooser, Host

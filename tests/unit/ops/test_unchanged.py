@@ -13,11 +13,11 @@ import torch
 
 import gemmsmith
 from gemmsmith import Snapshot
-from gemmsmith.answers.bundle import kept_bundle, write_bundle
+from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.errors import PackCorrupt, PackIncompatible, ServiceUnavailable
 from gemmsmith.ops import autouse
 from gemmsmith.ops.engine import source
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.winners.bundle import kept_bundle, write_bundle
 from tests.gpu.support.choosing import Ground
 from tests.gpu.support.counting import launches
 from tests.support import stand_in, unchanged
@@ -99,7 +99,7 @@ def test_a_bundle_in_a_plain_program(ground: Ground, script: Path, tmp_path: Pat
     assert done.returncode == 5, done.stderr
     assert kinds(tmp_path) == {str(FORWARD): 3, str(WEIGHT): 3}
     (worker,) = (tmp_path / "site").glob("worker-*")
-    assert worker.read_text() == "torch gemmsmith.hook"
+    assert worker.read_text() == "torch gemmsmith.startup.hook"
     assert done.stderr.splitlines() == [
         "gemmsmith: 1 large products have no winner:",
         "  32×16×48 bf16 tt: gemmsmith tune 32 16 48 --dtype bf16 --layout tt",

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from gemmsmith.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.core.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.runtime.abi import (
     ABI_VERSION,
     DECOMPOSITION_CODES,

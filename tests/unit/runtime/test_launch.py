@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemmsmith.answers.answer import Config
+from gemmsmith.core.config import Config
+from gemmsmith.core.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.operation import Scaling
+from gemmsmith.core.problem import DType, Layout
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Launch
-from gemmsmith.operation import Scaling
-from gemmsmith.problem import DType, Layout
 from gemmsmith.runtime import launch as launching
 from gemmsmith.runtime.abi import Arguments
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from gemmsmith.kernel import Kernel
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.unit.search.test_cost_model import H200
 from tuner.backends import candidates
 from tuner.compile.plan import cost, units

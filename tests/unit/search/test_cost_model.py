@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Decomposition
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.launch import Decomposition
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.replacing import replace
 from tuner.backends import candidates
 from tuner.backends.cutlass.operation import is_padded

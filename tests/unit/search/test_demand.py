@@ -9,8 +9,9 @@ from statistics import fmean, median
 
 import pytest
 
-from gemmsmith.answers.answer import Ratio, Use
-from gemmsmith.problem import DType, Problem
+from gemmsmith.answers.answer import Ratio
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import DType, Problem
 from tests.support.records import DEVICE, PROBLEM, winner
 from tuner.exchange import read_winners
 from tuner.search.demand import (

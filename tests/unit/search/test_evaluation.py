@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from tests.support.recordings import best_of, record, some_candidates
 from tests.support.replacing import replace
 from tuner.devices.recording import Sweep

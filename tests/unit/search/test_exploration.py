@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Decomposition, Launch, RasterOrder
-from gemmsmith.tuning import Effort
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.core.tuning import Effort
 from tests.support.candidates import named
 from tests.support.replacing import replace
 from tuner.search.budget import BUDGETS, Budget

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import pytest
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import Kernel
-from gemmsmith.tuning import Effort
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.tuning import Effort
 from tests.support.replacing import replace
 from tests.unit.search.test_exploration import LAUNCHES, kernel
 from tuner.search.budget import BUDGETS, Budget

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import Kernel, TileScheduler
-from gemmsmith.launch import Launch
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import Kernel, TileScheduler
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import DType, Problem
 from tuner.backends import kernels
 from tuner.search.finals import finalists
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Decomposition, Launch
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 from tests.support.serving import H200

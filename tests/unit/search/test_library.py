@@ -8,16 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from gemmsmith.answers.answer import Conditions, Use
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import AnyKernel, CublasLtKernel
-from gemmsmith.launch import Algorithm, Launch
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.answers.answer import Conditions
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
+from gemmsmith.core.kernel import AnyKernel, CublasLtKernel
+from gemmsmith.core.launch import Algorithm, Launch
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from tests.support.candidates import EXACT
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
-from tuner.backends.cublaslt.space import kernel_for
+from tuner.backends.cublaslt.algorithms import kernel_for
 from tuner.compile import Builder, Built
 from tuner.devices.base import Contender, Device
 from tuner.errors import NoLegalCandidate

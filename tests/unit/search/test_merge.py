@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import update
 
-from gemmsmith.answers.answer import Ratio, Use
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.answers.answer import Ratio
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, imported, winner
 from tuner.backends import kernels

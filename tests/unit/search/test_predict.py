@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Layout, Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200
 from tests.support.types import FLOATS

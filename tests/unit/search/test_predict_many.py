@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Backend
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Backend
+from gemmsmith.core.problem import Problem
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200
 from tests.unit.service.test_cold_answers import A100, problems

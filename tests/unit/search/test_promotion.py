@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from gemmsmith.answers.answer import Conditions, Use
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import TileScheduler
-from gemmsmith.launch import Decomposition, Launch
+from gemmsmith.answers.answer import Conditions
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
+from gemmsmith.core.kernel import TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch
 from tests.support.candidates import EXACT, PROBLEM, named
 from tests.support.replacing import replace
 from tuner.search.promotion import decide

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.launch import Launch
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import Problem
 from tests.support.candidates import PROBLEM, named
 from tests.support.replacing import replace
 from tuner.search.ranking import by_kernel, led, ranked

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.answers.answer import Use
-from gemmsmith.candidate import Candidate
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from tests.support import fake_nvcc
 from tests.support.gpu import NEWER, Gpu
 from tests.support.recordings import best_of, some_candidates

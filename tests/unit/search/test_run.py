@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.answers.answer import Use
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from gemmsmith.errors import Untrusted
-from gemmsmith.problem import Problem
 from gemmsmith.signing import Signer, Trusted
-from gemmsmith.tuning import Effort
 from tests.support import fake_nvcc
 from tests.support.recordings import best_of, record, some_candidates
 from tests.support.replacing import replace

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tuner.backends import kernels

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gemmsmith.answers.answer import Use
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import DType, Problem
 from service.settings import Settings
 from tests.support.serving import H100, H200, new_settings, promote, running, winner
 

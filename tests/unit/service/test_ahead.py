@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.operation import Operation
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import Operation
 from service.lookup import ahead
 from service.lookup.ahead import USUAL, Ahead
 from service.lookup.devices import Catalogue

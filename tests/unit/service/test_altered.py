@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Signer
 from service.cli.main import app
 from service.settings import Settings

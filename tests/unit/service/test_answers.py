@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gemmsmith.answers.answer import Answer, Match, Use
+from gemmsmith.answers.answer import Answer
+from gemmsmith.core.config import Match, Use
+from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.kernel import Kernel
-from gemmsmith.problem import DType, Layout, Problem
 from service.http.asked import Asked
 from service.http.requests import ProblemBody
 from service.lookup import find

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.problem import DType, Problem
 from service.http import batches
 from service.http.errors import MOST_ERRORS, ProblemError
 from tests.support.serving import H100, new_settings, promote, running, winner

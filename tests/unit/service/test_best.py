@@ -8,7 +8,8 @@ import httpx
 import msgspec
 import pytest
 
-from gemmsmith.answers.answer import MAX_DISTANCE, Answer, Match, Use
+from gemmsmith.answers.answer import Answer
+from gemmsmith.core.config import MAX_DISTANCE, Match, Use
 from tests.support.serving import H100, H200
 from tests.unit.service.conftest import CUBLAS_WINS, KNOWN
 from tuner.backends import refusal

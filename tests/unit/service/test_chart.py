@@ -12,9 +12,9 @@ import httpx
 import pytest
 from sqlalchemy import Engine, event
 
-from gemmsmith import neighbours
-from gemmsmith.answers.answer import Match, Use
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core import neighbours
+from gemmsmith.core.config import Match, Use
+from gemmsmith.core.problem import DType, Problem
 from service.lookup import find, neighbourhood
 from service.lookup.neighbourhood import Chart, Charted, Together
 from tests.support.replacing import replace

@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 import pytest
 
 from gemmsmith.answers.answer import InRegime, Ratio, Regime, Statistics
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.charts import intervals, ratios, regret, rooflines, trials
 from service.charts.draw import STYLE, WIDTH, Scale, legend, svg, text, upright
 from service.charts.heatmap import Cell, heatmap
+from service.report.problem_rows import device_report, row_of
 from service.report.roofs import Roof
-from service.report.rows import device_report, row_of
 from tests.support.records import PROBLEM, failed_trial, trial
 from tests.support.replacing import replace
 from tests.support.serving import winner

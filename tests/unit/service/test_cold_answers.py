@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from benchmarks import million
-from gemmsmith.answers.answer import Use
-from gemmsmith.candidate import Candidate
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.problem import Problem
 from service.settings import Settings
 from tests.support.candidates import EXACT
 from tests.support.replacing import replace

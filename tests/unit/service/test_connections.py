@@ -20,7 +20,7 @@ import psutil
 import pytest
 import structlog
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.http.connections import (
     HEALTH_RESERVE,
     OTHER_FILES,

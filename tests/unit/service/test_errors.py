@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from gemmsmith.problem import DType, Layout
+from gemmsmith.core.problem import DType, Layout
 from service.http.requests import Arch
 from service.settings import Settings, SettingsError
 from service.worker.gpu import usable_gpu

@@ -17,9 +17,9 @@ import msgspec
 import pytest
 from pyarrow import parquet
 
-from gemmsmith.answers.answer import Use
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.http.replies import SCHEMA
-from gemmsmith.problem import DType, Layout, Problem
 from service.http.tables import TRIALS, WINNERS, FileFormat
 from service.report import export
 from tests.support.serving import H100, H200, new_settings, promote, running, trial, winner

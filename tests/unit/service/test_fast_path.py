@@ -16,8 +16,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gemmsmith.answers.answer import Use
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import DType, Problem
 from service.http import fast_path
 from service.http.access import COOKIE, Scope
 from service.lookup.cache import Answers

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.operation import Epilogue
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.operation import Epilogue
+from gemmsmith.core.problem import Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tuner.backends import kernels, launches

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.problem import Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.problem import Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tuner.backends import kernels, launches

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine, event, text
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.cli import checks
 from service.http import readiness
 from service.http.access import Scope

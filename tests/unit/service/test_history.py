@@ -13,8 +13,8 @@ import httpx
 import msgspec
 import pytest
 
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.problem import Layout, Problem
 from service.settings import Settings
 from tests.support.processes import until
 from tests.support.serving import H100, H200, new_settings, packs_of, running, trial

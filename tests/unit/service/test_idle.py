@@ -12,8 +12,8 @@ import structlog
 from sqlalchemy import update
 
 from gemmsmith.answers.answer import Ratio
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort, JobState
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort, JobState
 from service.settings import Settings
 from service.worker import idle, process
 from service.worker.process import Tuning

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gemmsmith.answers.answer import Answer, Config, Match, Use
-from gemmsmith.problem import Problem
+from gemmsmith.answers.answer import Answer
+from gemmsmith.core.config import Config, Match, Use
+from gemmsmith.core.problem import Problem
 from service.lookup.find import find
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner

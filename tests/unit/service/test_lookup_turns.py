@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.http.access import LOCAL, Caller
 from service.http.turns import Turns, whose
 from service.lookup import reader

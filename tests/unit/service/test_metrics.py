@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from service.metrics.database import Figures
 from service.worker import process
 from tests.support import fake_nvcc

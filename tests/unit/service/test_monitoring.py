@@ -15,8 +15,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from service.worker import process
 from tests.support import fake_nvcc
 from tests.support.processes import until

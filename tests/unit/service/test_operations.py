@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gemmsmith.answers.answer import InRegime, Ratio, Regime
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.problem import Layout, Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 

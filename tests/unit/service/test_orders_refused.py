@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gemmsmith import Busy, Client, InvalidProblem, Rejected
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import JobState
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import JobState
 from service.cli.main import app
 from service.settings import Settings
 from tests.support.serving import new_settings, running

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from gemmsmith import AsyncClient, Client
+from gemmsmith.core.problem import Problem
 from gemmsmith.http.replies import SCHEMA
-from gemmsmith.problem import Problem
 from gemmsmith.signing import Signer
 from service import identity
 from service.settings import Settings

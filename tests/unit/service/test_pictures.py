@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.answers.answer import InRegime, Ratio, Regime, Use
+from gemmsmith.answers.answer import InRegime, Ratio, Regime
+from gemmsmith.core.config import Use
 from service.charts.heatmap import Cell, heatmap
 from service.charts.intervals import regimes
 from service.charts.trials import TRAITS, by_trait, convergence

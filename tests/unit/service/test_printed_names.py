@@ -13,11 +13,11 @@ import msgspec
 import pytest
 import typer
 
-from gemmsmith.device import DeviceModel, called
+from gemmsmith.core.device import DeviceModel, called
+from gemmsmith.core.operation import DType, Operation, of_dtype
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.http import requests
-from gemmsmith.operation import DType, Operation, of_dtype
-from gemmsmith.problem import Problem
 from service.cli.main import app
 from service.cli.options import problem_of, typed
 from service.cli.session import model_of

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from gemmsmith import Client, Problem
-from gemmsmith.answers.answer import Use
-from gemmsmith.jobs import JobStatus
+from gemmsmith.core.config import Use
+from gemmsmith.http.jobs import JobStatus
 from service.settings import Settings
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, statistics, trial, winner

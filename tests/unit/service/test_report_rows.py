@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.answers.answer import Conditions, Ratio, Statistics, Use
-from gemmsmith.kernel import TileScheduler
-from gemmsmith.launch import Decomposition, Launch
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.answers.answer import Conditions, Ratio, Statistics
+from gemmsmith.core.config import Use
+from gemmsmith.core.kernel import TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch
+from gemmsmith.core.problem import DType, Layout, Problem
+from service.report.problem_rows import Bound, ProblemClass, classes_of, device_report, row_of
 from service.report.reasons import baseline_note, notes, why
-from service.report.rows import Bound, ProblemClass, classes_of, device_report, row_of
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H200, winner
 from tuner.exchange import read_winners

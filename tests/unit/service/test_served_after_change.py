@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tests.support.serving import H100, H200, new_settings, promote, running, winner
 from tuner.jobs import Queue
 from tuner.store import Store

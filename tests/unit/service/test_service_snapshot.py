@@ -22,8 +22,8 @@ from gemmsmith import (
     Snapshot,
     Use,
 )
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import TileScheduler
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import TileScheduler
 from gemmsmith.signing import Signer, Trusted
 from service import identity
 from service.settings import Settings

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import structlog
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.http.access import Scope
 from service.lookup import reader
 from service.lookup.snapshots import Snapshots

@@ -18,14 +18,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gemmsmith import AsyncClient, Client, Problem, Snapshot, Use
 from gemmsmith.answers import document
+from gemmsmith.core.kernel import Backend
 from gemmsmith.http.requests import RUNS
-from gemmsmith.kernel import Backend
 from gemmsmith.signing import Signer
 from service.http import documents
 from service.http.abilities import EVERYTHING, Abilities, abilities_of
 from service.http.turns import Turns
 from service.lookup.devices import Catalogue
-from service.lookup.rows import PacksToRun
+from service.lookup.snapshot_rows import PacksToRun
 from service.lookup.snapshots import EARLIER, EDITIONS, Edition, OncePerTurn, Snapshots
 from service.settings import Settings
 from tests.compat.test_old_clients import by_library

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine, event
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from service.http.access import Scope
 from service.settings import Settings
 from tests.support.processes import until

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gemmsmith.jobs import JobStatus
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
+from gemmsmith.http.jobs import JobStatus
 from tests.support.serving import H200, new_settings, running
 from tuner.jobs import Queue
 from tuner.store import Store

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.answers.answer import InRegime, Ratio, Regime, Use
+from gemmsmith.answers.answer import InRegime, Ratio, Regime
+from gemmsmith.core.config import Use
 from service.report import regimes
 from service.report.power_penalty import why_cublas_stays
 

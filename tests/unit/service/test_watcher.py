@@ -19,8 +19,8 @@ import structlog
 from structlog.typing import EventDict
 
 from gemmsmith.answers.answer import Answer
-from gemmsmith.device import DeviceModel
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import Problem
 from service.lookup import find
 from service.lookup.cache import Answers, Rendered
 from service.lookup.devices import Catalogue

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gemmsmith.problem import Problem
-from gemmsmith.text import flaw, flaw_in
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.text import flaw, flaw_in
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Toolchain

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort, JobState
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort, JobState
 from service.worker import process
 from tests.support.recordings import record
 from tests.support.serving import new_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.device import DeviceModel
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Backend, MainloopSchedule
-from gemmsmith.operation import DType, Layout, Operation, layouts_of
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Backend, MainloopSchedule
+from gemmsmith.core.operation import DType, Layout, Operation, layouts_of
+from gemmsmith.core.problem import Problem
 from tests.support.replacing import replace
 from tests.support.types import FLOATS
 from tuner.arch import ARCHITECTURES, MEASURED, architecture

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import AnyKernel, Backend, CublasLtKernel
-from gemmsmith.launch import Launch
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel, Backend, CublasLtKernel
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Layout, Problem
 from tests.support.types import FLOATS
 from tuner import backends
 from tuner.arch import ARCHITECTURES, SM90

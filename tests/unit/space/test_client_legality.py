@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from gemmsmith.answers.answer import Config
-from gemmsmith.kernel import TileScheduler
-from gemmsmith.legality import refusal
-from gemmsmith.operation import Operation
-from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
+from gemmsmith.core.config import Config
+from gemmsmith.core.kernel import TileScheduler
+from gemmsmith.core.legality import refusal
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import MAX_EXTENT, DType, Layout, Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200
 from tests.support.types import FLOATS

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import EpilogueSchedule, Kernel, TileScheduler
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout, Problem
-from gemmsmith.tiles import tile_grid
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import EpilogueSchedule, Kernel, TileScheduler
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout, Problem
+from gemmsmith.core.tiles import tile_grid
 from tests.support.replacing import replace
 from tests.support.types import FLOATS
 from tuner.arch import SM90

@@ -12,9 +12,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.operation import Layout, layouts_of
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import Layout, layouts_of
+from gemmsmith.core.problem import Problem
 from tuner.backends import Level, candidates, kernels
 from tuner.backends.unit import unit_source
 from tuner.search.cost_model import AnalyticModel

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Decomposition, Launch, RasterOrder
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout, Problem
-from gemmsmith.tiles import tile_grid
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout, Problem
+from gemmsmith.core.tiles import tile_grid
 from tuner.arch import SM90
 from tuner.backends import candidates, launches, splits_refusal
 from tuner.backends.cutlass.grid import effective_swizzle

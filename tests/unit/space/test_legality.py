@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from gemmsmith import legality
-from gemmsmith.kernel import (
+from gemmsmith.core import legality
+from gemmsmith.core.kernel import (
     Backend,
     EpilogueSchedule,
     Kernel,
     MainloopSchedule,
     TileScheduler,
 )
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.replacing import replace
 from tuner.backends import BACKENDS, refusal
 from tuner.backends.cutlass import footprint
-from tuner.backends.cutlass.backend import CutlassBackend
 from tuner.backends.cutlass.operation import kernel, named
 from tuner.backends.cutlass.rules import KernelRule, shared_memory_suffices
+from tuner.backends.cutlass.shared import CutlassBackend
 
 GOOD = kernel(
     operation=Operation.of(DType.BF16, Layout.TN),

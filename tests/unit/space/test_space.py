@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import (
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import (
     TMA_MAINLOOPS,
     Backend,
     EpilogueSchedule,
@@ -19,18 +19,18 @@ from gemmsmith.kernel import (
     MainloopSchedule,
     TileScheduler,
 )
-from gemmsmith.launch import RasterOrder
-from gemmsmith.operation import Operation
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.launch import RasterOrder
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.types import FLOATS
 from tuner.arch import SM90
 from tuner.backends import Level, candidates, kernels, launches, refusal
-from tuner.backends.cute import space as cute
+from tuner.backends.cute import own_kernels as cute
 from tuner.backends.cutlass import package
 from tuner.backends.cutlass.operation import gemm_operation, is_padded, name_of, tma_alignment
-from tuner.backends.cutlass2x import space as cutlass2x
+from tuner.backends.cutlass2x import multistage as cutlass2x
+from tuner.backends.cutlass3x import families as cutlass3x
 from tuner.backends.cutlass3x import full
-from tuner.backends.cutlass3x import space as cutlass3x
 from tuner.errors import NoLegalCandidate
 
 FAMILIES = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.kernel import EpilogueSchedule, MainloopSchedule, cutlass
-from gemmsmith.operation import Epilogue, Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.kernel import EpilogueSchedule, MainloopSchedule, cutlass
+from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.problem import Problem
 from tests.support.replacing import replace
 from tuner.arch import ARCHITECTURES
 from tuner.backends import Level, kernels, refusal, supporting

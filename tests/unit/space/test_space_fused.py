@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import (
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import (
     EpilogueSchedule,
     Kernel,
     MainloopSchedule,
     TileScheduler,
     cutlass,
 )
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Problem
 from tests.support.epilogues import FUSED
 from tests.support.replacing import replace
 from tuner.arch import ARCHITECTURES

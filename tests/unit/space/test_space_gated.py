@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, cutlass
-from gemmsmith.operation import Epilogue, Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, cutlass
+from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.problem import Problem
 from tests.support.replacing import replace
 from tuner.arch import ARCHITECTURES
 from tuner.backends import Level, candidates, kernels, refusal

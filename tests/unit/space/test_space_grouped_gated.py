@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Backend, MainloopSchedule, TileScheduler, cutlass
+from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.kernel import Backend, MainloopSchedule, TileScheduler, cutlass
-from gemmsmith.operation import Epilogue, Operation
-from gemmsmith.problem import Problem
 from tests.support.replacing import replace
 from tuner.backends import Level, candidates, kernels, refusal
 from tuner.backends.cutlass import footprint

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from cutlass_library.library import DataType
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Backend, EpilogueSchedule, TileScheduler, cutlass
-from gemmsmith.operation import Element, Layout, Scaling
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Backend, EpilogueSchedule, TileScheduler, cutlass
+from gemmsmith.core.operation import Element, Layout, Scaling
+from gemmsmith.core.problem import Problem
 from tuner.backends import candidates, kernels, offered, refusal
 from tuner.backends.cutlass.operation import gemm_operation
 from tuner.backends.cutlass.slim import slim_headers

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from gemmsmith.answers.answer import Ratio
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.records import (
     DEVICE,
     ENVIRONMENT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.records import DEVICE, OTHER_DEVICE, winner
 from tuner.store import Store
 from tuner.store.statement import fingerprint

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from gemmsmith.answers.answer import Ratio, Use
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.answers.answer import Ratio
+from gemmsmith.core.config import Use
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.records import (
     DEVICE,
     ENVIRONMENT,

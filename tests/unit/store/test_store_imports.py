@@ -12,8 +12,8 @@ from msgspec import structs
 from sqlalchemy import select, update
 
 from gemmsmith.answers.history import Origin
-from gemmsmith.kernel import AnyKernel, Cutlass3xKernel
-from gemmsmith.problem import Problem
+from gemmsmith.core.kernel import AnyKernel, Cutlass3xKernel
+from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Signer, Trusted
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Trusted
 from tests.support.records import DEVICE, PROBLEM, winner
 from tests.support.serving import winner as measured

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.epilogue import Backward, Epilogue
-from gemmsmith.problem import Problem
+from gemmsmith.core.activations import ACTIVATIONS
+from gemmsmith.core.epilogue import Backward, Epilogue
+from gemmsmith.core.problem import Problem
 from tests.support.judging import SMALL, judged
 from tuner.trial import FailureKind
 from tuner.workloads import fused_ways, reference

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.problem import DType, Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import DType, Problem
 from tuner.errors import DoesNotFit
 from tuner.workloads.footprint import (
     MAX_SETS,

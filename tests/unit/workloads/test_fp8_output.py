@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gemmsmith.problem import Problem
+from gemmsmith.core.problem import Problem
 from tests.support.judging import SMALL, judged
 from tuner.trial import FailureKind
 from tuner.workloads import fused_ways, ways

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gemmsmith.operation import Epilogue, Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.problem import Problem
 from tests.support.epilogues import FUSED
 from tests.support.judging import SMALL, judged
 from tuner.trial import FailureKind

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gemmsmith.operation import Epilogue
-from gemmsmith.problem import Problem
+from gemmsmith.core.operation import Epilogue
+from gemmsmith.core.problem import Problem
 from tests.support.judging import SMALL, judged
 from tests.support.replacing import replace
 from tuner.trial import FailureKind

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.problem import Problem
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.problem import Problem
 from tests.support.candidates import KERNEL
 from tests.support.grouped import DEPTH, FP8, OPERATIONS, ROWS, SMALL, WIDE, exact, problem_of
 from tests.support.replacing import replace

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.problem import Problem
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.problem import Problem
 from tests.support.candidates import KERNEL
 from tests.support.judging import SMALL
 from tests.support.replacing import replace

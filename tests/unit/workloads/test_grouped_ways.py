@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemmsmith.operation import Grouping, Operation, Scaling
-from gemmsmith.problem import Problem
+from gemmsmith.core.operation import Grouping, Operation, Scaling
+from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import SCALING_CODES
 from tests.support.grouped import FP8, OPERATIONS, ROWS, SMALL, WIDE, exact, problem_of
 from tests.support.replacing import replace

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 from tuner.errors import ReferenceBroken

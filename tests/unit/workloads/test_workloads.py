@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gemmsmith.device import DeviceModel
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.operation import DType, Operation, Scaling, layouts_of
+from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.kernel import AnyKernel
-from gemmsmith.operation import DType, Operation, Scaling, layouts_of
-from gemmsmith.problem import Layout, Problem
 from gemmsmith.runtime.abi import SCALING_CODES
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace

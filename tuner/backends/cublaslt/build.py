@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gemmsmith.operation import Scaling
+from gemmsmith.core.operation import Scaling
 from tuner.backends.backend import Part
 from tuner.backends.cublaslt.operations import OPERATIONS, Compute, LibraryOperation
 from tuner.backends.cutlass import HEADERS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from gemmsmith.operation import Element, Epilogue, Grouping, Layout, Operation, Scaling
+from gemmsmith.core.operation import Element, Epilogue, Grouping, Layout, Operation, Scaling
 
 
 class Compute(StrEnum):

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from gemmsmith.core.launch import Algorithm
+from gemmsmith.core.operation import Scaling
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.launch import Algorithm
-from gemmsmith.operation import Scaling
-from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import SCALING_CODES, Arguments, status_text
 from gemmsmith.runtime.pack import LoadedKernel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cutlass_library.library import DataTypeTag, KernelScheduleTag, LayoutTag
 
-from gemmsmith.kernel import CutlassKernel, TileScheduler
+from gemmsmith.core.kernel import CutlassKernel, TileScheduler
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import text
 from tuner.backends.cutlass.footprint import math_groups, stages

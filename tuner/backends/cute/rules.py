@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gemmsmith.kernel import CutlassKernel, TileScheduler
-from gemmsmith.operation import Grouping, Scaling
+from gemmsmith.core.kernel import CutlassKernel, TileScheduler
+from gemmsmith.core.operation import Grouping, Scaling
 from tuner.backends.cutlass import rules, wgmma
 
 

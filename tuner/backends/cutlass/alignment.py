@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd
 
-from gemmsmith.legality import MAX_GRID_YZ, MAX_TILES
-from gemmsmith.problem import Problem
+from gemmsmith.core.legality import MAX_GRID_YZ, MAX_TILES
+from gemmsmith.core.problem import Problem
 from tuner.arch import Architecture
 from tuner.backends.cutlass.operation import TMA_BYTES
 from tuner.backends.cutlass.wgmma import CPASYNC_MIN_BYTES

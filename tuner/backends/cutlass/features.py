@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from math import ceil
 
-from gemmsmith.epilogue import Activation
-from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Operation
+from gemmsmith.core.epilogue import Activation
+from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.operation import Operation
 from tuner.arch import SM90, architecture
 from tuner.backends.backend import Features
 from tuner.backends.cutlass import footprint

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from gemmsmith.kernel import (
+from gemmsmith.core.kernel import (
     TMA_MAINLOOPS,
     Backend,
     CutlassKernel,
@@ -17,7 +17,7 @@ from gemmsmith.kernel import (
     MainloopSchedule,
     TileScheduler,
 )
-from gemmsmith.operation import Element
+from gemmsmith.core.operation import Element
 from tuner.arch import architecture
 from tuner.backends.cutlass.operation import scales_rows, stores_itself
 

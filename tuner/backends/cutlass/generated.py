@@ -24,7 +24,7 @@ from cutlass_library.library import (
 )
 from cutlass_library.manifest import Manifest
 
-from gemmsmith.kernel import (
+from gemmsmith.core.kernel import (
     Cutlass2xKernel,
     Cutlass3xKernel,
     CutlassKernel,
@@ -32,7 +32,7 @@ from gemmsmith.kernel import (
     MainloopSchedule,
     TileScheduler,
 )
-from gemmsmith.operation import Operation
+from gemmsmith.core.operation import Operation
 from tuner.arch import ARCHITECTURES, Architecture
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import DATA_TYPES, gemm_operation, operands

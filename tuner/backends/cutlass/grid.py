@@ -6,8 +6,8 @@ CUTLASS's `tile_scheduler_params.h`.
 
 from __future__ import annotations
 
-from gemmsmith.launch import RasterOrder
-from gemmsmith.tiles import TileGrid
+from gemmsmith.core.launch import RasterOrder
+from gemmsmith.core.tiles import TileGrid
 
 MIN_K_TILES_PER_STREAM_K_UNIT = 8
 """`min_iters_per_sk_unit_`: stream-K gives no block less than this many K tiles."""

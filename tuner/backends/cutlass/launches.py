@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Backend, CutlassKernel, TileScheduler
-from gemmsmith.launch import Decomposition, Launch, RasterOrder
-from gemmsmith.legality import launch_refusal
-from gemmsmith.problem import Problem
-from gemmsmith.tiles import TileGrid, tile_grid
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import Backend, CutlassKernel, TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.core.legality import launch_refusal
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.tiles import TileGrid, tile_grid
 from tuner.arch import architecture
 from tuner.backends.cutlass.grid import (
     MIN_K_TILES_PER_STREAM_K_UNIT,

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
-from gemmsmith.legality import problem_refusal
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.core.legality import problem_refusal
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Problem
 from tuner.backends.cutlass.operation import TMA_BYTES, kernel, named
 from tuner.backends.cutlass.rules import KernelRule, choice_refusal
 

@@ -45,7 +45,7 @@ from cutlass_library.library import (
 )
 from msgspec import structs
 
-from gemmsmith.kernel import (
+from gemmsmith.core.kernel import (
     CUTLASS_KERNELS,
     Backend,
     CutlassKernel,
@@ -53,7 +53,7 @@ from gemmsmith.kernel import (
     MainloopSchedule,
     TileScheduler,
 )
-from gemmsmith.operation import Element, Operation, Scaling
+from gemmsmith.core.operation import Element, Operation, Scaling
 
 DATA_TYPES = {
     Element.BF16: DataType.bf16,

@@ -10,8 +10,8 @@ from itertools import product
 
 from msgspec import structs
 
-from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Operation
+from gemmsmith.core.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.core.operation import Operation
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import kernel
 from tuner.backends.cutlass.rules import KernelRule, choice_refusal

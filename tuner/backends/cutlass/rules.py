@@ -4,7 +4,7 @@ A rule takes a kernel and gives None for legal, else the reason. Each backend li
 and those shared ones that bind it (`RULES` of its `rules` module): the enumerators, the verifier
 and the tests call the same predicates. What a rule says in CUTLASS is named beside it: a static
 assertion of its headers, `can_implement`, or a limit of the hardware. Rules that depend on the
-problem are the library's (`gemmsmith.legality`). Nothing here compiles or needs a GPU.
+problem are the library's (`gemmsmith.core.legality`). Nothing here compiles or needs a GPU.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from gemmsmith.errors import InvalidProblem
-from gemmsmith.kernel import (
+from gemmsmith.core.kernel import (
     TMA_MAINLOOPS,
     Backend,
     CutlassKernel,
@@ -21,6 +20,7 @@ from gemmsmith.kernel import (
     MainloopSchedule,
     TileScheduler,
 )
+from gemmsmith.errors import InvalidProblem
 from tuner.arch import ARCHITECTURES, architecture
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import backend_of, name_of

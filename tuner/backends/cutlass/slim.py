@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from gemmsmith.operation import Element, Operation
+from gemmsmith.core.operation import Element, Operation
 from tuner.backends.cutlass.package import include_dirs
 
 _FLOATS = "F32(?:F16F16|BF16BF16|E[45]M[23]E[45]M[23])"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance, EmitGemmUniversalInstance
 
-from gemmsmith.epilogue import Activation
-from gemmsmith.kernel import CutlassKernel
+from gemmsmith.core.epilogue import Activation
+from gemmsmith.core.kernel import CutlassKernel
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import HEADERS
 from tuner.backends.cutlass.generated import described

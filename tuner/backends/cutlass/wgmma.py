@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gemmsmith.kernel import TMA_MAINLOOPS, CutlassKernel, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Element, Operation
+from gemmsmith.core.kernel import TMA_MAINLOOPS, CutlassKernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.operation import Element, Operation
 from tuner.arch import SM90
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import TMA_BYTES, operands

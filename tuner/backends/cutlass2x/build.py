@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cutlass_library.gemm_operation import EmitGemmUniversalInstance
 
-from gemmsmith.kernel import CutlassKernel
+from gemmsmith.core.kernel import CutlassKernel
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import text
 from tuner.backends.cutlass.generated import described

@@ -5,7 +5,7 @@ The others are CUTLASS's own lists (`tuner.backends.cutlass.generated`).
 
 from __future__ import annotations
 
-from gemmsmith.kernel import CutlassKernel
+from gemmsmith.core.kernel import CutlassKernel
 from tuner.arch import architecture
 from tuner.backends.cutlass import rules
 from tuner.backends.cutlass.operation import warps_2x

@@ -5,8 +5,8 @@ from __future__ import annotations
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
 from cutlass_library.library import DataTypeTag, KernelScheduleTag, LayoutTag
 
-from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Grouping
+from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.operation import Grouping
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import footprint, text
 from tuner.backends.cutlass.generated import described

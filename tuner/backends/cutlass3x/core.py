@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Operation
+from gemmsmith.core.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.core.operation import Operation
 from tuner.backends.cutlass.lines import (
     ALL,
     BOTH,

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Operation
-from gemmsmith.problem import Problem
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.operation import Operation
+from gemmsmith.core.problem import Problem
 from tuner.arch import architecture
 from tuner.backends.cutlass.operation import named
 from tuner.backends.cutlass.rules import choice_refusal

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import product
 
-from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Operation
+from gemmsmith.core.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.core.operation import Operation
 from tuner.backends.cutlass.lines import legal
 from tuner.backends.cutlass.operation import kernel, tma_alignment
 from tuner.backends.cutlass.products import TILES_M, TILES_N, tma_products

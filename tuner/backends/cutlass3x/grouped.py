@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Grouping, Operation
+from gemmsmith.core.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.core.operation import Grouping, Operation
 from tuner.backends.backend import Level
 from tuner.backends.cutlass.lines import (
     ALL,

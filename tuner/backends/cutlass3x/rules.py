@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from gemmsmith.epilogue import Activation
-from gemmsmith.kernel import (
+from gemmsmith.core.epilogue import Activation
+from gemmsmith.core.kernel import (
     TMA_MAINLOOPS,
     CutlassKernel,
     EpilogueSchedule,
     MainloopSchedule,
     TileScheduler,
 )
-from gemmsmith.operation import Element
+from gemmsmith.core.operation import Element
 from tuner.backends.cutlass import footprint, rules, wgmma
 from tuner.backends.cutlass.operation import TMA_BYTES, operands, scales_rows
 

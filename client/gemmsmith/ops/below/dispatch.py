@@ -31,8 +31,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from gemmsmith.core.operation import Epilogue
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below import adding
 from gemmsmith.ops.below.binding import binding
 from gemmsmith.ops.below.blocks import Blocks, Weights

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from gemmsmith.operation import Epilogue
+from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.below.blocks import Blocks, Weights
 from gemmsmith.ops.below.standing import asking, stand_before
 from gemmsmith.ops.engine.engine import Engine, in_use

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gemmsmith.operation import Epilogue
+from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.engine.forms import Form, Shape, Spec, shapes
 
 BIAS_US = 2.0

@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from gemmsmith.answers.answer import Config
-from gemmsmith.operation import Layout
+from gemmsmith.core.config import Config
+from gemmsmith.core.operation import Layout
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.engine.plan import Plan
 
@@ -26,7 +26,7 @@ class Chosen(Protocol):
 
 
 class Chooser(Protocol):
-    """Says which kernel runs a product, as `gemmsmith.answers.lookup.Lookup` does."""
+    """Says which kernel runs a product, as `gemmsmith.winners.lookup.Lookup` does."""
 
     def lookup(
         self, dtype: str, layout: Layout, m: int, n: int, k: int, batch: int = 1

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from gemmsmith.core.operation import Epilogue, Operation
 from gemmsmith.errors import GemmsmithError
-from gemmsmith.operation import Epilogue, Operation
 from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.biases import ways
 from gemmsmith.ops.engine.choosing import Chooser, PackSource, Watcher

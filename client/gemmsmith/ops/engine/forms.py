@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import torch
 
+from gemmsmith.core.operation import DType, Element, Epilogue, Grouping, Layout, Operation, Scaling
+from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Operation, Scaling
 from gemmsmith.ops.engine.settings import allows_tf32
-from gemmsmith.problem import MAX_EXTENT, Problem
 
 
 class Form(Enum):

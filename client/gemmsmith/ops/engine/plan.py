@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from gemmsmith.answers.answer import Config
+from gemmsmith.core.config import Config
+from gemmsmith.core.operation import Grouping, Scaling
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.operation import Grouping, Scaling
 from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.forms import Shape
 from gemmsmith.ops.engine.platform import Platform

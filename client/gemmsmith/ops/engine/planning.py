@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gemmsmith.answers.answer import Config
+from gemmsmith.core.config import Config
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.ops.engine.biases import adds_bias_afterwards, pays
 from gemmsmith.ops.engine.choosing import Chooser, PackSource

@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 import torch
 
-from gemmsmith.answers.answer import Config
-from gemmsmith.operation import Element
+from gemmsmith.core.config import Config
+from gemmsmith.core.operation import Element
 
 Permission = Callable[[], bool]
 """Whether torch permits something at present, in this process."""

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from gemmsmith.answers.bundle import Bundle
-from gemmsmith.answers.lookup import Lookup
-from gemmsmith.device import DeviceModel, called
+from gemmsmith.core.device import DeviceModel, called
 from gemmsmith.distributed import shared_snapshot
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.http.client import Client
 from gemmsmith.ops.engine.choosing import Chooser, PackSource
 from gemmsmith.ops.engine.engine import Engine, install
-from gemmsmith.packs import Packs, asking, believe
+from gemmsmith.winners.bundle import Bundle
+from gemmsmith.winners.lookup import Lookup
+from gemmsmith.winners.packs import Packs, asking, believe
 
 if TYPE_CHECKING:
     from gemmsmith.answers.snapshot import Snapshot

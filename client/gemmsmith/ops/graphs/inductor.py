@@ -22,7 +22,7 @@ from torch._guards import detect_fake_mode
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.pattern_matcher import stable_topological_sort
 
-from gemmsmith.epilogue import GATES, Epilogue
+from gemmsmith.core.epilogue import GATES, Epilogue
 from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.plan import Plan

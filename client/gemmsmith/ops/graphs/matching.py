@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.epilogue import Activation
+from gemmsmith.core.activations import ACTIVATIONS
+from gemmsmith.core.epilogue import Activation
 
 _aten = torch.ops.aten
 VIEWS = (

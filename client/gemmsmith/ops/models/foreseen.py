@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from gemmsmith.core.operation import Epilogue, Layout
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Epilogue, Layout
 from gemmsmith.ops.models.layers import second
 from gemmsmith.ops.models.recipes import (
     FeedForwardRecipe,
@@ -32,7 +33,6 @@ from gemmsmith.ops.models.recipes import (
     weight_of,
 )
 from gemmsmith.ops.products.feedforward import backward_epilogues
-from gemmsmith.problem import Problem
 
 
 class _Linear(NamedTuple):

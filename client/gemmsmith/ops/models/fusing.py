@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gemmsmith.epilogue import GATES, Activation, Epilogue
+from gemmsmith.core.epilogue import GATES, Activation, Epilogue
 from gemmsmith.ops.engine import functions, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional
 
-from gemmsmith.epilogue import Activation
+from gemmsmith.core.epilogue import Activation
 from gemmsmith.ops.models.originals import Original, original
 
 

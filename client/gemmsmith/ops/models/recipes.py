@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gemmsmith.epilogue import Activation
+from gemmsmith.core.epilogue import Activation
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, experts_recipe
 from gemmsmith.ops.models.forwards import has_own_forward
 from gemmsmith.ops.models.norms import NormRecipe, norm_recipe

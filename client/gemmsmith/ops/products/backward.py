@@ -1,7 +1,7 @@
 """The product of a backward pass that takes an activation's gradient with it.
 
 P = dY·W of the layer after an activation, and what that activation was applied to, give the
-gradient of the latter: by one kernel where a winner says so (`gemmsmith.epilogue`), by torch's
+gradient of the latter: by one kernel where a winner says so (`gemmsmith.core.epilogue`), by torch's
 steps otherwise.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from gemmsmith import activations
-from gemmsmith.epilogue import Backward, Epilogue
+from gemmsmith.core import activations
+from gemmsmith.core.epilogue import Backward, Epilogue
 from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemmsmith.activations import check_activation
-from gemmsmith.epilogue import Activation, Backward, Epilogue
+from gemmsmith.core.activations import check_activation
+from gemmsmith.core.epilogue import Activation, Backward, Epilogue
 from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form

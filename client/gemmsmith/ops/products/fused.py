@@ -1,9 +1,9 @@
 """`gemmsmith.linear`: a linear layer and what follows it, in one kernel where one wins.
 
-Where the operation has a winner (`gemmsmith.epilogue`), that kernel runs; else torch's own steps
-follow whatever computes the product. Which it is, is decided once for each size, with a gradient
-wanted and without: then what the activation or a factor is applied to is stored for the backward
-pass, whose products have winners of their own.
+Where the operation has a winner (`gemmsmith.core.epilogue`), that kernel runs; else torch's own
+steps follow whatever computes the product. Which it is, is decided once for each size, with a
+gradient wanted and without: then what the activation or a factor is applied to is stored for the
+backward pass, whose products have winners of their own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gemmsmith.activations import ACTIVATIONS, check_activation, through
-from gemmsmith.epilogue import Epilogue
+from gemmsmith.core.activations import ACTIVATIONS, check_activation, through
+from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form

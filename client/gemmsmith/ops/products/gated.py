@@ -1,9 +1,10 @@
 """`gemmsmith.gated_linear`: SwiGLU, GeGLU and their like, in one kernel where one wins.
 
-Gate and up are two products of the same x. Where the operation has a winner (`gemmsmith.epilogue`),
-one kernel reads x once, multiplies it with both and stores the gated result alone; else torch's own
-steps follow whatever computes the products. With a gradient wanted, gate and up are stored as well,
-gate first whatever the weight's order, and nothing else is kept for the backward pass.
+Gate and up are two products of the same x. Where the operation has a winner
+(`gemmsmith.core.epilogue`), one kernel reads x once, multiplies it with both and stores the gated
+result alone; else torch's own steps follow whatever computes the products. With a gradient wanted,
+gate and up are stored as well, gate first whatever the weight's order, and nothing else is kept for
+the backward pass.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gemmsmith.activations import ACTIVATIONS, through
-from gemmsmith.epilogue import GATES, Activation, Epilogue
+from gemmsmith.core.activations import ACTIVATIONS, through
+from gemmsmith.core.epilogue import GATES, Activation, Epilogue
 from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.engine import Engine, current

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from gemmsmith.epilogue import Epilogue
+from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.below import experts
 from gemmsmith.ops.engine import functions, observers
 from gemmsmith.ops.engine.beside import Beside

@@ -1,9 +1,9 @@
 """`gemmsmith.scaled_linear`: a layer of FP8 operands, whose result may be FP8 as well.
 
 With an FP8 result, one kernel computes the product, what follows it, the result's factor, and on
-demand its largest value, where the operation has a winner (`gemmsmith.operation`: `out_e4m3`). Else
-the steps after the product are torch's. Either rounds to FP8 with saturation: torch's own cast does
-not, so a clamp precedes it.
+demand its largest value, where the operation has a winner (`gemmsmith.core.operation`: `out_e4m3`).
+Else the steps after the product are torch's. Either rounds to FP8 with saturation: torch's own cast
+does not, so a clamp precedes it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemmsmith.activations import ACTIVATIONS, check_activation
-from gemmsmith.epilogue import Epilogue
+from gemmsmith.core.activations import ACTIVATIONS, check_activation
+from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine import observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.epilogue import Activation, Epilogue
+from gemmsmith.core.activations import ACTIVATIONS
+from gemmsmith.core.epilogue import Activation, Epilogue
 from gemmsmith.ops.engine import observers
 from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.engine import current

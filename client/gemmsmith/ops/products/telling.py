@@ -1,4 +1,4 @@
-"""What could follow a product within one kernel, for what records calls (`gemmsmith.calls`)."""
+"""What could follow a product within a kernel, for the records of `gemmsmith.program.calls`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import torch
 
-from gemmsmith.calls import recording
-from gemmsmith.epilogue import Epilogue
+from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import operators
+from gemmsmith.program.calls import recording
 
 
 class Multiplied(NamedTuple):

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 import torch
 
+from gemmsmith.core.operation import Layout, Scaling
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.operation import Layout, Scaling
 from gemmsmith.runtime import Arguments, LoadedKernel
 from gemmsmith.runtime.abi import status_text
 from tests.support.products import TYPES, product

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gemmsmith.core.operation import Layout, Scaling
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.operation import Layout, Scaling
 from gemmsmith.runtime import Arguments, LoadedKernel
 from tests.support.libraries import library_version
 from tests.support.products import product

@@ -1,0 +1,47 @@
+"""How much is taken from a service or from a file, both of which may be a stranger's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """The most that is taken, in bytes where nothing else is said.
+
+    Attributes:
+        answer_bytes: an answer that is none of the following; one to 256 lookups has 0.5 MB.
+        snapshot_bytes: a snapshot; 200,000 winners have about 150 MB.
+        pack_bytes: a kernel pack.
+        event_bytes: one event of a job's stream.
+        listing_bytes: all pages of one listing together; a million trials have about 700 MB.
+        pages: pages of one listing.
+
+    Raises:
+        ValueError: a bound is not a positive integer.
+    """
+
+    answer_bytes: int = 16 * 2**20
+    snapshot_bytes: int = 256 * 2**20
+    pack_bytes: int = 512 * 2**20
+    event_bytes: int = 2**20
+    listing_bytes: int = 2**30
+    pages: int = 100_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{field.name} must be a positive integer, got {value!r}")
+
+
+BOUNDS = Bounds()
+"""What holds unless something else is said."""
+
+
+def exceeded(what: str, bound: str, bounds: Bounds) -> str:
+    """What to tell people about something that is larger than it may be."""
+    return (
+        f"{what} exceeds {bound}={getattr(bounds, bound)}: if that is expected, raise the limit "
+        f"with bounds=Bounds({bound}=…) of gemmsmith"
+    )

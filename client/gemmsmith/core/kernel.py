@@ -1,0 +1,253 @@
+"""What is compiled: one kernel, described by its backend and the choices that make it.
+
+Descriptions only: a backend (`tuner.backends`) decides which are legal and turns one into C++,
+`gemmsmith.runtime` runs the compiled result.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from gemmsmith.core.launch import Decomposition, Launch
+from gemmsmith.core.operation import Layout, Operation, named
+from gemmsmith.core.plain import Plain
+
+
+class Backend(StrEnum):
+    """Where a kernel comes from."""
+
+    CUTLASS3X = "cutlass3x"  # CollectiveBuilder kernels: TMA or cp.async with wgmma
+    CUTLASS2X = "cutlass2x"  # multistage mma.sync kernels: any alignment
+    CUTE = "cute"  # our own kernels, written on CUTLASS's CuTe
+    CUBLASLT = "cublaslt"  # cuBLASLt's own algorithms, of the library that torch loaded
+
+
+_BACKENDS: dict[object, Backend] = {backend.value: backend for backend in Backend}
+"""By the tag of their kernels' class: asked for so often that making one would take long."""
+
+
+class MainloopSchedule(StrEnum):
+    """How the mainloop overlaps loads with tensor-core work."""
+
+    MULTISTAGE = "multistage"  # CUTLASS 2.x: every warp loads and computes
+    CPASYNC_WARP_SPECIALIZED = "cpasync_warpspecialized"  # producer warps issue cp.async
+    WARP_SPECIALIZED = "warpspecialized"  # one TMA producer warp, one consumer warpgroup
+    PINGPONG = "warpspecialized_pingpong"  # two consumer warpgroups on two tiles in turn
+    COOPERATIVE = "warpspecialized_cooperative"  # two consumer warpgroups share one tile
+    TCGEN05_ONE_SM = "tcgen05_1sm"  # Blackwell: one SM's tensor core, sums in tensor memory
+    TCGEN05_TWO_SM = "tcgen05_2sm"  # Blackwell: two SMs of a cluster compute a tile together
+
+
+TMA_MAINLOOPS = frozenset(
+    {MainloopSchedule.WARP_SPECIALIZED, MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE}
+)
+
+
+class EpilogueSchedule(StrEnum):
+    """How accumulators reach global memory."""
+
+    TMA = "tma"  # through shared memory and TMA stores; needs 16-byte aligned rows of D
+    NO_SMEM = "nosmem"  # straight from registers; any alignment of D
+    THREADBLOCK = "threadblock"  # CUTLASS 2.x: through shared memory, vectorized stores
+
+
+class TileScheduler(StrEnum):
+    """How output tiles are handed to thread blocks."""
+
+    GRID = "grid"  # one thread block per tile (not persistent)
+    PERSISTENT = "persistent"  # as many thread blocks as fit, each takes tiles in turn
+    STREAM_K = "stream_k"  # persistent; tiles may be split along K between thread blocks
+    SPLIT_K = "split_k"  # persistent over slices of K; a second kernel adds the FP32 partials
+    CLUSTER_SPLIT_K = "cluster_split_k"  # a cluster shares a tile along K, adds in shared memory
+    GROUPS = "groups"  # persistent over the tiles of all groups, found from where groups end
+
+
+class Kernel(Plain, msgspec.Struct, frozen=True, kw_only=True, tag_field="backend"):
+    """What every backend says of a kernel; what else there is to say are its own traits.
+
+    `AnyKernel` lists the backends' kernels. One that is not listed is refused by whoever reads it.
+
+    Attributes:
+        name: the kernel's identity everywhere; CUTLASS's procedural name where it has one.
+        arch: target architecture, such as `sm90` (compiled as sm_90a).
+        dtype, layout: the operation's; those of the *problem*, whether operands are swapped or not.
+        alignment_a, alignment_b, alignment_d: elements that every row start of the problem's
+            A, B and D must be a multiple of.
+    """
+
+    name: str
+    arch: str
+    dtype: str
+    layout: Layout
+    alignment_a: int
+    alignment_b: int
+    alignment_d: int
+
+    @property
+    def backend(self) -> Backend:
+        """Where the kernel comes from."""
+        return _BACKENDS[self.__struct_config__.tag]
+
+    @property
+    def operation(self) -> Operation:
+        """What the kernel computes."""
+        return named(self.dtype, self.layout)
+
+    @property
+    def output_tile(self) -> tuple[int, int]:
+        """Rows and columns of D that one thread block computes, as the kernel sees it.
+
+        (0, 0) where the kernel does not say.
+        """
+        return (0, 0)
+
+    @property
+    def choices(self) -> tuple[tuple[str, object], ...]:
+        """What kernels of a backend differ in, by name: what a cost model may be wrong about."""
+        return ()
+
+    @property
+    def keeps_short_sums(self) -> bool:
+        """FP8: whether sums stay in the tensor core, which keeps about 13 bits of fraction."""
+        return False
+
+    def has_fixed_order(self, launch: Launch) -> bool:
+        """Whether each output element is summed in one order: same inputs, same bits."""
+        return launch.splits == 1
+
+    def splits_sums(self, launch: Launch) -> bool:
+        """Whether each output element is the sum of parts along K, made apart."""
+        return launch.splits > 1
+
+    def rounds_parts(self, launch: Launch) -> bool:
+        """Whether such parts may be rounded to D's type before they are added.
+
+        The library's algorithms may do so. All other kernels add parts in the accumulator's type.
+        """
+        return self.splits_sums(launch)
+
+    @property
+    def family(self) -> str:
+        """Kernels of one family share nearly all of their compile time: same types and layouts."""
+        return f"{self.backend}_{self.arch}_{self.dtype}_{self.layout}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+class CutlassTraits(Kernel, frozen=True, kw_only=True):
+    """A kernel made of CUTLASS's parts.
+
+    Attributes:
+        tile: (M, N, K) of one thread block's output tile, in the kernel's own orientation.
+        cluster: thread blocks per cluster along (M, N), in the kernel's own orientation.
+        stages: depth of the shared-memory pipeline; 0 lets CUTLASS fill shared memory.
+        swapped: computes Dᵀ = Bᵀ·Aᵀ, so that its tile M runs along the problem's N.
+        fast_accumulation: FP8 only: accumulate wholly in the tensor core.
+    """
+
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int]
+    stages: int
+    mainloop: MainloopSchedule
+    epilogue: EpilogueSchedule
+    scheduler: TileScheduler
+    swapped: bool = False
+    fast_accumulation: bool = False
+
+    @property
+    def output_tile(self) -> tuple[int, int]:
+        """Rows and columns of D that one thread block computes, as the kernel sees it."""
+        return self.tile[:2]
+
+    @property
+    def choices(self) -> tuple[tuple[str, object], ...]:
+        """What kernels of a backend differ in, by name."""
+        return (
+            ("tile", self.tile[:2]),
+            ("depth", self.tile[2]),
+            ("cluster", self.cluster),
+            ("swapped", self.swapped),
+            ("mainloop", self.mainloop),
+            ("scheduler", self.scheduler),
+        )
+
+    @property
+    def keeps_short_sums(self) -> bool:
+        """FP8: whether sums stay in the tensor core.
+
+        Only CUTLASS's TMA mainloops have a variant that adds them up in FP32 registers; the
+        cp.async and 2.x ones chain the instructions (256×256×32768 e4m3 with cp.async: 5.01e-3,
+        H200).
+        """
+        promotes = self.mainloop in TMA_MAINLOOPS and not self.fast_accumulation
+        return self.operation.is_narrow_float and not promotes
+
+    def has_fixed_order(self, launch: Launch) -> bool:
+        """Whether each output element is summed in one order, run after run.
+
+        One thread block computes a whole tile, or our own kernels add its slices in their order.
+        For CUTLASS's split-K, stream-K and the heuristic that picks among them the order is
+        CUTLASS's business.
+        """
+        return not self.splits_sums(launch) or self.scheduler is not TileScheduler.STREAM_K
+
+    def splits_sums(self, launch: Launch) -> bool:
+        """Whether thread blocks share an output tile along K."""
+        return launch.decomposition is not Decomposition.DATA_PARALLEL
+
+    def rounds_parts(self, launch: Launch) -> bool:  # noqa: ARG002 - whatever the launch
+        """Never: parts are added in the accumulator's type."""
+        return False
+
+
+class Cutlass3xKernel(CutlassTraits, frozen=True, kw_only=True, tag=Backend.CUTLASS3X.value):
+    """An instance of CUTLASS 3.x's `GemmUniversal`; `name` is CUTLASS's procedural name."""
+
+
+class Cutlass2xKernel(CutlassTraits, frozen=True, kw_only=True, tag=Backend.CUTLASS2X.value):
+    """An instance of CUTLASS 2.x's `GemmUniversal`; `name` is CUTLASS's procedural name."""
+
+
+class CuteKernel(CutlassTraits, frozen=True, kw_only=True, tag=Backend.CUTE.value):
+    """A kernel of our own around CUTLASS's mainloop."""
+
+
+class CublasLtKernel(Kernel, frozen=True, kw_only=True, tag=Backend.CUBLASLT.value):
+    """cuBLASLt's product for an operation; which of its kernels runs is the launch's algorithm.
+
+    Attributes:
+        fast_accumulation: FP8 only: accumulate wholly in the tensor core.
+    """
+
+    fast_accumulation: bool = False
+
+    @property
+    def keeps_short_sums(self) -> bool:
+        """FP8: whether sums stay in the tensor core."""
+        return self.fast_accumulation
+
+
+CutlassKernel = Cutlass3xKernel | Cutlass2xKernel | CuteKernel
+AnyKernel = Cutlass3xKernel | Cutlass2xKernel | CuteKernel | CublasLtKernel
+"""Every backend's kernels, by the field `backend`."""
+
+
+def cutlass(kernel: Kernel) -> CutlassKernel:
+    """The kernel as one that is made of CUTLASS's parts.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(kernel, CutlassKernel):
+        raise TypeError(f"{kernel.name} of {kernel.backend} has no tile, cluster or schedule")
+    return kernel
+
+
+CUTLASS_KERNELS: dict[Backend, type[CutlassKernel]] = {
+    Backend.CUTLASS3X: Cutlass3xKernel,
+    Backend.CUTLASS2X: Cutlass2xKernel,
+    Backend.CUTE: CuteKernel,
+}

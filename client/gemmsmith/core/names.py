@@ -1,0 +1,54 @@
+"""How operations are written: the parts of a `dtype`, what people leave out, and the layout."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import lru_cache
+
+from gemmsmith.core.choices import suggestion
+from gemmsmith.core.elements import Element, Layout, TypeName, spelt
+from gemmsmith.core.epilogue import Epilogue
+from gemmsmith.core.operands import OPERANDS, DType, Grouping, Scaling
+from gemmsmith.errors import InvalidProblem
+
+ACCUMULATE = "accumulate"
+_PARTS: dict[str, type[StrEnum]] = {
+    "out": Element,
+    "scale": Scaling,
+    "group": Grouping,
+    "then": Epilogue,
+}
+"""The words that begin the parts of a `dtype`, and what may follow each."""
+
+
+@lru_cache(maxsize=4096)
+def whole(dtype: TypeName) -> str:
+    """A `dtype` by what people call its types; of what differs from the defaults alone, bf16's."""
+    text = spelt(dtype, OPERANDS)
+    begins_with_part = text.partition("_")[0] in _PARTS or text.partition(".")[0] == ACCUMULATE
+    return f"{DType.BF16.value}.{text}" if begins_with_part else text
+
+
+def named_layout(text: str) -> tuple[str, str | None]:
+    """The `dtype` in a text, and the layout if one follows it: `bf16.out_f32.nt`, `bf16 nt`."""
+    dtype, _, last = text.replace(" ", ".").rpartition(".")
+    return (dtype, last.lower()) if dtype and last.lower() in list(Layout) else (text, None)
+
+
+def part_of(part: str, dtype: str) -> tuple[str, str]:
+    """The word that begins a part of a `dtype`, and what follows it: `out`, `f32`.
+
+    Raises:
+        InvalidProblem: there is no such part; names those that resemble it.
+    """
+    word, _, value = part.partition("_")
+    if word not in _PARTS and part != ACCUMULATE:
+        meant = suggestion(part, _parts()) or suggestion(f"then_{part}", _parts())
+        raise InvalidProblem("dtype", f"dtype {dtype!r} has an unknown part {part!r}{meant}")
+    return word, value
+
+
+def _parts() -> list[str]:
+    """Every part that a `dtype` may have behind its short name."""
+    parts = [f"{word}_{value}" for word, values in _PARTS.items() for value in values]
+    return [*parts, ACCUMULATE]

@@ -1,0 +1,95 @@
+"""Operand types by short name: what each stands for, and what else people call it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from gemmsmith.core.elements import Element
+
+
+class Scaling(StrEnum):
+    """What the product is multiplied by, beside alpha: FP32 factors on the device."""
+
+    NONE = "none"  # nothing
+    TENSOR = "tensor"  # one factor for A and one for B
+    ROW = "row"  # one for each row of A and each column of B
+    BLOCK = "block"  # one for each 1×128 of A and each 128×128 of B
+
+
+class Grouping(StrEnum):
+    """How one call computes many products over tokens sorted by group (expert)."""
+
+    NONE = "none"  # one product, or a batch of equal ones
+    ROWS = "rows"  # each group's rows of A times that group's B: forward, input gradient
+    DEPTH = "depth"  # K is cut into groups, each with a D of its own: weight gradient
+
+
+class DType(StrEnum):
+    """Short names of operand types, with the output and scaling that they mean by themselves."""
+
+    BF16 = "bf16"  # bf16 × bf16 → bf16
+    FP16 = "fp16"  # f16 × f16 → f16
+    FP8_E4M3 = "fp8_e4m3"  # e4m3 × e4m3 → bf16, per-tensor scales
+    FP8_E5M2 = "fp8_e5m2"  # e5m2 × e4m3 → bf16, per-tensor scales (gradients)
+    INT8 = "int8"  # s8 × s8 → s32
+    TF32 = "tf32"  # FP32 operands read as TF32 → f32
+
+
+class Meaning(NamedTuple):
+    """What a short name stands for."""
+
+    a: Element
+    b: Element
+    accumulator: Element
+    d: Element
+    outputs: tuple[Element, ...]  # other types that D may have
+    scaling: Scaling
+    scalings: tuple[Scaling, ...]  # others that there are
+
+
+_FINER = (Scaling.ROW, Scaling.BLOCK)
+MEANINGS = {
+    DType.BF16: Meaning(
+        Element.BF16, Element.BF16, Element.F32, Element.BF16, (Element.F32,), Scaling.NONE, ()
+    ),
+    DType.FP16: Meaning(
+        Element.F16, Element.F16, Element.F32, Element.F16, (Element.F32,), Scaling.NONE, ()
+    ),
+    DType.FP8_E4M3: Meaning(
+        Element.E4M3,
+        Element.E4M3,
+        Element.F32,
+        Element.BF16,
+        (Element.E4M3,),
+        Scaling.TENSOR,
+        _FINER,
+    ),
+    DType.FP8_E5M2: Meaning(
+        Element.E5M2, Element.E4M3, Element.F32, Element.BF16, (), Scaling.TENSOR, _FINER
+    ),
+    DType.INT8: Meaning(
+        Element.S8,
+        Element.S8,
+        Element.S32,
+        Element.S32,
+        (Element.BF16,),
+        Scaling.NONE,
+        (Scaling.ROW,),
+    ),
+    DType.TF32: Meaning(Element.TF32, Element.TF32, Element.F32, Element.F32, (), Scaling.NONE, ()),
+}
+"""By short name."""
+
+OPERANDS = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "f16": "fp16",
+    "fp8": "fp8_e4m3",
+    "e4m3": "fp8_e4m3",
+    "e5m2": "fp8_e5m2",
+    "float8_e4m3": "fp8_e4m3",
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+}
+"""Other names of operand types (`DType`). FP32's is none: TF32 reads less."""

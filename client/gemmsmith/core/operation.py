@@ -1,0 +1,389 @@
+"""What is computed apart from sizes: element types, layout, scaling, grouping, epilogue.
+
+An `Operation` has one canonical text, its `key`, such as `bf16.tn` or `bf16.out_f32.accumulate.nt`:
+in the database, on the wire, in file names and in messages. The key is the operation's `dtype`,
+which people type, and its layout. A plain operation's `dtype` is a short name (`bf16`, `int8`);
+what differs from that short name's defaults follows it, each part once and in a fixed order, so
+that equal operations have equal keys.
+
+This module is the one place that says which combinations exist, `gemmsmith.core.operands` what a
+short name means. Nothing else in the project asks for an element type or a layout by name: it asks
+the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
+
+from gemmsmith.core.choices import member, not_one_of
+from gemmsmith.core.elements import ELEMENTS, TypeName, spelt
+from gemmsmith.core.elements import Element as Element
+from gemmsmith.core.elements import Layout as Layout
+from gemmsmith.core.epilogue import Epilogue as Epilogue
+from gemmsmith.core.names import ACCUMULATE, named_layout, part_of, whole
+from gemmsmith.core.operands import MEANINGS
+from gemmsmith.core.operands import DType as DType
+from gemmsmith.core.operands import Grouping as Grouping
+from gemmsmith.core.operands import Scaling as Scaling
+from gemmsmith.core.plain import Plain
+from gemmsmith.errors import InvalidProblem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Operation(Plain):
+    """What is computed, apart from sizes. Create one by `Operation.of` or `Operation.parse`.
+
+    Attributes:
+        types: short name of the operand types.
+        layout: how A and B lie in memory.
+        out: element type of the output D, and of C. An FP8 D is multiplied by a factor of the
+            launch's before it is rounded, with saturation.
+        scaling: FP32 factors by which the product is multiplied.
+        grouping: whether tokens are sorted by group, each group with its own matrix.
+        epilogue: what the same kernel does after the product.
+        accumulate: `D += A·B` instead of `D = A·B`: C is D, and beta is 1.
+
+    Raises:
+        InvalidProblem: the combination does not exist; names the field and its valid values.
+    """
+
+    types: DType
+    layout: Layout
+    out: Element
+    scaling: Scaling
+    grouping: Grouping = Grouping.NONE
+    epilogue: Epilogue = Epilogue.NONE
+    accumulate: bool = False
+
+    def __post_init__(self) -> None:
+        meaning = MEANINGS[self.types]
+        if self.layout is not Layout.TN and self.a.bits == 8:
+            raise InvalidProblem(
+                "layout",
+                f"{self.types} needs layout tn (both operands contiguous along K), "
+                f"got {self.layout}: tensor cores of this generation read 8-bit types K-major only",
+            )
+        outputs = (meaning.d, *meaning.outputs)
+        if self.out not in outputs:
+            raise not_one_of("out", outputs, self.out, f" for {self.types}")
+        scalings = (meaning.scaling, *meaning.scalings)
+        if self.scaling not in scalings:
+            raise not_one_of("scaling", scalings, self.scaling, f" for {self.types}")
+        if self.scaling is not Scaling.NONE and self.out.is_integer:
+            raise InvalidProblem(
+                "scaling", f"{self.types} into {self.out} is exact: scaling needs out=bf16"
+            )
+        if self.grouping is not Grouping.NONE:
+            self._check_grouping()
+        if self.epilogue is not Epilogue.NONE:
+            self._check_epilogue()
+        if self.stores_fp8:
+            self._check_fp8_output()
+        if self.accumulate and self.out is not Element.F32:
+            raise InvalidProblem(
+                "accumulate",
+                f"accumulate needs out=f32, not {self.out}: gradients are summed in it",
+            )
+
+    def _check_grouping(self) -> None:
+        """Runs of tokens start anywhere: along K only where K is not what lies contiguous."""
+        grouped = f"grouping {self.grouping.value} of {self.types}"
+        if self.a.bits == 32 or self.a.is_integer:
+            raise InvalidProblem("grouping", f"{grouped} does not exist: 16-bit types and FP8 only")
+        if self.scaling is Scaling.TENSOR:
+            raise InvalidProblem("scaling", f"{grouped} needs scaling row or block, not tensor")
+        if self.grouping is Grouping.ROWS:
+            layouts = (Layout.TN,) if self.is_narrow_float else (Layout.TN, Layout.TT)
+        else:
+            layouts = (Layout.TN,) if self.is_narrow_float else (Layout.NT,)
+        if self.layout not in layouts:
+            raise not_one_of("layout", layouts, self.layout, f" for {grouped}")
+        if self.accumulate and self.grouping is Grouping.ROWS:
+            raise InvalidProblem("accumulate", f"{grouped} does not add to D; depth does")
+
+    def _check_epilogue(self) -> None:
+        """They follow linear layers: the rows of A are tokens, and D is what the next layer reads.
+
+        FP8 gradients (E5M2) have none: what follows a layer's backward is not what follows it.
+        Backward ones are of 16-bit products.
+        """
+        epilogue = f"epilogue {self.epilogue.value} of {self.types}"
+        if self.types not in (DType.BF16, DType.FP16, DType.FP8_E4M3):
+            raise InvalidProblem("epilogue", f"{epilogue} does not exist: bf16, fp16, fp8_e4m3 do")
+        if self.epilogue.backward and self.types is DType.FP8_E4M3:
+            raise InvalidProblem("epilogue", f"{epilogue} does not exist: bf16 and fp16 do")
+        if self.out.bits > 16:
+            raise InvalidProblem("out", f"{epilogue} needs D in 16 bits, not out={self.out}")
+        if self.scaling not in (Scaling.NONE, Scaling.TENSOR):
+            raise InvalidProblem("scaling", f"{epilogue} needs scaling tensor, not {self.scaling}")
+        if self.is_grouped and not self._has_grouped_gate:
+            raise InvalidProblem(
+                "grouping",
+                f"{epilogue} does not exist of grouped products: gates of bf16 and fp16 by rows do",
+            )
+        if not self.layout.a_row_major:
+            raise not_one_of("layout", (Layout.TN, Layout.TT), self.layout, f" for {epilogue}")
+        if self.epilogue.is_gated and self.layout is not Layout.TN:
+            raise not_one_of("layout", (Layout.TN,), self.layout, f" for {epilogue}")
+        if self.accumulate:
+            raise InvalidProblem("accumulate", f"{epilogue} does not add to D; a residual does")
+
+    @property
+    def _has_grouped_gate(self) -> bool:
+        """Whether it is what a layer of experts begins with."""
+        by_rows = self.grouping is Grouping.ROWS
+        return by_rows and self.epilogue.is_gated and not self.is_narrow_float
+
+    def _check_fp8_output(self) -> None:
+        """D is an operand of the next layer: what a layer's forward ends in, and nothing beside.
+
+        Residuals are summed, and aux is kept for a backward pass, in 16 bits. Factors of rows
+        follow the layers before attention, which reads 16 bits.
+        """
+        epilogue = self.epilogue
+        kept = epilogue.has_residual or epilogue.stores_aux or epilogue.has_row_scale
+        if epilogue is Epilogue.NONE or kept:
+            raise InvalidProblem(
+                "out",
+                f"out={self.out} needs an epilogue with a bias or a gate, without residual, aux "
+                f"and factors of rows, not {epilogue.value}",
+            )
+
+    @classmethod
+    def of(
+        cls,
+        dtype: TypeName,
+        layout: str = Layout.TN,
+        *,
+        out: TypeName | None = None,
+        scaling: str | None = None,
+        grouping: str | None = None,
+        epilogue: str | None = None,
+        accumulate: bool | None = None,
+    ) -> Operation:
+        """The operation for these names; arguments that are None follow from `dtype`.
+
+        `dtype` is a short name, one of its other names (`bfloat16`, `torch.bfloat16`), or an
+        operation's whole `dtype` such as `bf16.out_f32`.
+
+        Raises:
+            InvalidProblem: names the field and its valid values.
+        """
+        known = _asked(dtype, str(layout))
+        if (out, scaling, grouping, epilogue, accumulate) == (None,) * 5:
+            return known
+        return cls(
+            types=known.types,
+            layout=known.layout,
+            out=known.out if out is None else member("out", Element, spelt(out, ELEMENTS)),
+            scaling=known.scaling if scaling is None else member("scaling", Scaling, scaling),
+            grouping=known.grouping if grouping is None else member("grouping", Grouping, grouping),
+            epilogue=known.epilogue if epilogue is None else member("epilogue", Epilogue, epilogue),
+            accumulate=known.accumulate if accumulate is None else accumulate,
+        )
+
+    @classmethod
+    def read(cls, text: str = DType.BF16) -> Operation:
+        """The operation that a person names, as `str` or its key has it: `bf16.out_f32 nt`.
+
+        Without a layout it is tn.
+
+        Raises:
+            InvalidProblem: there is no such operation; names the field and its valid values.
+        """
+        dtype, layout = named_layout(text)
+        return cls.of(dtype, layout or Layout.TN)
+
+    @classmethod
+    def parse(cls, key: str) -> Operation:
+        """The operation with this key.
+
+        Raises:
+            InvalidProblem: there is none.
+        """
+        dtype, _, layout = key.rpartition(".")
+        return named(dtype, layout)
+
+    @property
+    def dtype(self) -> str:
+        """The key without the layout, such as `bf16` or `bf16.out_f32.accumulate`."""
+        meaning = MEANINGS[self.types]
+        said: tuple[tuple[str, StrEnum, StrEnum], ...] = (
+            ("out", self.out, meaning.d),
+            ("scale", self.scaling, meaning.scaling),
+            ("group", self.grouping, Grouping.NONE),
+            ("then", self.epilogue, Epilogue.NONE),
+        )
+        parts = [self.types.value]
+        parts += [f"{word}_{value.value}" for word, value, usual in said if value is not usual]
+        if self.accumulate:
+            parts.append(ACCUMULATE)
+        return ".".join(parts)
+
+    @property
+    def key(self) -> str:
+        """The canonical text. Two operations are equal if and only if their keys are."""
+        return f"{self.dtype}.{self.layout.value}"
+
+    @property
+    def a(self) -> Element:
+        """Element type of operand A."""
+        return MEANINGS[self.types].a
+
+    @property
+    def b(self) -> Element:
+        """Element type of operand B."""
+        return MEANINGS[self.types].b
+
+    @property
+    def d(self) -> Element:
+        """Element type of the output D (and of C)."""
+        return self.out
+
+    @property
+    def bias(self) -> Element:
+        """Element type of a bias: that of D, or bf16 where D is FP8."""
+        return Element.BF16 if self.stores_fp8 else self.out
+
+    @property
+    def accumulator(self) -> Element:
+        """Element type of the sums."""
+        return MEANINGS[self.types].accumulator
+
+    @property
+    def of_kernels(self) -> Operation:
+        """What kernels are made for: whether a product is added to D is a launch's beta."""
+        return replace(self, accumulate=False) if self.accumulate else self
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the short name alone describes the operation."""
+        return self.dtype == self.types.value
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether factors from the device multiply the product."""
+        return self.scaling is not Scaling.NONE
+
+    @property
+    def stores_fp8(self) -> bool:
+        """Whether D is FP8: then it has a factor, and the largest value before it may be asked
+        for.
+        """
+        return self.out.bits == 8 and not self.out.is_integer
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether one call computes many products over runs of tokens."""
+        return self.grouping is not Grouping.NONE
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the kernel has a fused epilogue."""
+        return self.epilogue is not Epilogue.NONE
+
+    @property
+    def of_suites(self) -> Operation:
+        """The same of one bare product: what suites are tuned for, whose problems may be grouped
+        or fused.
+        """
+        if not (self.is_grouped or self.is_fused):
+            return self
+        out = MEANINGS[self.types].d if self.stores_fp8 else self.out
+        return replace(self, out=out, grouping=Grouping.NONE, epilogue=Epilogue.NONE)
+
+    @property
+    def default(self) -> str:
+        """Whose kernels programs run without us: cuBLAS's, or torch's own of grouped products and
+        after a product.
+        """
+        return "torch" if self.is_grouped or self.is_fused else "cuBLAS"
+
+    @property
+    def fixed_extents(self) -> tuple[str, ...]:
+        """The extents in which neighbours do not differ.
+
+        Of a grouped product all but the one that the groups divide: a model's own never vary.
+        """
+        return {Grouping.ROWS: ("n", "k"), Grouping.DEPTH: ("m", "n")}.get(self.grouping, ())
+
+    @property
+    def is_narrow_float(self) -> bool:
+        """FP8: tensor cores keep short sums, unless a kernel promotes them to FP32 registers."""
+        return self.a.bits == 8 and not self.a.is_integer
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.layout}"
+
+    def __repr__(self) -> str:
+        return f"Operation.parse({self.key!r})"
+
+
+def layouts_of(dtype: TypeName) -> tuple[Layout, ...]:
+    """The layouts that there are of a `dtype`.
+
+    Raises:
+        InvalidProblem: there is no such `dtype`.
+    """
+    found = []
+    for layout in Layout:
+        try:
+            found.append(_asked(dtype, layout).layout)
+        except InvalidProblem as error:
+            if error.field != "layout":
+                raise
+    return tuple(found)
+
+
+def of_dtype(dtype: TypeName) -> Operation:
+    """An operation of this `dtype`, in the first layout that there is of it.
+
+    Raises:
+        InvalidProblem: there is no such `dtype`.
+    """
+    return _asked(dtype, layouts_of(dtype)[0])
+
+
+def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
+    """These `dtype`s, each once: by short name as `DType` lists them, then by what follows it."""
+    names = list(DType)
+    known = {dtype: of_dtype(dtype) for dtype in dtypes}
+    return tuple(sorted(known, key=lambda dtype: (names.index(known[dtype].types), dtype)))
+
+
+@lru_cache(maxsize=4096)
+def _asked(dtype: TypeName, layout: str) -> Operation:
+    """The operation by what people call its types, and its layout in letters of any case."""
+    return named(whole(dtype), layout.lower())
+
+
+@lru_cache(maxsize=4096)
+def named(dtype: str, layout: str) -> Operation:
+    """The operation of a whole `dtype` and a layout; the same object for the same words.
+
+    Raises:
+        InvalidProblem: there is none, or it is not spelt canonically.
+    """
+    name, *parts = dtype.split(".")
+    if name not in DType.__members__.values():
+        hint = " (products of FP32 operands: tf32)" if name in ("float32", "fp32") else ""
+        raise not_one_of("dtype", DType, name, hint)
+    order = member("layout", Layout, layout)
+    types = DType(name)
+    meaning = MEANINGS[types]
+    said = dict(part_of(part, dtype) for part in parts)
+    found = Operation(
+        types=types,
+        layout=order,
+        out=member("out", Element, said.get("out", meaning.d)),
+        scaling=member("scaling", Scaling, said.get("scale", meaning.scaling)),
+        grouping=member("grouping", Grouping, said.get("group", Grouping.NONE)),
+        epilogue=member("epilogue", Epilogue, said.get("then", Epilogue.NONE)),
+        accumulate=ACCUMULATE in said,
+    )
+    if found.dtype != dtype:
+        raise InvalidProblem("dtype", f"dtype {dtype!r} is spelt {found.dtype!r}")
+    return found

@@ -1,0 +1,92 @@
+"""Bodies of responses, held to a bound.
+
+A body is counted as it arrives and as it is decompressed: what is too large is refused before it is
+in memory, whatever its headers say about its size. Only gzip is requested and decompressed, once,
+in pieces: nested encodings could grow a thousand times before they are counted.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+
+from gemmsmith.core.bounds import Bounds, exceeded
+from gemmsmith.http.replies import NoAnswer, Reply, Response
+
+GZIP = "gzip"
+"""What `Accept-Encoding` says."""
+
+_PIECE = 2**20
+_GZIP_FORMAT = 16 + zlib.MAX_WBITS
+
+
+class BoundedBody:
+    """The body of a response, as it arrives.
+
+    Args:
+        status: of the response, with `headers`, whose names are in lower case.
+        bound: name of the bound of `bounds` that holds for it.
+    """
+
+    def __init__(self, status: int, headers: Mapping[str, str], bound: str, bounds: Bounds) -> None:
+        self._status = status
+        self._headers = headers
+        self._limit: int = getattr(bounds, bound)
+        self._too_large = exceeded("the answer's body", bound, bounds)
+        self._content = bytearray()
+        self._arrived = 0
+        self._refusal: str | None = None
+        self._broken = False
+        self._gzip = None
+        encoding = headers.get("content-encoding", "").strip().lower()
+        if encoding == GZIP:
+            self._gzip = zlib.decompressobj(_GZIP_FORMAT)
+        elif encoding not in ("", "identity"):
+            self._refusal = f"its body is encoded as {encoding[:40]!r}, which was not asked for"
+        declared = headers.get("content-length", "")
+        if declared.isdecimal() and (len(declared) > 18 or int(declared) > self._limit):
+            self._refusal = self._too_large
+
+    def take(self, piece: bytes) -> bool:
+        """Add what arrived; whether more of it is wanted."""
+        if self._refusal is not None or self._broken:
+            return False
+        self._arrived += len(piece)
+        if self._arrived > self._limit:  # much may arrive that unfolds to nothing
+            return self._refuse()
+        try:
+            for part in self._unfolded(piece):
+                self._content += part
+                if len(self._content) > self._limit:
+                    return self._refuse()
+        except zlib.error:
+            self._broken = True
+            return False
+        return True
+
+    def _refuse(self) -> bool:
+        self._refusal = self._too_large
+        self._content.clear()
+        return False
+
+    def _unfolded(self, piece: bytes) -> Iterator[bytes]:
+        if self._gzip is None:
+            yield piece
+            return
+        while part := self._gzip.decompress(piece, _PIECE):
+            yield part
+            piece = self._gzip.unconsumed_tail
+        if self._gzip.unused_data:
+            raise zlib.error("something follows the end of the compressed stream")
+
+    def reply(self) -> Reply:
+        """The response, once `take` wants no more or there is none."""
+        cut = self._content and self._gzip is not None and not self._gzip.eof
+        if self._broken or cut:
+            return NoAnswer(reason="the body is damaged or cut off")
+        return Response(
+            status=self._status,
+            headers=self._headers,
+            body=bytes(self._content),
+            refusal=self._refusal,
+        )

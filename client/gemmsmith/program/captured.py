@@ -1,0 +1,150 @@
+"""Which matrix products a program runs, and how often: what a capture finds. Needs no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from gemmsmith.core.problem import Problem
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.files import write
+
+if TYPE_CHECKING:
+    from gemmsmith.http.client import Client
+    from gemmsmith.http.handles import TuningJob
+
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Counted(msgspec.Struct, frozen=True):
+    problem: Problem
+    calls: _Count
+
+
+class _Found(msgspec.Struct, frozen=True):
+    problems: list[_Counted]
+    skipped: dict[str, _Count]
+    unseen: dict[str, _Count] = {}  # an older library writes none
+
+
+class Captured:
+    """What was captured."""
+
+    def __init__(self) -> None:
+        self._problems: Counter[Problem] = Counter()
+        self._skipped: Counter[str] = Counter()
+        self._unseen: Counter[str] = Counter()
+
+    @property
+    def problems(self) -> Counter[Problem]:
+        """How often each ran."""
+        return self._problems
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """Products that no kernel is for, by their types."""
+        return self._skipped
+
+    @property
+    def unseen(self) -> Counter[str]:
+        """What else may have run products, described, and how often it did."""
+        return self._unseen
+
+    def add(self, other: Captured) -> None:
+        """Count what another process ran as well."""
+        self.problems.update(other.problems)
+        self.skipped.update(other.skipped)
+        self.unseen.update(other.unseen)
+
+    @property
+    def document(self) -> bytes:
+        """All of it as JSON, for `parse`."""
+        counted = [_Counted(one, calls) for one, calls in self.problems.most_common()]
+        return msgspec.json.encode(_Found(counted, dict(self.skipped), dict(self.unseen)))
+
+    @staticmethod
+    def parse(document: bytes) -> Captured:
+        """Read what `document` gave.
+
+        Raises:
+            ValueError: it is another thing.
+        """
+        found = Captured()
+        try:
+            read = msgspec.json.decode(document, type=_Found)
+        except InvalidProblem as error:
+            raise ValueError(str(error)) from None
+        for one in read.problems:
+            found.problems[one.problem] += one.calls
+        found.skipped.update(read.skipped)
+        found.unseen.update(read.unseen)
+        return found
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a suite for `gemmsmith tune --suite`, most frequent product first.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        ordered = sorted(self.problems.items(), key=lambda item: (-item[1], item[0]))
+        lines = [
+            "# Matrix products captured from a run, and how often each ran.",
+            'name = "captured"',
+        ]
+        for problem, calls in ordered:
+            lines += ["", "[[problem]]", *_entry(problem), f"calls = {calls}"]
+        write(Path(path), ("\n".join(lines) + "\n").encode())
+
+    def tune(self, client: Client) -> list[TuningJob]:
+        """Request a tuning job for every problem, with how often it ran.
+
+        Raises:
+            as `Client.tune`.
+        """
+        return [
+            client.tune(
+                problem.m,
+                problem.n,
+                problem.k,
+                batch=problem.batch,
+                dtype=problem.dtype,
+                layout=problem.layout,
+                calls=count,
+            )
+            for problem, count in self.problems.most_common()
+        ]
+
+
+def _entry(problem: Problem) -> Iterable[str]:
+    """A suite's lines of a problem."""
+    operation = problem.operation
+    yield 'name = "captured"'
+    yield 'group = "captured"'
+    yield f'dtype = "{operation.of_suites.dtype}"'
+    yield f'layout = "{problem.layout}"'
+    yield f"m = {problem.m}\nn = {problem.n}\nk = {problem.k}"
+    if operation.is_grouped:
+        yield f'grouping = "{operation.grouping}"\ngroups = {problem.batch}'
+    elif problem.batch > 1:
+        yield f"batch = {problem.batch}"
+    if operation.is_fused:
+        yield f'epilogue = "{operation.epilogue}"'
+    if operation.stores_fp8:
+        yield f'output = "{operation.d}"'
+
+
+def tune_command(problem: Problem, url: str | None = None) -> str:
+    """The command that finds a problem's winner; `url`: through this service."""
+    words = [
+        f"gemmsmith tune {problem.m} {problem.n} {problem.k}",
+        f"--dtype {problem.dtype} --layout {problem.layout}",
+    ]
+    if problem.batch > 1:
+        words.append(f"--batch {problem.batch}")
+    return " ".join(words if url is None else [*words, f"--url {url}"])

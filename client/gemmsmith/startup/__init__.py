@@ -1,0 +1,1 @@
+"""What environment variables switch on when Python starts."""

@@ -1,0 +1,179 @@
+"""Packs for the choices of a snapshot: fetched once, checked, kept, ready to be loaded.
+
+A pack is a program that will run inside the training process. Nothing is handed out that does not
+have the SHA-256 that it is named after, and nothing else stays on disk. Nor is anything handed out
+but what a snapshot names that is signed with a key believed on this machine (`gemmsmith.signing`),
+unless `GEMMSMITH_UNSIGNED` is set.
+
+What that protects from: whoever can alter what is fetched or cached (a proxy, the network, a
+shared folder, another service under the same address) cannot bring in a program of his own, nor put
+one signed pack in the place of another. What it does not: a service that was taken over signs what
+it likes; a snapshot that was signed once is believed as long as its key is, newer ones or not.
+Nothing is encrypted. A cache folder that other users may write to is not used: what was checked
+there may be another program by the time that it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
+
+from gemmsmith.answers.cache import PackCache, default_cache_dir
+from gemmsmith.errors import (
+    GemmsmithError,
+    PackCorrupt,
+    PackError,
+    PackUntrusted,
+    Untrusted,
+)
+from gemmsmith.files import private_folder, turn
+from gemmsmith.signing import UNSIGNED_VARIABLE, Trusted, trusted_folder, unsigned_allowed
+from gemmsmith.winners import installed
+
+if TYPE_CHECKING:
+    from gemmsmith.answers.snapshot import Snapshot
+
+ANYWHERE = "python -m gemmsmith trust KEY.pub, the line that `gemmsmith signing show` prints there"
+"""How to believe whoever signed, where no service is known that could be asked for its key."""
+
+_TURN_S = 30.0
+"""How long one process waits for another that is fetching. Then it fetches as well: when the
+service is away, a machine's ranks must not wait out their time-outs one after the other."""
+
+Read = Callable[[str], bytes]
+"""Gets a pack's bytes by its hash."""
+
+
+class Source(Protocol):
+    """Where packs come from: `gemmsmith.Client`."""
+
+    @property
+    def url(self) -> str:
+        """The service's base URL."""
+        ...
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where packs are kept."""
+        ...
+
+    def pack_bytes(self, pack_hash: str) -> bytes:
+        """A pack's bytes, not checked."""
+        ...
+
+
+class Packs:
+    """Local files of packs. Safe to share between threads, its folder between processes.
+
+    Args:
+        read: fetches a pack that is not cached.
+        folder: the cache folder; by default the platform's.
+        signed: returns the snapshot that names the packs; called for every pack, so it can return
+            a lookup's current snapshot. Without it, packs have no trusted signature.
+        how: how to trust the signer, for messages.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        *,
+        folder: Path | None = None,
+        signed: Callable[[], Snapshot] | None = None,
+        how: str = ANYWHERE,
+    ) -> None:
+        self._read = read
+        self._cache = PackCache(folder if folder is not None else default_cache_dir())
+        self._signed = signed
+        self._how = how
+        self._believed: Snapshot | None = None
+        self._checked: dict[str, Path] = {}
+
+    @classmethod
+    def of(cls, source: Source, *, signed: Callable[[], Snapshot] | None = None) -> Self:
+        """Packs of a service, kept in its client's cache folder; `signed` as above."""
+        return cls(source.pack_bytes, folder=source.cache_folder, signed=signed, how=asking(source))
+
+    def path(self, pack_hash: str) -> Path:
+        """The pack as a local file, fetched unless it is cached or installed with pip.
+
+        Raises:
+            PackCorrupt: the fetched or cached bytes have another SHA-256; they are deleted.
+            PackUntrusted: it is in no snapshot with a trusted signature.
+            PackError: the cache folder cannot be written to, or others may write to it.
+            ServiceError, ServiceUnavailable: the service has no such pack, or cannot be reached.
+            ValueError: not a pack's hash, or `GEMMSMITH_UNSIGNED` is neither 0 nor 1.
+        """
+        found = self._checked.get(pack_hash)
+        if found is not None:
+            return found
+        self._check_signature(pack_hash)
+        found = self._cache.find(pack_hash) or installed.find(pack_hash)
+        if found is None:
+            found = self._fetch(pack_hash)
+        self._checked[pack_hash] = found
+        return found
+
+    def _fetch(self, pack_hash: str) -> Path:
+        path = self._cache.path(pack_hash)
+        try:
+            private_folder(path.parent)
+            with turn(path.parent, patience_s=_TURN_S):
+                found = self._cache.find(pack_hash)  # by whoever had the turn before
+                if found is not None:
+                    return found
+                damaged = path.exists()
+                path.unlink(missing_ok=True)
+                try:
+                    content = self._read(pack_hash)
+                except GemmsmithError as error:
+                    if not damaged:
+                        raise
+                    raise PackCorrupt(
+                        f"pack {pack_hash[:16]}… in {path.parent} was damaged and is removed, and "
+                        f"cannot be fetched again: {error}"
+                    ) from error
+                return self._cache.store(pack_hash, content)
+        except OSError as error:
+            raise PackError(
+                f"pack {pack_hash[:16]}… cannot be kept in {path.parent}: {error.strerror}; set "
+                "GEMMSMITH_CACHE_DIR to a folder that can be written to"
+            ) from error
+
+    def _check_signature(self, pack_hash: str) -> None:
+        if unsigned_allowed():
+            return
+        snapshot = self._signed() if self._signed is not None else None
+        if snapshot is None or pack_hash not in snapshot.packs():
+            raise PackUntrusted(
+                f"pack {pack_hash[:16]}… is not run: no snapshot here names it, so it "
+                f"has no signature. Give Packs the snapshot, or set {UNSIGNED_VARIABLE}=1"
+            )
+        if snapshot is not self._believed:
+            believe(snapshot, self._how)
+            self._believed = snapshot
+
+
+def believe(snapshot: Snapshot, how: str = ANYWHERE) -> None:
+    """Check that the snapshot has a trusted signature, if it has packs.
+
+    `how` says how to trust its signer.
+
+    Raises:
+        PackUntrusted: it has no trusted signature; the message says what to do.
+    """
+    if not snapshot.packs():
+        return
+    try:
+        if not unsigned_allowed():
+            snapshot.check(Trusted.load(trusted_folder()))
+    except (Untrusted, ValueError, OSError) as error:
+        raise PackUntrusted(
+            f"the kernels of snapshot {snapshot.revision[:16]} are not run: {error}. To trust "
+            f"its signer: {how}; {UNSIGNED_VARIABLE}=1 runs unsigned packs"
+        ) from error
+
+
+def asking(source: Source) -> str:
+    """What makes a service believed."""
+    return f"python -m gemmsmith trust {source.url}"

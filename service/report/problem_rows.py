@@ -1,0 +1,288 @@
+"""One row per problem, computed from its winner and from what the GPU does at best.
+
+Pure arithmetic: the same winners and ceilings always give the same rows. Where no ceilings were
+measured, everything that would need them is None. Times are in microseconds, rates in FLOP and
+bytes per second, shares in 0 … 1 (a little above 1 is possible: a product that mostly reads may
+outdo a copy, and a problem smaller than the peak's may run at a higher clock).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gemmsmith.answers.answer import Statistics
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.operation import Layout, in_order
+from gemmsmith.core.problem import Problem
+from tuner.measure.ceilings import Ceilings
+from tuner.trial import Winner
+
+LOW = 0.97
+"""Ratios below this are counted: more than measuring again would explain (intervals are ±1%)."""
+
+TMA_BYTES = 16
+"""TMA's rule for the start of every row but the first."""
+
+_WAVE_TILES = ((128, 128), (128, 256), (256, 128))
+_OVER_A_WAVE = 1.1
+
+
+class ProblemClass(StrEnum):
+    """What kind of problem it is; a problem may be of several kinds."""
+
+    TOKENS_64 = "tokens_64"  # M ≤ 64: decoding
+    TOKENS_256 = "tokens_256"  # 64 < M ≤ 512
+    LARGE = "large"  # M ≥ 1024
+    AWKWARD = "awkward"  # few tiles with a long K, one tile over a wave, tall and skinny
+    UNALIGNED = "unaligned"  # rows of A, B or D that are no multiple of 16 bytes
+    BATCHED = "batched"  # more than one product
+    LAYOUT_TT = "layout_tt"  # input gradients
+    LAYOUT_NT = "layout_nt"  # weight gradients
+    LAYOUT_NN = "layout_nn"  # both column-major
+
+
+TITLES = {
+    ProblemClass.TOKENS_64: "M ≤ 64",
+    ProblemClass.TOKENS_256: "64 < M ≤ 512",
+    ProblemClass.LARGE: "M ≥ 1024",
+    ProblemClass.AWKWARD: "awkward: few tiles with long K, just over a wave, tall and skinny",
+    ProblemClass.UNALIGNED: "rows not 16-byte aligned",
+    ProblemClass.BATCHED: "batched",
+    ProblemClass.LAYOUT_TT: "tt (input gradients)",
+    ProblemClass.LAYOUT_NT: "nt (weight gradients)",
+    ProblemClass.LAYOUT_NN: "nn",
+}
+
+
+class Bound(StrEnum):
+    """Which side of the roofline's ridge a problem lies on."""
+
+    MEMORY = "memory"  # fewer FLOP a byte than the ridge
+    COMPUTE = "compute"  # as many or more
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """One library's time and what it comes to.
+
+    Attributes:
+        flops_per_second: of the problem's `flops`.
+        bytes_per_second: of the problem's `operand_bytes`, each operand moved once.
+        peak_share: of the measured peak of these element types.
+        bandwidth_share: of the large copy's bandwidth.
+        copy_share: of the bandwidth of a copy that moves as many bytes.
+    """
+
+    time: Statistics
+    flops_per_second: float
+    bytes_per_second: float
+    peak_share: float | None
+    bandwidth_share: float | None
+    copy_share: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportRow:
+    """A problem, its winner, both sides, and its place under the roofline.
+
+    Attributes:
+        intensity: FLOP per byte of operands, each moved once.
+        ridge: intensity at which the measured peak and the copy bandwidth meet.
+    """
+
+    winner: Winner
+    classes: tuple[ProblemClass, ...]
+    intensity: float
+    ridge: float | None
+    cutlass: Side | None
+    cublas: Side | None
+
+    @property
+    def problem(self) -> Problem:
+        """What is computed."""
+        return self.winner.problem
+
+    @property
+    def bound(self) -> Bound | None:
+        """Memory or compute; None without ceilings."""
+        if self.ridge is None:
+            return None
+        return Bound.MEMORY if self.intensity < self.ridge else Bound.COMPUTE
+
+    @property
+    def ratio(self) -> float | None:
+        """Time of cuBLAS over ours, median of paired rounds; None where nothing was paired."""
+        return self.winner.speedup.median if self.winner.speedup else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """Ratios of a group of problems.
+
+    Attributes:
+        geometric_mean, median: beside each other, as a few outliers move the first alone.
+        below: how many are below LOW.
+        behind: how many are slower than cuBLAS with an interval wholly below 1.
+        won: how many are served by CUTLASS.
+    """
+
+    dtype: str
+    group: ProblemClass | None
+    problems: int
+    geometric_mean: float
+    median: float
+    minimum: float
+    maximum: float
+    below: int
+    behind: int
+    won: int
+
+    @property
+    def title(self) -> str:
+        """The group for people."""
+        return TITLES[self.group] if self.group else "all"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceReport:
+    """Everything on one device model."""
+
+    device: DeviceModel
+    ceilings: Ceilings | None
+    rows: tuple[ReportRow, ...]
+    summaries: tuple[Summary, ...]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Element types that have rows."""
+        return in_order(row.problem.dtype for row in self.rows)
+
+    def of(self, dtype: str) -> tuple[ReportRow, ...]:
+        """The rows of some element types."""
+        return tuple(row for row in self.rows if row.problem.dtype == dtype)
+
+
+def device_report(winners: Sequence[Winner], ceilings: Ceilings | None) -> DeviceReport:
+    """Rows and summaries of one device model's winners, of which there must be some."""
+    device = winners[0].device
+    place = {dtype: i for i, dtype in enumerate(in_order(w.problem.dtype for w in winners))}
+    ordered = sorted(winners, key=lambda w: (place[w.problem.dtype], w.problem))
+    rows = tuple(row_of(winner, ceilings) for winner in ordered)
+    return DeviceReport(
+        device=device,
+        ceilings=ceilings,
+        rows=rows,
+        summaries=summaries(rows),
+    )
+
+
+def row_of(winner: Winner, ceilings: Ceilings | None) -> ReportRow:
+    """The row of a winner."""
+    problem = winner.problem
+    peak = ceilings.peak(problem.dtype) if ceilings else None
+    return ReportRow(
+        winner=winner,
+        classes=classes_of(problem, winner.device.sm_count),
+        intensity=problem.flops / problem.operand_bytes,
+        ridge=peak / ceilings.bandwidth if ceilings and peak else None,
+        cutlass=_side(problem, winner.statistics, ceilings),
+        cublas=_side(problem, winner.baseline, ceilings),
+    )
+
+
+def _side(problem: Problem, time: Statistics | None, ceilings: Ceilings | None) -> Side | None:
+    if time is None:
+        return None
+    flops = problem.flops / time.median_us * 1e6
+    moved = problem.operand_bytes / time.median_us * 1e6
+    peak = ceilings.peak(problem.dtype) if ceilings else None
+    copy = ceilings.bandwidth_at(problem.operand_bytes) if ceilings else None
+    return Side(
+        time=time,
+        flops_per_second=flops,
+        bytes_per_second=moved,
+        peak_share=flops / peak if peak else None,
+        bandwidth_share=moved / ceilings.bandwidth if ceilings else None,
+        copy_share=moved / copy if copy else None,
+    )
+
+
+def classes_of(problem: Problem, sm_count: int) -> tuple[ProblemClass, ...]:
+    """The kinds a problem is of, in the order of `ProblemClass`."""
+    holds = {
+        ProblemClass.TOKENS_64: problem.m <= 64,
+        ProblemClass.TOKENS_256: 64 < problem.m <= 512,
+        ProblemClass.LARGE: problem.m >= 1024,
+        ProblemClass.AWKWARD: few_tiles_long_k(problem)
+        or over_a_wave(problem, sm_count)
+        or tall_and_skinny(problem),
+        ProblemClass.UNALIGNED: bool(unaligned_operands(problem)),
+        ProblemClass.BATCHED: problem.batch > 1,
+        ProblemClass.LAYOUT_TT: problem.layout is Layout.TT,
+        ProblemClass.LAYOUT_NT: problem.layout is Layout.NT,
+        ProblemClass.LAYOUT_NN: problem.layout is Layout.NN,
+    }
+    return tuple(kind for kind, held in holds.items() if held)
+
+
+def few_tiles_long_k(problem: Problem) -> bool:
+    """Few output tiles with a long K: split-K decides."""
+    return problem.m * problem.n <= 1024 * 1024 and problem.k >= 4096
+
+
+def over_a_wave(problem: Problem, sm_count: int) -> bool:
+    """Whether usual tiles make just over one wave: a few SMs work twice, the others wait."""
+    for tile_m, tile_n in _WAVE_TILES:
+        tiles = -(-problem.m // tile_m) * -(-problem.n // tile_n) * problem.batch
+        if sm_count < tiles <= _OVER_A_WAVE * sm_count:
+            return True
+    return False
+
+
+def tall_and_skinny(problem: Problem) -> bool:
+    """Few columns, or many times more rows than columns."""
+    return problem.n <= 128 or problem.m >= 64 * problem.n
+
+
+def unaligned_operands(problem: Problem) -> tuple[str, ...]:
+    """Those of A, B and D whose contiguous extent is no multiple of 16 bytes."""
+    extents = {
+        "A": problem.contiguous_a * problem.operation.a.bytes,
+        "B": problem.contiguous_b * problem.operation.b.bytes,
+        "D": problem.n * problem.operation.d.bytes,
+    }
+    return tuple(name for name, size in extents.items() if size % TMA_BYTES)
+
+
+def summaries(rows: Iterable[ReportRow]) -> tuple[Summary, ...]:
+    """Per element types: all problems, then every class that has some."""
+    listed = [row for row in rows if row.winner.speedup is not None]
+    found = []
+    for dtype in in_order(row.problem.dtype for row in listed):
+        mine = [row for row in listed if row.problem.dtype == dtype]
+        for group in (None, *ProblemClass):
+            members = [row for row in mine if group is None or group in row.classes]
+            if members:
+                found.append(_summary(dtype, group, members))
+    return tuple(found)
+
+
+def _summary(dtype: str, group: ProblemClass | None, rows: Sequence[ReportRow]) -> Summary:
+    speedups = [row.winner.speedup for row in rows if row.winner.speedup]
+    ratios = [speedup.median for speedup in speedups]
+    return Summary(
+        dtype=dtype,
+        group=group,
+        problems=len(ratios),
+        geometric_mean=math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
+        median=statistics.median(ratios),
+        minimum=min(ratios),
+        maximum=max(ratios),
+        below=sum(ratio < LOW for ratio in ratios),
+        behind=sum(speedup.ci_high < 1 for speedup in speedups),
+        won=sum(not row.winner.use.is_default for row in rows),
+    )

@@ -1,0 +1,131 @@
+"""What the backends made of CUTLASS's parts do alike."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import ClassVar
+
+from gemmsmith.core import legality
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel, Backend, CutlassKernel, cutlass
+from gemmsmith.core.launch import Launch
+from gemmsmith.core.operation import Element, Epilogue, Grouping, Operation, Scaling
+from gemmsmith.core.problem import Problem
+from tuner.arch import SM90, Architecture
+from tuner.backends.backend import Features, Level, Part
+from tuner.backends.cutlass import generated
+from tuner.backends.cutlass.alignment import alike, of_kernels
+from tuner.backends.cutlass.features import features
+from tuner.backends.cutlass.launches import launches
+from tuner.backends.cutlass.rules import (
+    KernelRule,
+    choice_refusal,
+    fields_follow_name,
+    operation_exists,
+)
+
+FLOATS = frozenset({Element.BF16, Element.F16, Element.E4M3, Element.E5M2})
+
+
+class CutlassBackend(ABC):
+    """A backend whose kernels are `CutlassKernel`s."""
+
+    name: Backend
+    rules: Mapping[str, KernelRule]
+    architectures: ClassVar[frozenset[str]]
+    operands: ClassVar[frozenset[Element]]
+    """Element types of A and B."""
+    scalings: ClassVar[frozenset[tuple[Element, Scaling, Grouping]]] = frozenset()
+    """Scaling of products of these types, beside plain FP8's one factor for each operand."""
+
+    groupings: ClassVar[frozenset[Grouping]] = frozenset({Grouping.NONE})
+    """How products may be grouped."""
+
+    epilogues: ClassVar[frozenset[Epilogue]] = frozenset({Epilogue.NONE})
+    """What may follow single products."""
+
+    grouped_epilogues: ClassVar[frozenset[Epilogue]] = frozenset({Epilogue.NONE})
+    """What may follow grouped ones."""
+
+    @abstractmethod
+    def legal(
+        self, problem: Problem, arch: Architecture, level: Level
+    ) -> tuple[CutlassKernel, ...]:
+        """The kernels that suit the problem; remembered."""
+
+    @abstractmethod
+    def part(self, kernel: AnyKernel) -> Part:
+        """What the kernel is compiled from."""
+
+    def supports(self, operation: Operation, arch: Architecture) -> bool:
+        """Whether there are kernels: single or batched products, FP8 with its scales.
+
+        Where CUTLASS's own list is all there is, of the operations that are on it.
+        """
+        plain_fp8 = operation.is_narrow_float and not operation.is_grouped
+        usual = Scaling.TENSOR if plain_fp8 else Scaling.NONE
+        scaling = (operation.a, operation.scaling, operation.grouping)
+        epilogues = self.grouped_epilogues if operation.is_grouped else self.epilogues
+        return (
+            arch.name in self.architectures
+            and (arch.reads_fp8 or not operation.is_narrow_float)
+            and {operation.a, operation.b} <= self.operands
+            and (operation.a is not Element.TF32 or operation.layout.is_k_major)
+            and operation.grouping in self.groupings
+            and (operation.scaling is usual or scaling in self.scalings)
+            and operation.epilogue in epilogues
+            and (arch is SM90 or bool(generated.kernels(operation.of_kernels, arch)))
+        )
+
+    def kernels(
+        self, problem: Problem, arch: Architecture, level: Level
+    ) -> tuple[CutlassKernel, ...]:
+        """The legal kernels for a problem; whether it adds to D makes no difference to them."""
+        return self.legal(alike(of_kernels(problem), arch), arch, level)
+
+    def fitted(self, problem: Problem, device: DeviceModel) -> Sequence[CutlassKernel]:  # noqa: ARG002
+        """None."""
+        return ()
+
+    def prepare(self, problem: Problem, device: DeviceModel) -> None:  # noqa: B027
+        """Nothing to do."""
+
+    def launches(self, kernel: AnyKernel, problem: Problem, device: DeviceModel) -> list[Launch]:
+        """The launches worth measuring."""
+        return launches(cutlass(kernel), problem, device)
+
+    def refusal(self, kernel: AnyKernel, problem: Problem | None = None) -> str | None:
+        """Why a kernel is not legal (for the problem, if one is given); None when it is."""
+        known = cutlass(kernel)
+        if reason := _kernel_refusal(self, known):
+            return reason
+        return None if problem is None else legality.problem_refusal(known, problem)
+
+    def variety(self, kernel: AnyKernel) -> tuple[object, ...]:
+        """All that a kernel's templates depend on, clusters and stages apart."""
+        known = cutlass(kernel)
+        return (
+            known.tile,
+            known.mainloop,
+            known.epilogue,
+            known.scheduler,
+            known.swapped,
+            known.fast_accumulation,
+            known.alignment_a,
+        )
+
+    def features(self, kernel: AnyKernel) -> Features[float]:
+        """What the analytic cost model knows of it."""
+        return features(cutlass(kernel))
+
+
+@lru_cache(maxsize=4096)
+def _kernel_refusal(backend: CutlassBackend, kernel: CutlassKernel) -> str | None:
+    """Why the kernel is not legal, whatever the problem; remembered, as neighbours share theirs."""
+    if reason := operation_exists(kernel):
+        return reason
+    if generated.is_generated(kernel):
+        return None
+    return choice_refusal(kernel, backend.rules) or fields_follow_name(kernel)
