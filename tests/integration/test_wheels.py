@@ -69,6 +69,12 @@ pack = bundle.packs.path(choice.config.pack)
 print(json.dumps([gemmsmith.__file__, choice.distance, pack.read_bytes()[:4].hex()]))
 """
 
+LOADED = (
+    "gemmsmith gemmsmith.program gemmsmith.program.variables "
+    "gemmsmith.startup gemmsmith.startup.hook"
+)
+"""The modules of gemmsmith in a program without torch, once `GEMMSMITH` is set."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
@@ -177,13 +183,6 @@ def installed(wheels: dict[str, Path], tmp_path: Path) -> Installed:
 
 
 @pytest.mark.long
-LOADED = (
-    "gemmsmith gemmsmith.program gemmsmith.program.variables "
-    "gemmsmith.startup gemmsmith.startup.hook"
-)
-"""The modules of gemmsmith in a program without torch, once `GEMMSMITH` is set."""
-
-
 def test_the_wheels_hold_what_is_needed_at_run_time(wheels: dict[str, Path]) -> None:
     listed = tree.files()
     service = set(zipfile.ZipFile(wheels["gemmsmith_service"]).namelist())

@@ -19,6 +19,7 @@ from gemmsmith import (
     Operation,
     Problem,
     Ratio,
+    TunedAnswer,
     TuningJob,
 )
 
@@ -49,7 +50,7 @@ async def awaited(client: AsyncClient) -> Answer:
     job = await client.tune(4096, 6144, 1024, dtype="bfloat16", wait=True)
     assert_type(job, AsyncTuningJob)
     assert_type(await job.retry(), AsyncTuningJob)
-    assert_type(await job.wait(progress=True), Answer)
+    assert_type(await job.wait(progress=True), TunedAnswer)
     async for event in job.events():
         assert_type(event, JobEvent)
     async for status in client.jobs(state="done", limit=1):
