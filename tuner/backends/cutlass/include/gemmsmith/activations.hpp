@@ -11,7 +11,7 @@
 
 namespace gemmsmith {
 
-/* The names of `gemmsmith.core.epilogue.Activation`, in CUTLASS's form: of a value, and of an array. */
+/* The names of `gemmsmith.epilogue.Activation`, in CUTLASS's form: of a value, and of an array. */
 template <class T>
 struct SiLU {
   CUTLASS_HOST_DEVICE T operator()(T const& x) const {
