@@ -57,7 +57,7 @@ class _Shared:
 
         with ExitStack() as stack:
             stack.callback(forwards.undo)
-            stack.enter_context(built.told(take_over))
+            stack.enter_context(built.listening(take_over))
             return stack.pop_all()
 
 
