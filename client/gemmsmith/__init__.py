@@ -1,8 +1,8 @@
-"""gemmsmith: ask for the fastest GEMM kernel, and run it from PyTorch.
+"""gemmsmith: look up the fastest GEMM kernel, and run it from PyTorch.
 
-Importing this module is cheap: it loads none of its parts. Every name below is imported on first
-use, so that a program which only builds problems never loads an HTTP client, and one which only
-asks questions never loads torch.
+Importing this module is cheap, because every name below is imported on first use. A program that
+only builds problems does not load an HTTP client, and a program that only looks up winners does not
+load torch.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # what type checkers know of is above, and nothing else
+if not TYPE_CHECKING:  # type checkers must see only the names that are listed above
 
     def __getattr__(name: str) -> Any:
         if name in _HOME:

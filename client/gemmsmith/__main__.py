@@ -13,23 +13,24 @@ from gemmsmith.signing import trusted_folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the arguments and do as they say; the exit status."""
+    """Run the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gemmsmith", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("trust", help="trust a signing key")
     command.add_argument("source", metavar="URL|KEY.pub", help="a service, or its key in a file")
     command.add_argument("--id", help="the identifier that it must have; skips the confirmation")
     command.add_argument("--yes", action="store_true", help="trust any key without confirmation")
-    given = parser.parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may have what the terminal has not
+    options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path may have characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
 
     def confirm(text: str) -> bool:
         sys.stderr.write(f"{text}\n")
-        return given.yes or _agrees()
+        return options.yes or _agrees()
 
     try:
-        path = trust(given.source, trusted_folder(), identifier=given.id, confirm=confirm)
+        path = trust(options.source, trusted_folder(), identifier=options.id, confirm=confirm)
     except (GemmsmithError, ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -1,11 +1,11 @@
-"""All ranks of a distributed job read one snapshot, so that all of them choose alike.
+"""Distributes a snapshot to all ranks of a job, so that all ranks run the same kernels.
 
-Ranks that choose differently compute different bits from the same inputs, and those that find a
-kernel to load where others find none drift apart in time. Only one rank asks the service; what it
-gets, or why it got nothing, reaches every rank through the process group, so none waits for ever.
+Ranks that run different kernels compute different bits from the same inputs, and their speeds
+differ. Only rank 0 fetches the snapshot. The result or the error reaches every rank through the
+process group, so no rank waits for ever.
 
-`shared_snapshot` does so with a collective, wherever a program calls it on all ranks. Where nobody
-may know whether the group's devices are set up, `agreed_snapshot` does with its store alone.
+`shared_snapshot` is a collective, which a program calls on all ranks. `agreed_snapshot` uses only
+the group's store, and so it also works while the devices of the group may not be set up.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def shared_snapshot(
     *,
     check: Callable[[Snapshot], None] | None = None,
 ) -> Snapshot | None:
-    """What `fetch` gives on the group's rank 0, on every rank of the group.
+    """Returns the result of `fetch` on the group's rank 0, on every rank of the group.
 
-    A collective: every rank of `group` (default: all) calls it, and `fetch` is called on rank 0
-    only. Works on gloo and NCCL (for NCCL, call `torch.cuda.set_device` first). The group's time
-    limit must be longer than rank 0 takes. Without a process group, rank 0 is this process. Use
-    the result pinned: `Lookup(snapshot, pin=True)`.
+    This is a collective: every rank of `group` (default: all ranks) calls it. `fetch` is called on
+    rank 0 only. It works with gloo and NCCL (for NCCL, call `torch.cuda.set_device` first). The
+    group's time limit must be longer than rank 0 takes. Without a process group, this process is
+    rank 0. Use the result pinned: `Lookup(snapshot, pin=True)`.
 
-    `check` is called on every rank with what arrived, and raises where the rank will not run it
-    (`gemmsmith.winners.packs.believe`): then none does.
+    `check` is called on every rank with the snapshot. If it raises on a rank, for example because
+    the rank does not trust the signer (`gemmsmith.winners.packs.believe`), the call fails on all.
 
     Raises:
-        SnapshotUnavailable: `fetch` raised on rank 0, or `check` on some rank; on every rank alike.
+        SnapshotUnavailable: on every rank, if `fetch` raised on rank 0 or `check` on any rank.
     """
     import torch.distributed as dist
 
@@ -49,34 +49,37 @@ def shared_snapshot(
     cause: BaseException | None = None
     if not together or dist.get_rank(group) == 0:
         try:
-            found = fetch()
+            fetched = fetch()
         except BaseException as error:  # noqa: BLE001 - the other ranks wait for an answer
             cause = error
-            # An exception of somebody else's need not survive pickling; its words do.
+            # The other ranks get the message, because an exception may not survive pickling.
             reason = f"{type(error).__name__}: {error}"
         else:
-            document = None if found is None else found.document
+            document = None if fetched is None else fetched.document
     if together:
         shared = [(document, reason)]
         dist.broadcast_object_list(shared, group=group, group_src=0)
         document, reason = shared[0]
     if cause is not None and not isinstance(cause, Exception):
-        raise cause  # Ctrl-C is no failure to fetch
+        raise cause  # Ctrl-C, for example, is not a failure to fetch
     if reason:
         raise SnapshotUnavailable(f"rank 0 could not fetch the snapshot: {reason}") from cause
     snapshot = None if document is None else Snapshot.parse(document)
     if snapshot is not None and check is not None:
-        said = [_refusal(check, snapshot)]
+        reasons = [_reason_against(check, snapshot)]
         if together:
-            own, said = said[0], [""] * dist.get_world_size(group)
-            dist.all_gather_object(said, own, group=group)
-        for rank, refusal in enumerate(said):
-            if refusal:
-                raise SnapshotUnavailable(f"rank {rank} does not take the snapshot: {refusal}")
+            own, reasons = reasons[0], [""] * dist.get_world_size(group)
+            dist.all_gather_object(reasons, own, group=group)
+        for rank, reason_against in enumerate(reasons):
+            if reason_against:
+                raise SnapshotUnavailable(
+                    f"rank {rank} does not take the snapshot: {reason_against}"
+                )
     return snapshot
 
 
-def _refusal(check: Callable[[Snapshot], None], snapshot: Snapshot) -> str:
+def _reason_against(check: Callable[[Snapshot], None], snapshot: Snapshot) -> str:
+    """Why this rank rejects the snapshot; empty if it accepts it."""
     try:
         check(snapshot)
     except Exception as error:  # noqa: BLE001 - the other ranks wait for an answer
@@ -93,13 +96,15 @@ def agreed_snapshot(
     check: Callable[[Snapshot], None],
     timeout_s: float,
 ) -> Snapshot:
-    """What `fetch` gives on rank 0, on every rank, once all of them take it; without a device.
+    """Returns the result of `fetch` on rank 0, on every rank, once all ranks accept it.
 
-    Every rank calls it, with a store of its own for this one time. Who waits longer than
-    `timeout_s` seconds decides for all that there is none: no rank runs winners that others do not.
+    It needs no device. Every rank calls it with a store that is used for this call only. If a rank
+    waits longer than `timeout_s` seconds, the call fails on all ranks, so that no rank runs winners
+    that others do not run.
 
     Raises:
-        SnapshotUnavailable: `fetch` raised on rank 0, `check` on some rank, or a rank did not come.
+        SnapshotUnavailable: `fetch` raised on rank 0, `check` raised on any rank, or a rank is
+            missing.
     """
     wait = timedelta(seconds=timeout_s)
     if rank == 0:
@@ -114,13 +119,13 @@ def agreed_snapshot(
             reason = document[1:].decode(errors="replace")
             raise SnapshotUnavailable(f"rank 0 could not fetch the snapshot: {reason}")
         snapshot = Snapshot.parse(document[1:])
-        refusal = _refusal(check, snapshot)
-        if refusal:
-            _decide(store, f"rank {rank} does not take the snapshot: {refusal}")
+        reason_against = _reason_against(check, snapshot)
+        if reason_against:
+            _decide(store, f"rank {rank} does not take the snapshot: {reason_against}")
         elif store.add("takers", 1) == world:
             _decide(store, _AGREED)
         store.wait(["decision"], wait)
-    except RuntimeError as error:  # torch's DistStoreError: timed out
+    except RuntimeError as error:  # torch's DistStoreError: the wait timed out
         _decide(store, f"rank {rank} waited {timeout_s:.0f} s for the other ranks: {error}")
     decision = store.get("decision").decode(errors="replace")
     if decision != _AGREED:
@@ -132,5 +137,5 @@ _AGREED = "agreed"
 
 
 def _decide(store: Store, decision: str) -> None:
-    """Decide for all ranks, unless one has."""
+    # An atomic operation: the first decision of any rank is final.
     store.compare_set("decision", "", decision)

@@ -4,14 +4,14 @@ GemmsmithError
 ├── InvalidProblem          the problem is invalid; names the field
 ├── ServiceError            the service answered with a problem document (RFC 9457)
 │   ├── NotTuned            404: nothing known about this problem yet; tune it
-│   │   └── NotUnderstood   there is an answer, which only a newer gemmsmith can run
+│   │   └── NotUnderstood   only a newer gemmsmith can run the answer
 │   ├── Rejected            any other 4xx: the request is invalid
 │   │   ├── Unauthorized    401: the API key is missing or unknown
 │   │   └── Forbidden       403: the API key lacks the required scope
 │   ├── Busy                429 or 503: try again later (`retry_after` seconds)
 │   └── ServiceFault        any other 5xx: internal error of the service
 ├── ServiceUnavailable      no answer: connection refused, timeout
-├── SnapshotCorrupt         a snapshot's winners are not those of its revision, or unreadable
+├── SnapshotCorrupt         a snapshot was altered, or is unreadable
 ├── SnapshotUnavailable     rank 0 could not fetch the snapshot that all ranks share
 ├── JobFailed               a tuning job ended without a winner
 ├── JobCancelled            a tuning job was cancelled
@@ -31,7 +31,7 @@ from gemmsmith.showing import line
 
 
 class GemmsmithError(Exception):
-    """Root of every exception this library raises. Its message is one line, free of passwords."""
+    """Root of every exception this library raises. Its message is one line, without passwords."""
 
     def __str__(self) -> str:
         return line(super().__str__())
@@ -69,7 +69,7 @@ class NotTuned(ServiceError):
     """Nothing is known about this problem yet. Call `Client.tune` and wait for the job.
 
     Attributes:
-        call: that call, as Python source; empty if there is none.
+        call: that call, as Python source; empty if it is not known.
     """
 
     call = ""
@@ -150,7 +150,7 @@ class PackUntrusted(PackError):
 
 
 class Untrusted(GemmsmithError):
-    """Something from elsewhere has no trusted signature."""
+    """Data from outside has no trusted signature."""
 
 
 class PackIncompatible(PackError):

@@ -1,7 +1,7 @@
-"""Where files of a user lie, and how files are written.
+"""The folders of a user, and atomic writes.
 
-`publish` writes what gemmsmith keeps for itself, in private folders. `replacing` and `write` write
-what a user names: a file, a link, a pipe, a device or an open descriptor.
+`publish` writes gemmsmith's own files, in private folders. `replacing` and `write` write to a path
+that a user names: a file, a link, a pipe, a device or an open descriptor.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ STDOUT = 1
 """The descriptor of standard output."""
 
 _MOST_LINKS = 40
-"""Of Linux: a longer chain of links is a loop."""
+"""Linux's limit: a longer chain of links is considered a loop."""
 
 _UNREAD_S = 30
-"""How long a reader of a named pipe may take to begin."""
+"""Seconds that the reader of a named pipe may take before it begins to read."""
 
 
 def xdg_folder(variable: str, default: str, environ: Mapping[str, str] | None = None) -> Path:
-    """A base folder of the XDG specification, such as `XDG_DATA_HOME`. It may not be there yet.
+    """A base folder of the XDG specification, such as `XDG_DATA_HOME`. It may not exist yet.
 
-    A relative path does not count, as the specification says: it would be another folder in every
-    working folder. `default` is the folder's path below the user's home.
+    `default` is the folder's path below the user's home. As the specification requires, a relative
+    path in the variable is ignored: it would depend on the working folder.
     """
     values = os.environ if environ is None else environ
     folder = Path(values.get(variable, ""))
@@ -48,15 +48,17 @@ def xdg_folder(variable: str, default: str, environ: Mapping[str, str] | None = 
 
 
 def data_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of what is kept for this user. It may not be there yet."""
+    """The folder of this user's data. It may not exist yet."""
     return xdg_folder("XDG_DATA_HOME", ".local/share", environ) / "gemmsmith"
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder that only its owner can enter, and those above it too; what is there stays.
+    """Make a folder and its missing parents so that only their owner can enter them.
+
+    Existing folders are unchanged.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: a folder cannot be made.
     """
     for folder in reversed((path, *path.parents)):
         if not folder.is_dir():
@@ -64,12 +66,12 @@ def private_folder(path: Path) -> None:
 
 
 def unsafe(path: Path) -> str | None:
-    """Why code or keys at `path`, a file or a folder, are not used: others may change them.
+    """Why code or keys at `path`, a file or a folder, must not be used: other users may change it.
 
-    Returns None if only this user and root may. The reason names the command that mends it.
+    Returns None if only this user and root may change it. The reason names a command to fix it.
 
     Raises:
-        OSError: there is no such file or folder, or it cannot be seen.
+        OSError: there is no such file or folder, or it is not accessible.
     """
     status = path.stat()
     if status.st_uid not in (0, os.geteuid()):
@@ -90,23 +92,24 @@ def publish(
     shared: bool = False,
     aside: str | None = None,
 ) -> None:
-    """Write aside, then rename: readers see the old file, none, or all of the new one.
+    """Write a temporary file, then rename it: readers see the old file or the complete new file.
 
     Args:
-        path: where readers look; its folder is made private if it is missing.
+        path: the file's path. If its folder is missing, it is made private.
         data: the whole content.
-        durable: on disk, its name too, when this returns.
-        shared: readable by everyone who can enter the folder; else by the owner only.
-        aside: prefix of the file written aside, for removing what killed processes left.
+        durable: wait until the content and the name are on disk.
+        shared: readable by everyone who can enter the folder; otherwise by the owner only.
+        aside: prefix of the temporary file's name, to find those that killed processes left behind.
 
     Raises:
-        OSError: no space, no permission; nothing of it stays behind.
+        OSError: no space, or no permission. The temporary file is removed.
     """
     private_folder(path.parent)
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=aside or f".{path.name}.")
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error  # not the random name
+        # Name the path that the caller knows instead of the random name.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -125,18 +128,18 @@ def publish(
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file that a user has named; see `replacing`."""
+    """Write a file that a user has named, as `replacing` does."""
     with replacing(path) as aside:
         aside.write_bytes(data)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The path of a new file; when the block ends, its content goes to what `path` names.
+    """The path of a new file, whose content goes to `path` when the block ends.
 
-    A file there is replaced in one step and keeps its mode. A pipe, a device or an open descriptor
-    (`/dev/stdout`, `/dev/fd/3`) is written to. Links are followed. If anything fails before the
-    content is complete, what is there stays as it was.
+    If `path` is a file, it is replaced atomically and keeps its mode. A pipe, a device or an open
+    descriptor (`/dev/stdout`, `/dev/fd/3`) is written to. Links are followed. If anything fails
+    before the content is complete, `path` is unchanged.
 
     Raises:
         OSError: no space, no permission, or `path` is a folder; names `path`.
@@ -167,7 +170,7 @@ def is_stream(path: Path) -> bool:
     """Whether `path` names a pipe, a device or an open descriptor, which is never replaced.
 
     Raises:
-        OSError: it names a folder, or cannot be seen.
+        OSError: it names a folder, or is not accessible.
     """
     target = _followed(path)
     if _descriptor(target) is not None:
@@ -205,21 +208,21 @@ def read_text(path: Path) -> str:
 
 @contextmanager
 def turn(folder: Path, *, patience_s: float, exclusive: bool = True) -> Iterator[None]:
-    """Hold the lock of a folder, if it can be had in time; else the block runs without it.
+    """Hold the lock of a folder during the block. After `patience_s` seconds, run without it.
 
     Any user who can read the folder can hold its lock, and a network file system may have no
-    locks. So the block must be right without the lock too, if slower.
+    locks. So the block must be correct without the lock, too; it may only be slower.
 
     Raises:
         OSError: there is no such folder, or it cannot be read.
     """
-    how = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+    operation = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             try:
-                fcntl.flock(handle, how | fcntl.LOCK_NB)
+                fcntl.flock(handle, operation | fcntl.LOCK_NB)
             except BlockingIOError:
                 time.sleep(0.02)
             except OSError:  # the file system has no locks
@@ -232,9 +235,10 @@ def turn(folder: Path, *, patience_s: float, exclusive: bool = True) -> Iterator
 
 
 def _followed(path: Path) -> Path:
-    """Where links lead, up to the entry of an open descriptor: that one leads to no name.
+    """Follows links, but stops at the entry of an open descriptor.
 
-    What a shell redirects to a file has a name, but the file must be written where it stands.
+    Such an entry is a link as well. It may lead to a file, if a shell has redirected output to it,
+    but output must go to the descriptor, at its current position.
     """
     for _ in range(_MOST_LINKS):
         path = Path(os.path.realpath(path.parent), path.name)  # resolve() raises for loops
@@ -245,7 +249,7 @@ def _followed(path: Path) -> Path:
 
 
 def _descriptor(followed: Path) -> int | None:
-    """The number of this process's open descriptor; None if the path names something else."""
+    """The number of this process's open descriptor; None if the path is something else."""
     tasks = f"/proc/{os.getpid()}"
     folder, name = str(followed.parent), followed.name
     mine = folder in ("/dev/fd", f"{tasks}/fd") or fnmatch(folder, f"{tasks}/task/*/fd")
@@ -265,7 +269,7 @@ def _pour(aside: Path, target: Path) -> None:
     own = _descriptor(target)
     with aside.open("rb") as file:
         if own == STDOUT and hasattr(sys.stdout, "buffer"):
-            sys.stdout.flush()  # what was printed before comes before
+            sys.stdout.flush()  # keeps the order of earlier output
             shutil.copyfileobj(file, sys.stdout.buffer)
             sys.stdout.flush()
             return
@@ -278,13 +282,14 @@ def _pour(aside: Path, target: Path) -> None:
 
 
 def _fill(file: BinaryIO, pipe: int) -> None:
-    """Write to a named pipe, at the reader's pace; give up if its reader never reads at all."""
+    """Write to a named pipe, at the reader's pace; give up if nothing is ever read."""
     os.set_blocking(pipe, False)
     waiting, written = select.poll(), 0
     waiting.register(pipe, select.POLLOUT)
     while piece := memoryview(file.read(2**16)):
         while piece:
             if not waiting.poll(1000 * _UNREAD_S):
+                # The pipe is full. If it still holds all that was written, its reader never began.
                 unread = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
                 if unread == written:
                     raise TimeoutError(errno.ETIMEDOUT, "nothing is read from this pipe")
@@ -294,7 +299,7 @@ def _fill(file: BinaryIO, pipe: int) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Put the names in a folder on disk."""
+    """Wait until the names in a folder are on disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -304,7 +309,7 @@ def _sync(folder: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Within it, errors of the system name the path that the user knows."""
+    """Makes system errors in the block name the path that the user knows."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""How answers and jobs look to people: in a notebook, and in a line of a terminal.
+"""How answers and jobs are shown in a notebook and in a terminal.
 
-A service may belong to a stranger. Its text is never HTML here, never a command to a terminal, and
-never begins a line of its own (`line`).
+The text of a service is not trusted. It is escaped in HTML, and it can neither control a terminal
+nor begin a new line (`line`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from html import escape
 
 BAR = 24
-"""Characters of a bar."""
+"""Width of a progress bar in characters."""
 
 LONGEST = 10_000
-"""Characters of a line that are shown; longer ones were written to fill a screen."""
+"""Longest line that is shown, in characters, so that a service cannot flood a terminal."""
 
 _STYLE = "text-align:left"
 
@@ -33,7 +33,7 @@ def table(title: str, rows: Iterable[tuple[str, object]]) -> str:
 
 
 def bar(done: int, total: int) -> str:
-    """How much of something is done, as a bar of fixed width; empty where nobody knows."""
+    """A progress bar of fixed width; empty if the total is not known."""
     if total <= 0:
         return ""
     full = BAR * min(max(done, 0), total) // total
@@ -52,10 +52,10 @@ _PARAMETER = re.compile(
 
 
 def line(text: str) -> str:
-    """The text as one line of a terminal or a log; it may come from a stranger.
+    """Untrusted text as a single line for a terminal or a log.
 
-    A control character, which a terminal would obey, becomes a space, and so does the end of a
-    line. Passwords in URLs become `***`. What is longer than `LONGEST` is cut off.
+    Control characters, which a terminal would obey, and ends of lines become spaces. Passwords in
+    URLs become `***`. Text after the first `LONGEST` characters is cut off.
     """
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}…"
@@ -65,17 +65,17 @@ def line(text: str) -> str:
 
 
 def _is_harmless(letter: str) -> bool:
-    # The latter are bytes of a path that is no text.
+    # The surrogates stand for bytes of a path that is not valid UTF-8.
     return letter.isprintable() or "\udca0" <= letter <= "\udcff"
 
 
 def lines(text: str) -> str:
-    """The text with each of its lines as `line` has it: a table, or a traceback."""
+    """Several lines of text, such as a table or a traceback, each passed through `line`."""
     return "\n".join(map(line, text.split("\n")))
 
 
 def document(text: str) -> str:
-    """A JSON document in the same way; what a terminal would obey is escaped as JSON escapes it."""
+    """A JSON document, safe for a terminal: control characters are escaped as in JSON."""
     if not text.replace("\n", "").isprintable():
         text = "".join(
             letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1]
@@ -85,12 +85,12 @@ def document(text: str) -> str:
 
 
 def address(text: str) -> str:
-    """A URL as it may be printed, even if its scheme was forgotten."""
+    """A URL without passwords, for messages, even if its scheme is missing."""
     return line(text if "://" in text else f"://{text}").removeprefix("://")
 
 
 def without_passwords(text: str) -> str:
-    """The text without the passwords, tokens and keys of the URLs in it."""
+    """The text with passwords, tokens and keys in its URLs replaced by `***`."""
     if "@" in text:
         text = _TOKEN.sub(r"\1***@", _PASSWORD.sub(r"\1***@", text))
     return _PARAMETER.sub(r"\1***", text) if "://" in text else text

@@ -1,11 +1,11 @@
-"""Ed25519 signatures of statements: who says so, checked by whoever takes it.
+"""Ed25519 signatures of statements.
 
-A statement is a dataclass or a dict of builtins; what is signed is its canonical JSON behind its
-purpose, so that a signature serves for nothing else. An installation signs with its own private
-key. Whom to believe are the public keys in a folder, `GEMMSMITH_TRUSTED`; whoever can check a
-signature cannot make one. A key is believed for some purposes or for all of them.
+A statement is a dataclass or a dict of builtins. The signed bytes are its purpose, followed by its
+canonical JSON, so a signature is valid for a single purpose. Each installation signs with its own
+private key. The folder `GEMMSMITH_TRUSTED` holds the public keys that are trusted; they can check
+signatures but not make them. A key is trusted for all purposes or for some.
 
-Nothing here imports `cryptography` until something is signed or checked.
+`cryptography` is imported only when something is signed or checked.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 TRUSTED_VARIABLE = "GEMMSMITH_TRUSTED"
-"""Names the folder of the public keys that are believed."""
+"""The folder of the public keys that are trusted."""
 
 UNSIGNED_VARIABLE = "GEMMSMITH_UNSIGNED"
-"""Set to 1, it lets in what nobody who is believed has signed."""
+"""If it is 1, data without a trusted signature is accepted."""
 
 SUFFIX = ".pub"
-"""Of a public key's file in that folder: one line, `ed25519 BASE64 comment`."""
+"""Suffix of a public key's file. The file is a single line, `ed25519 BASE64 comment`."""
 
 _LINE = re.compile(r"ed25519 ([A-Za-z0-9+/]{43}=)(?: (.*))?")
 _KEY_BYTES = 32
 
 
 class Purpose(StrEnum):
-    """What a signature is for."""
+    """The kind of statement that a signature confirms."""
 
-    WINNER = "winner"  # this was measured
-    PACK = "pack"  # this was compiled from these kernels
-    SNAPSHOT = "snapshot"  # these are the answers, and these the packs that hold their kernels
+    WINNER = "winner"  # this winner was measured
+    PACK = "pack"  # this pack was compiled from these kernels
+    SNAPSHOT = "snapshot"  # these are the answers, and the packs that hold their kernels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublicKey:
-    """A public key; `comment` says whose, and is not checked."""
+    """A public key. `comment` names its owner, and is not verified."""
 
     raw: bytes
     comment: str = ""
@@ -73,20 +73,20 @@ class PublicKey:
 
     @property
     def line(self) -> str:
-        """The key as its file has it."""
+        """The content of the key's file."""
         return f"ed25519 {base64.b64encode(self.raw).decode()} {self.comment}".rstrip()
 
     @classmethod
     def parse(cls, text: str) -> PublicKey:
-        """Read what `line` wrote.
+        """Parse the content of a key's file.
 
         Raises:
             ValueError: not a public key.
         """
-        found = _LINE.fullmatch(text.strip())
-        if found is None:
+        match = _LINE.fullmatch(text.strip())
+        if match is None:
             raise ValueError("not a public key: a line `ed25519 BASE64 comment` is expected")
-        return cls(raw=base64.b64decode(found[1]), comment=found[2] or "")
+        return cls(raw=base64.b64decode(match[1]), comment=match[2] or "")
 
 
 class Signer:
@@ -98,10 +98,10 @@ class Signer:
 
     @classmethod
     def load(cls, path: Path) -> Signer:
-        """Read what `create` wrote.
+        """Read a file that `create` wrote.
 
         Raises:
-            ValueError: not a private key, or others may read it, or own it.
+            ValueError: not a private key, or other users may read, change or own it.
             OSError: there is no such file, or it cannot be read.
         """
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -122,10 +122,10 @@ class Signer:
 
     @classmethod
     def create(cls, path: Path, comment: str = "") -> Signer:
-        """Make a key and write it to `path`, for its owner only, never over another.
+        """Make a key and write it to a new file, which only its owner can read.
 
         Raises:
-            FileExistsError: there is such a file already.
+            FileExistsError: the file exists already.
             OSError: it cannot be written.
         """
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -133,7 +133,8 @@ class Signer:
         key = Ed25519PrivateKey.generate()
         text = base64.b64encode(key.private_bytes_raw()).decode()
         private_folder(path.parent)
-        # Written aside and linked: whoever finds the file finds all of it.
+        # A complete file is linked to `path`, so that no reader sees a part of it. Unlike a rename,
+        # a link never replaces another key.
         aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
@@ -147,17 +148,17 @@ class Signer:
         return cls(key, comment)
 
     def sign(self, purpose: Purpose, statement: Any) -> Signature:
-        """Sign a statement. Takes some 50 µs."""
+        """Sign a statement. Takes about 50 µs."""
         value = self._key.sign(_signed(purpose, statement))
         return Signature(key=self.public.id, value=base64.b64encode(value).decode())
 
 
 class Trusted:
-    """The public keys that are believed, and for what.
+    """The public keys that are trusted.
 
     Attributes:
-        keys: by their identifiers.
-        purposes: of each of these keys.
+        keys: the keys, by identifier.
+        purposes: the purposes that each key is trusted for, by identifier.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class Trusted:
 
     @classmethod
     def load(cls, *folders: Path) -> Trusted:
-        """The keys of all `*.pub` files in these folders; a folder that is not there has none.
+        """The keys of all `*.pub` files in these folders. Missing folders are skipped.
 
         Raises:
             ValueError: a file holds no public key, or others may change it; names the file.
@@ -183,7 +184,7 @@ class Trusted:
         return cls(keys)
 
     def __or__(self, other: Trusted) -> Trusted:
-        """The keys of both, each for all that either believes it for."""
+        """The keys of both, each trusted for the purposes of both."""
         both = Trusted({**self.keys, **other.keys}.values(), ())
         for trusted in (self, other):
             for key, purposes in trusted.purposes.items():
@@ -191,11 +192,11 @@ class Trusted:
         return both
 
     def check(self, purpose: Purpose, statement: Any, signature: Signature | None) -> PublicKey:
-        """Who signed the statement.
+        """Check a statement's signature. Returns the key that signed it.
 
         Raises:
-            Untrusted: it has no signature, or one of a key that is not believed, or not for this
-                purpose, or another statement was signed.
+            Untrusted: there is no signature, its key is not trusted or not for this purpose, or
+                another statement was signed.
         """
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -225,9 +226,9 @@ class Trusted:
 
 
 def keys_in(folder: Path) -> list[tuple[Path, PublicKey]]:
-    """The keys of a folder and their files; none where there is no such folder.
+    """The keys of a folder and their files; empty if there is no such folder.
 
-    A link to a key that is gone is no key: an installation links to its own.
+    A broken link is skipped: an installation has a link to its own key, which may be deleted.
 
     Raises:
         ValueError: a file holds no public key; names the file.
@@ -237,7 +238,7 @@ def keys_in(folder: Path) -> list[tuple[Path, PublicKey]]:
 
 
 def key_in(path: Path) -> PublicKey:
-    """The key of a file; raises as `keys_in`."""
+    """The key of a file; raises the errors of `keys_in`."""
     try:
         return PublicKey.parse(read_text(path))
     except ValueError as error:
@@ -245,18 +246,18 @@ def key_in(path: Path) -> PublicKey:
 
 
 def trusted_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of the public keys that this user believes: `GEMMSMITH_TRUSTED`, else XDG's."""
+    """The folder of this user's trusted keys: `GEMMSMITH_TRUSTED`, else a folder of XDG's."""
     values = os.environ if environ is None else environ
-    if given := values.get(TRUSTED_VARIABLE):
-        return Path(given)
+    if folder := values.get(TRUSTED_VARIABLE):
+        return Path(folder)
     return xdg_folder("XDG_CONFIG_HOME", ".config", environ) / "gemmsmith" / "trusted"
 
 
 def unsigned_allowed(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether `GEMMSMITH_UNSIGNED` lets in what nobody who is believed has signed.
+    """Whether `GEMMSMITH_UNSIGNED` accepts data without a trusted signature.
 
     Raises:
-        ValueError: it is set to something that is neither yes nor no.
+        ValueError: the variable is neither 0 nor 1, nor a word for these.
     """
     values = os.environ if environ is None else environ
     text = values.get(UNSIGNED_VARIABLE, "").lower()

@@ -1,3 +1,3 @@
-"""The one place that says which gemmsmith this is; both distributions share it."""
+"""The version of gemmsmith, which both distributions share."""
 
 VERSION = "0.1.0"

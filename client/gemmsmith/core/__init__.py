@@ -1,1 +1,1 @@
-"""The words of the library: problems, operations, kernels, launches, and the rules about them."""
+"""The library's types: problems, operations, kernels, launches, and the rules about them."""

@@ -1,4 +1,4 @@
-"""How much is taken from a service or from a file, both of which may be a stranger's."""
+"""Limits on what is read from a service or a file, neither of which is trusted."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """The most that is taken, in bytes where nothing else is said.
+    """Upper limits, in bytes unless the name says otherwise.
 
     Attributes:
-        answer_bytes: an answer that is none of the following; one to 256 lookups has 0.5 MB.
+        answer_bytes: any answer that is not listed below; an answer to 256 lookups has 0.5 MB.
         snapshot_bytes: a snapshot; 200,000 winners have about 150 MB.
         pack_bytes: a kernel pack.
-        event_bytes: one event of a job's stream.
-        listing_bytes: all pages of one listing together; a million trials have about 700 MB.
-        pages: pages of one listing.
+        event_bytes: an event of a job's stream.
+        listing_bytes: all pages of a listing together; a million trials have about 700 MB.
+        pages: number of pages of a listing.
 
     Raises:
         ValueError: a bound is not a positive integer.
@@ -36,12 +36,12 @@ class Bounds:
 
 
 BOUNDS = Bounds()
-"""What holds unless something else is said."""
+"""The default limits."""
 
 
-def exceeded(what: str, bound: str, bounds: Bounds) -> str:
-    """What to tell people about something that is larger than it may be."""
+def exceeded(subject: str, bound: str, bounds: Bounds) -> str:
+    """The error message for a subject that is larger than a bound allows."""
     return (
-        f"{what} exceeds {bound}={getattr(bounds, bound)}: if that is expected, raise the limit "
+        f"{subject} exceeds {bound}={getattr(bounds, bound)}: if that is expected, raise the limit "
         f"with bounds=Bounds({bound}=…) of gemmsmith"
     )

@@ -1,4 +1,4 @@
-"""What a trial measures: a kernel and how it is launched."""
+"""A candidate: what a trial measures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gemmsmith.core.launch import Launch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A kernel together with how it is launched: what a trial measures."""
+    """A kernel together with its launch."""
 
     kernel: AnyKernel
     launch: Launch = field(default_factory=Launch)
@@ -22,10 +22,8 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """Unique short form: the kernel's name and the launch's key."""
         return key_of(self.kernel, self.launch)
 
 
 def key_of(kernel: AnyKernel, launch: Launch) -> str:
-    """The key of the candidate that these would make."""
     return f"{kernel.name}@{launch.key}"

@@ -1,4 +1,4 @@
-"""What people pass: values that are one of a fixed few, and integers of any library."""
+"""Checks of what users pass: values out of a closed list, and integers of any library."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gemmsmith.errors import InvalidProblem
 _E = TypeVar("_E", bound=StrEnum)
 
 NAMED = 10
-"""Longest list of choices that a message names in full if a few of them resemble the value."""
+"""A message that suggests a choice lists all choices only if there are no more than these."""
 
 LONGEST_NAME = 100
-"""Length of a text that may be a misspelt name. To compare megabytes would take seconds."""
+"""Longest text, in characters, that is compared with the choices: megabytes would take seconds."""
 
 
 def member(field: str, kind: type[_E], value: str) -> _E:
-    """The member of a closed list by its text.
+    """The member of an enumeration with this value.
 
     Raises:
-        InvalidProblem: names the field and what it accepts.
+        InvalidProblem: the enumeration has no such value; names the field and the valid values.
     """
     try:
         return kind(value)
@@ -30,23 +30,25 @@ def member(field: str, kind: type[_E], value: str) -> _E:
         raise not_one_of(field, tuple(kind), value) from None
 
 
-def not_one_of(field: str, choices: Iterable[str], value: object, what: str = "") -> InvalidProblem:
-    """The error for a value that is not one of a fixed few.
+def not_one_of(
+    field: str, choices: Iterable[str], value: object, context: str = ""
+) -> InvalidProblem:
+    """The error for a value that is not among the choices.
 
-    The message names all choices if they are few or if none resembles the value, and else how many
-    there are and those that do.
+    The message lists all choices if there are few, or if no choice resembles the value. Otherwise
+    it says how many there are, and lists those that resemble the value.
     """
     names = list(map(str, choices))
     text = str(value)
     shown = text if isinstance(value, StrEnum) else repr(value)
     meant = suggestion(text, names)
     listed = f"{len(names)} names" if meant and len(names) > NAMED else ", ".join(names)
-    return InvalidProblem(field, f"{field} must be one of {listed}{what}, got {shown}{meant}")
+    return InvalidProblem(field, f"{field} must be one of {listed}{context}, got {shown}{meant}")
 
 
 def suggestion(text: str, choices: Iterable[str]) -> str:
-    """`; did you mean a, b or c?`, of the choices that resemble a text; empty if none does."""
-    from difflib import get_close_matches  # only a misspelt name needs it
+    """`; did you mean a, b or c?` with the choices that resemble a text; empty if none does."""
+    from difflib import get_close_matches  # imported only when a name is misspelt
 
     if len(text) > LONGEST_NAME:
         return ""
@@ -55,7 +57,7 @@ def suggestion(text: str, choices: Iterable[str]) -> str:
 
 
 def integer(value: object) -> int | None:
-    """The integer as Python's own, numpy's too; None for what is none, as booleans are."""
+    """Any integer type (Python's, numpy's) as `int`; None for other types and for booleans."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return None
     return int(value)

@@ -1,4 +1,4 @@
-"""What a lookup chooses: a candidate and its pack, whose problem it is of, and what to run."""
+"""What a lookup returns: a kernel, its launch and its pack, and how it matches the question."""
 
 from __future__ import annotations
 
@@ -10,46 +10,44 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.plain import Plain
 
 MAX_DISTANCE = 2.0
-"""Farthest neighbour that answers: a factor of 4 in one of M, N, K, or of 2.2 in each.
+"""Farthest neighbour that may answer: a factor of 4 in one of M, N, K, or of 2.2 in each.
 
-Beyond that the number of tiles, and with it the best tile, is another. Few neighbours' kernels are
-run, see `gemmsmith.core.neighbours`.
+Farther away the number of tiles differs so much that another tile is best. Of the neighbours within
+this distance only a few answer, see `gemmsmith.core.neighbours`.
 """
 
 
 class Match(StrEnum):
     """How the measured problem relates to the requested one."""
 
-    EXACT = "exact"  # measured on this very problem
-    NEAREST = "nearest"  # measured on a neighbour whose winner is legal here
+    EXACT = "exact"  # the requested problem was measured
+    NEAREST = "nearest"  # measured on a neighbour whose winner is legal for the requested problem
     PREDICTED = "predicted"  # the cost model's choice; never measured
 
 
 class Use(StrEnum):
     """What the caller should run."""
 
-    CUTLASS = "cutlass"  # the config, a compiled kernel, beat the default
-    CUBLASLT = "cublaslt"  # the config, another algorithm of cuBLASLt's, beat the default
+    CUTLASS = "cutlass"  # the config's compiled kernel beat the default
+    CUBLASLT = "cublaslt"  # the config's cuBLASLt algorithm beat the default
     CUBLAS = "cublas"  # the default was at least as fast: keep torch's own operator
 
     @classmethod
     def of(cls, kernel: Kernel) -> Use:
-        """What running a kernel is called."""
         return cls.CUBLASLT if kernel.backend is Backend.CUBLASLT else cls.CUTLASS
 
     @property
     def is_default(self) -> bool:
-        """Whether to run torch's own operator."""
         return self is Use.CUBLAS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Config(Plain):
-    """A candidate and the compiled pack that holds its kernel.
+    """A kernel, its launch, and the compiled pack that holds the kernel.
 
     Attributes:
         pack: content hash of the kernel pack, for `GET /packs/{hash}`; None if the service
-            has not compiled it (a shipped or replayed winner).
+            has not compiled the kernel (a shipped or replayed winner).
     """
 
     kernel: AnyKernel

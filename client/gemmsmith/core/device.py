@@ -33,29 +33,25 @@ class DeviceModel:
 
     @property
     def slug(self) -> str:
-        """Identity in URLs and keys: `nvidia-h200-132sm`."""
+        """The model's identity in URLs and keys: `nvidia-h200-132sm`."""
         return f"{self.name.lower().replace(' ', '-')}-{self.sm_count}sm"
 
 
 def time_text(us: float, recorded: str = "", digits: int = 2) -> str:
-    """A time in microseconds, with the name of the GPU model whose recorded time it is, if any.
-
-    `12.34 µs`, or `12.34 µs (recorded H200)`.
-    """
+    """`12.34 µs`, or `12.34 µs (recorded H200)` if the time was recorded on that GPU model."""
     text = f"{us:.{digits}f} µs"
     return f"{text} ({recording_of(recorded)})" if recorded else text
 
 
 def recording_of(name: str) -> str:
-    """What is said beside times of a recorded GPU model: `recorded H200`."""
     return f"recorded {name.removeprefix('NVIDIA ')}"
 
 
 def called(name: str, slugs: Iterable[str]) -> list[str]:
-    """The slugs of the device models that people call by a name.
+    """The slugs of the device models that a name may mean.
 
-    `nvidia-h200-132sm`, `NVIDIA H200, 132 SMs`, `NVIDIA H200` and `h200` are names of one model.
-    A name with a number of SMs is a whole one. Several slugs are returned if a name suits them
+    `nvidia-h200-132sm`, `NVIDIA H200, 132 SMs`, `NVIDIA H200` and `h200` all name the same model.
+    A name with a number of SMs must match completely. Returns several slugs if they match the name
     equally well.
     """
     words, count = _words(name)
@@ -67,7 +63,7 @@ def called(name: str, slugs: Iterable[str]) -> list[str]:
 
 
 def _words(name: str) -> tuple[frozenset[str], str]:
-    """The words of a model's name, and its number of SMs as slugs have it; empty without one."""
+    """The words of a model's name, and its number of SMs as in slugs (`132sm`), empty if absent."""
     joined = re.sub(r"\b([0-9]+) ?sms?\b", r"\1sm", name.lower())
     words = frozenset(re.findall(r"[a-z0-9]+", joined))
     count = next((word for word in words if re.fullmatch("[0-9]+sm", word)), "")
@@ -76,7 +72,7 @@ def _words(name: str) -> tuple[frozenset[str], str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """The software and the very GPU a trial ran on. Empty strings mean: not applicable."""
+    """The software and the individual GPU that a trial ran on. Empty strings: not applicable."""
 
     gpu_uuid: str
     driver: str
@@ -89,9 +85,9 @@ class Environment:
 
     @property
     def digest(self) -> str:
-        """Short hash of all fields: two trials with the same digest are comparable."""
+        """Short hash of all fields. Trials with the same digest are comparable."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
     def same_software(self, other: Environment) -> bool:
-        """Whether the two differ in nothing but the very GPU, which one model may exchange."""
+        """Whether the two are equal but for the individual GPU."""
         return replace(self, gpu_uuid="") == replace(other, gpu_uuid="")

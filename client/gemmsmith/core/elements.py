@@ -1,7 +1,7 @@
-"""What a matrix is made of, how it lies in memory, and what people call either.
+"""Element types of matrices, their layout in memory, and the names of both.
 
-Our names are CUTLASS's. torch's and numpy's are taken as well, as text or as their own objects, and
-so are other names that people type. `spelt` turns each into ours, and stands here alone.
+Our names are CUTLASS's. `spelt` also accepts the names of torch and numpy, as text or as their
+type objects, and other common names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 TypeName: TypeAlias = "str | torch.dtype"
-"""An element type by name, or as torch's own object: nothing here imports torch for it."""
+"""An element type by name, or as a `torch.dtype`. This module does not import torch."""
 
 
 class Element(StrEnum):
@@ -30,17 +30,15 @@ class Element(StrEnum):
 
     @property
     def bits(self) -> int:
-        """Storage size of one element."""
         return _BITS[self]
 
     @property
     def bytes(self) -> int:
-        """Storage size of one element in bytes."""
         return self.bits // 8
 
     @property
     def is_integer(self) -> bool:
-        """Whether sums are exact, in whatever order they are made."""
+        # Sums of integers are exact, in any order.
         return self in (Element.S8, Element.S32)
 
 
@@ -71,10 +69,10 @@ ELEMENTS = {
 
 
 def spelt(name: object, others: dict[str, str]) -> str:
-    """Our own name of a type: that of `others` if it is one of them, else as it is.
+    """Our spelling of a type's name: the entry of `others` if it has the name, else the name.
 
-    `name` is a text, whose first part up to a dot counts and in which case does not, or a type of
-    torch's or numpy's, whose text it is: `torch.bfloat16`.
+    `name` is a text in any case, of which only the part before the first dot is translated, or a
+    type object of torch or numpy, of which `str` is used: `torch.bfloat16`.
     """
     text = str(name).lower().removeprefix("torch.")
     first, dot, rest = text.partition(".")
@@ -91,15 +89,13 @@ class Layout(StrEnum):
 
     @property
     def a_row_major(self) -> bool:
-        """Whether A[M,K] is contiguous along K."""
         return self.value[0] == "t"
 
     @property
     def b_row_major(self) -> bool:
-        """Whether B[K,N] is contiguous along N."""
         return self.value[1] == "t"
 
     @property
     def is_k_major(self) -> bool:
-        """Whether both operands are contiguous along K."""
+        # Both operands are contiguous along K.
         return self is Layout.TN

@@ -1,4 +1,4 @@
-"""What a kernel does with a product before it stores it: a closed, named list."""
+"""Epilogues: what a kernel does with a product before it stores it. The list is closed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Activation(StrEnum):
-    """A function of each element."""
+    """A function that is applied to each element."""
 
     GELU_TANH = "gelu_tanh"  # x/2 · (1 + tanh(√(2/π) · (x + 0.044715·x³)))
     GELU = "gelu"  # x/2 · (1 + erf(x/√2))
@@ -18,132 +18,125 @@ class Activation(StrEnum):
 class Epilogue(StrEnum):
     """What follows the product P = alpha · A·B (times its factors) within the same kernel.
 
-    Inputs beside A and B: `bias`, [N], added to every row, and `residual` R, [M, N]. Outputs: D,
-    and with `_aux` what the activation is applied to, [M, N], which its gradient needs. All have
-    D's type, but the bias of an FP8 D is bf16; D = act(P + bias) + R is computed in FP32 and
-    rounded once. A name says what there is, in this order: factors of rows, bias, activation, gate,
-    factors of columns, residual, aux.
+    Additional inputs: `bias`, [N], added to every row, and `residual` R, [M, N]. Outputs: D and,
+    with `_aux`, the argument of the activation, [M, N], which its gradient needs. All have D's
+    type, except that the bias of an FP8 D is bf16. D = act(P + bias) + R is computed in FP32 and
+    rounded once. A name lists the parts in this order: row factors, bias, activation, gate, column
+    factors, residual, aux.
 
-    Factors of columns s, [N] of D's type, multiply the product and its bias before the residual is
-    added (LayerScale of CaiT, ConvNeXt and DINOv2); aux is what they multiply. Factors of rows r,
-    [M] in FP32, multiply the product before the bias (an RMS norm's, whose weight is B's).
+    Column factors s, [N] of D's type, multiply the product and its bias before the residual is
+    added (LayerScale of CaiT, ConvNeXt and DINOv2); aux is what they multiply. Row factors r, [M]
+    in FP32, multiply the product before the bias (an RMS norm, whose weight is folded into B).
 
-    Of gated ones (SwiGLU, GeGLU) P has N = 2·I columns, the gate's before up's, and D has I; aux is
-    P. B's columns are two matrices, each [K, I], which need not lie side by side in memory.
+    With a gate (SwiGLU, GeGLU), P has N = 2·I columns, those of the gate before those of up, and D
+    has I columns; aux is P. B's columns are two matrices, each [K, I], which need not be adjacent
+    in memory.
 
-    The gradient of P is that of D, times act'(aux) where there is an activation, or times s or r;
-    that of the bias is the sum of its rows (but not times r), that of R is D's, that of s the sum
-    of the rows of D's times aux. Of a gated D the gate's is that of D times up times
-    act'(gate), up's that of D times act(gate).
+    Gradients: dP = dD, times act'(aux) with an activation, or times s or r. The bias's gradient is
+    the sum of dP's rows, without r. dR = dD, and ds is the sum of the rows of dD · aux. With a
+    gate, d(gate) = dD · up · act'(gate) and d(up) = dD · act(gate).
 
-    Backward ones, whose names begin with `d`, follow the input gradient P = dY·W of the layer after
-    an activation: they read aux, [M, N], as it was stored forwards, and D is the gradient of that.
-    `_act` gives the activation's value again, [M, N], which the weight gradient of that layer
-    needs; `_bgrad` the gradient of the bias before the activation, [N]: the sum of D's rows, added
-    up in a fixed order, of D's type. `_gate` ones read gate and up in one aux, [M, 2N], the gate
-    first; D is the gradients of both in the same order, [M, 2N], and the value act(gate)·up.
+    Backward epilogues, whose names begin with `d`, follow the input gradient P = dY·W of the layer
+    after an activation. They read aux, [M, N], which the forward pass stored, and D is the gradient
+    of aux. `_act` also returns the activation's value, [M, N], which the weight gradient of that
+    layer needs; `_bgrad` the gradient of the bias before the activation, [N] of D's type: the sum
+    of D's rows, added in a fixed order. With `_gate`, aux holds gate and up, [M, 2N], the gate
+    first; D holds the gradients of both in the same order, [M, 2N], and the value is act(gate)·up.
     """
 
     NONE = "none"  # D = P + beta · C
     BIAS = "bias"  # D = P + bias
     BIAS_GELU_TANH = "bias_gelu_tanh"  # D = gelu_tanh(P + bias)
-    BIAS_GELU_TANH_AUX = "bias_gelu_tanh_aux"  # likewise, and aux = P + bias
+    BIAS_GELU_TANH_AUX = "bias_gelu_tanh_aux"  # the same D, and aux = P + bias
     BIAS_GELU = "bias_gelu"  # D = gelu(P + bias)
-    BIAS_GELU_AUX = "bias_gelu_aux"  # likewise, and aux = P + bias
+    BIAS_GELU_AUX = "bias_gelu_aux"  # the same D, and aux = P + bias
     BIAS_SILU = "bias_silu"  # D = silu(P + bias)
-    BIAS_SILU_AUX = "bias_silu_aux"  # likewise, and aux = P + bias
+    BIAS_SILU_AUX = "bias_silu_aux"  # the same D, and aux = P + bias
     BIAS_RELU2 = "bias_relu2"  # D = relu2(P + bias)
-    BIAS_RELU2_AUX = "bias_relu2_aux"  # likewise, and aux = P + bias
+    BIAS_RELU2_AUX = "bias_relu2_aux"  # the same D, and aux = P + bias
     RESIDUAL = "residual"  # D = P + R
     BIAS_RESIDUAL = "bias_residual"  # D = P + bias + R
     SCALE_RESIDUAL = "scale_residual"  # D = s · P + R: LayerScale
-    SCALE_RESIDUAL_AUX = "scale_residual_aux"  # likewise, and aux = P
+    SCALE_RESIDUAL_AUX = "scale_residual_aux"  # the same D, and aux = P
     BIAS_SCALE_RESIDUAL = "bias_scale_residual"  # D = s · (P + bias) + R
-    BIAS_SCALE_RESIDUAL_AUX = "bias_scale_residual_aux"  # likewise, and aux = P + bias
+    BIAS_SCALE_RESIDUAL_AUX = "bias_scale_residual_aux"  # the same D, and aux = P + bias
     ROW_SCALE = "row_scale"  # D = r · P: an RMS norm's factor
     ROW_SCALE_BIAS = "row_scale_bias"  # D = r · P + bias
     SILU_GATE = "silu_gate"  # D = silu(P_gate) · P_up: SwiGLU
-    SILU_GATE_AUX = "silu_gate_aux"  # likewise, and aux = P
+    SILU_GATE_AUX = "silu_gate_aux"  # the same D, and aux = P
     GELU_TANH_GATE = "gelu_tanh_gate"  # D = gelu_tanh(P_gate) · P_up: GeGLU
-    GELU_TANH_GATE_AUX = "gelu_tanh_gate_aux"  # likewise, and aux = P
+    GELU_TANH_GATE_AUX = "gelu_tanh_gate_aux"  # the same D, and aux = P
     GELU_GATE = "gelu_gate"  # D = gelu(P_gate) · P_up
-    GELU_GATE_AUX = "gelu_gate_aux"  # likewise, and aux = P
+    GELU_GATE_AUX = "gelu_gate_aux"  # the same D, and aux = P
     DGELU_TANH = "dgelu_tanh"  # D = P · gelu_tanh'(aux)
-    DGELU_TANH_ACT = "dgelu_tanh_act"  # likewise, and gelu_tanh(aux)
-    DGELU_TANH_BGRAD = "dgelu_tanh_bgrad"  # likewise D, and the sum of its rows
+    DGELU_TANH_ACT = "dgelu_tanh_act"  # the same D, and gelu_tanh(aux)
+    DGELU_TANH_BGRAD = "dgelu_tanh_bgrad"  # the same D, and the sum of its rows
     DGELU = "dgelu"  # D = P · gelu'(aux)
-    DGELU_ACT = "dgelu_act"  # likewise, and gelu(aux)
-    DGELU_BGRAD = "dgelu_bgrad"  # likewise D, and the sum of its rows
+    DGELU_ACT = "dgelu_act"  # the same D, and gelu(aux)
+    DGELU_BGRAD = "dgelu_bgrad"  # the same D, and the sum of its rows
     DSILU = "dsilu"  # D = P · silu'(aux)
-    DSILU_ACT = "dsilu_act"  # likewise, and silu(aux)
-    DSILU_BGRAD = "dsilu_bgrad"  # likewise D, and the sum of its rows
+    DSILU_ACT = "dsilu_act"  # the same D, and silu(aux)
+    DSILU_BGRAD = "dsilu_bgrad"  # the same D, and the sum of its rows
     DRELU2 = "drelu2"  # D = P · relu2'(aux)
-    DRELU2_ACT = "drelu2_act"  # likewise, and relu2(aux)
-    DRELU2_BGRAD = "drelu2_bgrad"  # likewise D, and the sum of its rows
+    DRELU2_ACT = "drelu2_act"  # the same D, and relu2(aux)
+    DRELU2_BGRAD = "drelu2_bgrad"  # the same D, and the sum of its rows
     DSILU_GATE = "dsilu_gate"  # D = [P · up · silu'(gate) | P · silu(gate)]
-    DSILU_GATE_ACT = "dsilu_gate_act"  # likewise, and silu(gate) · up
+    DSILU_GATE_ACT = "dsilu_gate_act"  # the same D, and silu(gate) · up
     DGELU_TANH_GATE = "dgelu_tanh_gate"  # D = [P · up · gelu_tanh'(gate) | P · gelu_tanh(gate)]
-    DGELU_TANH_GATE_ACT = "dgelu_tanh_gate_act"  # likewise, and gelu_tanh(gate) · up
+    DGELU_TANH_GATE_ACT = "dgelu_tanh_gate_act"  # the same D, and gelu_tanh(gate) · up
     DGELU_GATE = "dgelu_gate"  # D = [P · up · gelu'(gate) | P · gelu(gate)]
-    DGELU_GATE_ACT = "dgelu_gate_act"  # likewise, and gelu(gate) · up
+    DGELU_GATE_ACT = "dgelu_gate_act"  # the same D, and gelu(gate) · up
 
     @property
     def has_bias(self) -> bool:
-        """Whether an element for each column is added."""
         return _PARTS[self].bias
 
     @property
     def has_residual(self) -> bool:
-        """Whether a matrix of D's size is added."""
         return _PARTS[self].residual
 
     @property
     def has_column_scale(self) -> bool:
-        """Whether a factor for each column multiplies the product and its bias."""
         return _PARTS[self].column_scale
 
     @property
     def has_row_scale(self) -> bool:
-        """Whether an FP32 factor for each row multiplies the product."""
         return _PARTS[self].row_scale
 
     @property
     def activation(self) -> Activation | None:
-        """What is applied to the product and its bias."""
+        """The activation of a forward epilogue, if it has one."""
         return _PARTS[self].activation
 
     @property
     def is_gated(self) -> bool:
-        """Whether half of the product's columns gate the other half. Backward ones are not."""
+        """Whether half of P's columns gate the other half. False for backward epilogues."""
         return _PARTS[self].gate
 
     @property
     def stores_aux(self) -> bool:
-        """Whether what the activation, or a factor for each column, is applied to is stored as
-        well; of gated ones P whole.
-        """
         return _PARTS[self].aux
 
     @property
     def backward(self) -> Backward | None:
-        """What a backward one computes; None of those that go forwards."""
+        """The parts of a backward epilogue; None for a forward epilogue."""
         return _BACKWARD.get(self)
 
     @property
     def reads(self) -> int:
-        """How many matrices of D's columns are read beside A and B; D's gate and up are two."""
+        """Number of M×N matrices that are read in addition to A and B; gate and up are two."""
         return self.backward.halves if self.backward else int(self.has_residual)
 
     @property
     def outputs(self) -> int:
-        """How many of them are written."""
+        """Number of M×N matrices that are written."""
         if self.backward is None:
             return 1 + self.stores_aux * (1 + self.is_gated)
         return self.backward.halves + self.backward.activated
 
     @property
     def matrices(self) -> int:
-        """How many of them are read or written beside one of D."""
+        """Number of M×N matrices that are read or written in addition to one D."""
         return self.reads + self.outputs - 1
 
     @classmethod
@@ -158,7 +151,7 @@ class Epilogue(StrEnum):
         column_scale: bool = False,
         row_scale: bool = False,
     ) -> Epilogue | None:
-        """The one with these parts; None where there is none such."""
+        """The forward epilogue with these parts; None if it does not exist."""
         return _OF_PARTS.get((row_scale, bias, activation, gate, column_scale, residual, aux))
 
     @classmethod
@@ -170,18 +163,18 @@ class Epilogue(StrEnum):
         activated: bool = False,
         bias_gradient: bool = False,
     ) -> Epilogue | None:
-        """The backward one of an activation with these outputs; None where there is none such."""
+        """The backward epilogue with these parts; None if it does not exist."""
         return _OF_BACKWARD.get((activation, gated, activated, bias_gradient))
 
 
 class Backward(NamedTuple):
-    """A backward epilogue by its parts.
+    """The parts of a backward epilogue.
 
     Attributes:
-        activation: whose derivative is taken.
-        gated: whether aux and D are gate and up.
+        activation: the activation whose derivative is taken.
+        gated: whether aux and D hold both gate and up.
         activated: whether the activation's value is an output.
-        bias_gradient: whether the sum of D's rows is one.
+        bias_gradient: whether the sum of D's rows is an output.
     """
 
     activation: Activation
@@ -191,7 +184,7 @@ class Backward(NamedTuple):
 
     @property
     def halves(self) -> int:
-        """How many [M, N] matrices aux and D each are."""
+        """Number of [M, N] matrices in aux, and in D."""
         return 2 if self.gated else 1
 
 
@@ -206,7 +199,7 @@ class _Parts(NamedTuple):
 
 
 def _backward(epilogue: Epilogue) -> Backward:
-    """What the name of a backward one says."""
+    """Parses the name of a backward epilogue."""
     rest = epilogue.value.removeprefix("d")
     activated, bias_gradient = rest.endswith("_act"), rest.endswith("_bgrad")
     rest = rest.removesuffix("_act").removesuffix("_bgrad")
@@ -219,7 +212,7 @@ def _backward(epilogue: Epilogue) -> Backward:
 
 
 def _parts(epilogue: Epilogue) -> _Parts:
-    """What its name says; backward ones have none of these."""
+    """Parses the name of a forward epilogue. Backward epilogues have none of these parts."""
     name = "" if epilogue in _BACKWARD else epilogue.value
     rest = name.removeprefix("row_scale").removeprefix("_").removesuffix("_aux")
     activation = rest.removeprefix("bias_").removesuffix("_gate")
@@ -246,8 +239,8 @@ _OF_PARTS: dict[tuple[object, ...], Epilogue] = {
 }
 
 GATES = tuple(
-    one.activation.value
-    for one in Epilogue
-    if one.is_gated and one.activation is not None and not one.stores_aux
+    epilogue.activation.value
+    for epilogue in Epilogue
+    if epilogue.is_gated and epilogue.activation is not None and not epilogue.stores_aux
 )
-"""The activations of gates."""
+"""Names of the activations that gates may have."""

@@ -1,7 +1,7 @@
-"""What is compiled: one kernel, described by its backend and the choices that make it.
+"""Descriptions of kernels: the backend and the compile-time choices.
 
-Descriptions only: a backend (`tuner.backends`) decides which are legal and turns one into C++,
-`gemmsmith.runtime` runs the compiled result.
+A backend (`tuner.backends`) decides which kernels are legal and generates their C++;
+`gemmsmith.runtime` runs the compiled kernel.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Backend(StrEnum):
     CUTLASS3X = "cutlass3x"  # CollectiveBuilder kernels: TMA or cp.async with wgmma
     CUTLASS2X = "cutlass2x"  # multistage mma.sync kernels: any alignment
     CUTE = "cute"  # our own kernels, written on CUTLASS's CuTe
-    CUBLASLT = "cublaslt"  # cuBLASLt's own algorithms, of the library that torch loaded
+    CUBLASLT = "cublaslt"  # algorithms of cuBLASLt, of the library that torch loaded
 
 
 _BACKENDS: dict[object, Backend] = {backend.value: backend for backend in Backend}
-"""By the tag of their kernels' class: asked for so often that making one would take long."""
+"""Backends by the tag of their kernels' class. A lookup is faster than `Backend(tag)`."""
 
 
 class MainloopSchedule(StrEnum):
@@ -61,20 +61,20 @@ class TileScheduler(StrEnum):
     STREAM_K = "stream_k"  # persistent; tiles may be split along K between thread blocks
     SPLIT_K = "split_k"  # persistent over slices of K; a second kernel adds the FP32 partials
     CLUSTER_SPLIT_K = "cluster_split_k"  # a cluster shares a tile along K, adds in shared memory
-    GROUPS = "groups"  # persistent over the tiles of all groups, found from where groups end
+    GROUPS = "groups"  # persistent over the tiles of all groups, located by the groups' offsets
 
 
 class Kernel(Plain, msgspec.Struct, frozen=True, kw_only=True, tag_field="backend"):
-    """What every backend says of a kernel; what else there is to say are its own traits.
+    """The fields that kernels of all backends have. Subclasses add their own.
 
-    `AnyKernel` lists the backends' kernels. One that is not listed is refused by whoever reads it.
+    `AnyKernel` is the union of the backends' kernels. Readers reject a kernel of another class.
 
     Attributes:
-        name: the kernel's identity everywhere; CUTLASS's procedural name where it has one.
+        name: the kernel's unique name; CUTLASS's procedural name if it has one.
         arch: target architecture, such as `sm90` (compiled as sm_90a).
-        dtype, layout: the operation's; those of the *problem*, whether operands are swapped or not.
-        alignment_a, alignment_b, alignment_d: elements that every row start of the problem's
-            A, B and D must be a multiple of.
+        dtype, layout: of the *problem's* operation, also if the kernel swaps the operands.
+        alignment_a, alignment_b, alignment_d: rows of the problem's A, B and D must start at
+            multiples of this many elements.
     """
 
     name: str
@@ -87,25 +87,23 @@ class Kernel(Plain, msgspec.Struct, frozen=True, kw_only=True, tag_field="backen
 
     @property
     def backend(self) -> Backend:
-        """Where the kernel comes from."""
         return _BACKENDS[self.__struct_config__.tag]
 
     @property
     def operation(self) -> Operation:
-        """What the kernel computes."""
         return named(self.dtype, self.layout)
 
     @property
     def output_tile(self) -> tuple[int, int]:
-        """Rows and columns of D that one thread block computes, as the kernel sees it.
+        """Rows and columns of D that one thread block computes, in the kernel's own orientation.
 
-        (0, 0) where the kernel does not say.
+        Returns (0, 0) if it is not known.
         """
         return (0, 0)
 
     @property
     def choices(self) -> tuple[tuple[str, object], ...]:
-        """What kernels of a backend differ in, by name: what a cost model may be wrong about."""
+        """The choices, by name, in which kernels of a backend differ: features of a cost model."""
         return ()
 
     @property
@@ -114,23 +112,21 @@ class Kernel(Plain, msgspec.Struct, frozen=True, kw_only=True, tag_field="backen
         return False
 
     def has_fixed_order(self, launch: Launch) -> bool:
-        """Whether each output element is summed in one order: same inputs, same bits."""
+        """Whether each output element is summed in a fixed order: same inputs, same bits."""
         return launch.splits == 1
 
     def splits_sums(self, launch: Launch) -> bool:
-        """Whether each output element is the sum of parts along K, made apart."""
+        """Whether several partial sums along K are added for each output element."""
         return launch.splits > 1
 
     def rounds_parts(self, launch: Launch) -> bool:
-        """Whether such parts may be rounded to D's type before they are added.
-
-        The library's algorithms may do so. All other kernels add parts in the accumulator's type.
-        """
+        """Whether partial sums may be rounded to D's type before they are added."""
+        # cuBLASLt's algorithms may do so; all other kernels add in the accumulator's type.
         return self.splits_sums(launch)
 
     @property
     def family(self) -> str:
-        """Kernels of one family share nearly all of their compile time: same types and layouts."""
+        # Kernels of the same types and layout share nearly all of their compile time.
         return f"{self.backend}_{self.arch}_{self.dtype}_{self.layout}"
 
     def __repr__(self) -> str:
@@ -138,14 +134,14 @@ class Kernel(Plain, msgspec.Struct, frozen=True, kw_only=True, tag_field="backen
 
 
 class CutlassTraits(Kernel, frozen=True, kw_only=True):
-    """A kernel made of CUTLASS's parts.
+    """A kernel built from CUTLASS components.
 
     Attributes:
         tile: (M, N, K) of one thread block's output tile, in the kernel's own orientation.
         cluster: thread blocks per cluster along (M, N), in the kernel's own orientation.
         stages: depth of the shared-memory pipeline; 0 lets CUTLASS fill shared memory.
         swapped: computes Dᵀ = Bᵀ·Aᵀ, so that its tile M runs along the problem's N.
-        fast_accumulation: FP8 only: accumulate wholly in the tensor core.
+        fast_accumulation: FP8 only: the tensor core keeps the whole sum.
     """
 
     tile: tuple[int, int, int]
@@ -159,12 +155,10 @@ class CutlassTraits(Kernel, frozen=True, kw_only=True):
 
     @property
     def output_tile(self) -> tuple[int, int]:
-        """Rows and columns of D that one thread block computes, as the kernel sees it."""
         return self.tile[:2]
 
     @property
     def choices(self) -> tuple[tuple[str, object], ...]:
-        """What kernels of a backend differ in, by name."""
         return (
             ("tile", self.tile[:2]),
             ("depth", self.tile[2]),
@@ -176,30 +170,21 @@ class CutlassTraits(Kernel, frozen=True, kw_only=True):
 
     @property
     def keeps_short_sums(self) -> bool:
-        """FP8: whether sums stay in the tensor core.
-
-        Only CUTLASS's TMA mainloops have a variant that adds them up in FP32 registers; the
-        cp.async and 2.x ones chain the instructions (256×256×32768 e4m3 with cp.async: 5.01e-3,
-        H200).
-        """
+        # Only CUTLASS's TMA mainloops have a variant that adds sums in FP32 registers. The cp.async
+        # and 2.x mainloops chain the instructions: relative error 5.01e-3 for 256×256×32768 e4m3
+        # with cp.async on an H200.
         promotes = self.mainloop in TMA_MAINLOOPS and not self.fast_accumulation
         return self.operation.is_narrow_float and not promotes
 
     def has_fixed_order(self, launch: Launch) -> bool:
-        """Whether each output element is summed in one order, run after run.
-
-        One thread block computes a whole tile, or our own kernels add its slices in their order.
-        For CUTLASS's split-K, stream-K and the heuristic that picks among them the order is
-        CUTLASS's business.
-        """
+        # The order is fixed if a thread block computes a whole tile, or if our own kernels add the
+        # slices. CUTLASS's stream-K scheduler, which has split-K modes too, promises no order.
         return not self.splits_sums(launch) or self.scheduler is not TileScheduler.STREAM_K
 
     def splits_sums(self, launch: Launch) -> bool:
-        """Whether thread blocks share an output tile along K."""
         return launch.decomposition is not Decomposition.DATA_PARALLEL
 
-    def rounds_parts(self, launch: Launch) -> bool:  # noqa: ARG002 - whatever the launch
-        """Never: parts are added in the accumulator's type."""
+    def rounds_parts(self, launch: Launch) -> bool:  # noqa: ARG002 - the same for every launch
         return False
 
 
@@ -212,34 +197,33 @@ class Cutlass2xKernel(CutlassTraits, frozen=True, kw_only=True, tag=Backend.CUTL
 
 
 class CuteKernel(CutlassTraits, frozen=True, kw_only=True, tag=Backend.CUTE.value):
-    """A kernel of our own around CUTLASS's mainloop."""
+    """Our own kernel around CUTLASS's mainloop."""
 
 
 class CublasLtKernel(Kernel, frozen=True, kw_only=True, tag=Backend.CUBLASLT.value):
-    """cuBLASLt's product for an operation; which of its kernels runs is the launch's algorithm.
+    """cuBLASLt's product for an operation. The launch's algorithm decides which kernel runs.
 
     Attributes:
-        fast_accumulation: FP8 only: accumulate wholly in the tensor core.
+        fast_accumulation: FP8 only: the tensor core keeps the whole sum.
     """
 
     fast_accumulation: bool = False
 
     @property
     def keeps_short_sums(self) -> bool:
-        """FP8: whether sums stay in the tensor core."""
         return self.fast_accumulation
 
 
 CutlassKernel = Cutlass3xKernel | Cutlass2xKernel | CuteKernel
 AnyKernel = Cutlass3xKernel | Cutlass2xKernel | CuteKernel | CublasLtKernel
-"""Every backend's kernels, by the field `backend`."""
+"""A kernel of any backend. The tag `backend` tells a decoder which class it is."""
 
 
 def cutlass(kernel: Kernel) -> CutlassKernel:
-    """The kernel as one that is made of CUTLASS's parts.
+    """Narrows the type of a kernel to the CUTLASS backends.
 
     Raises:
-        TypeError: it is not.
+        TypeError: the kernel is of another backend.
     """
     if not isinstance(kernel, CutlassKernel):
         raise TypeError(f"{kernel.name} of {kernel.backend} has no tile, cluster or schedule")

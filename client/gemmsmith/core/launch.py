@@ -1,4 +1,4 @@
-"""What is chosen at run time for a compiled kernel."""
+"""The run-time choices for a compiled kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gemmsmith.core.plain import Plain
 
 
 class RasterOrder(StrEnum):
-    """Which way neighbouring thread blocks walk over the output tiles."""
+    """The order in which consecutive thread blocks take output tiles."""
 
     HEURISTIC = "heuristic"  # CUTLASS picks the shorter side
     ALONG_M = "along_m"  # consecutive tiles go down M
@@ -21,26 +21,26 @@ class RasterOrder(StrEnum):
 
 
 class Decomposition(StrEnum):
-    """How the work of one problem is cut into pieces (stream-K scheduler; else data-parallel)."""
+    """How a problem is divided among thread blocks. Without a stream-K scheduler: data-parallel."""
 
     DATA_PARALLEL = "data_parallel"  # one thread block computes a whole output tile
     SPLIT_K = "split_k"  # `splits` thread blocks share each tile along K
-    STREAM_K = "stream_k"  # the last wave's work is spread evenly over all thread blocks
+    STREAM_K = "stream_k"  # all thread blocks share the work of the last wave equally
     HEURISTIC = "heuristic"  # CUTLASS picks among the above
 
 
 ALGORITHM_BYTES = 64
-"""Of `cublasLtMatmulAlgo_t`."""
+"""Size of `cublasLtMatmulAlgo_t`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """One algorithm of cuBLASLt's, which means something to one version of the library only.
+    """An algorithm of cuBLASLt. It is valid for one version of the library only.
 
     Attributes:
-        library: `cublasLtGetVersion()` of the library that named it.
+        library: `cublasLtGetVersion()` of the library that proposed the algorithm.
         code: the 64 bytes of `cublasLtMatmulAlgo_t` in hexadecimal.
-        workspace_bytes: device memory that it needs beside the operands.
+        workspace_bytes: device memory that it needs in addition to the operands.
 
     Raises:
         ValueError: the code is not 64 bytes in hexadecimal.
@@ -60,7 +60,6 @@ class Algorithm:
 
     @classmethod
     def of(cls, library: int, words: Sequence[int], workspace_bytes: int = 0) -> Algorithm:
-        """The algorithm of these eight 64-bit words."""
         code = b"".join(word.to_bytes(8, "little") for word in words).hex()
         return cls(library=library, code=code, workspace_bytes=workspace_bytes)
 
@@ -73,15 +72,15 @@ class Algorithm:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Launch(Plain):
-    """Run-time choices. `raster` and tiles are in the kernel's own orientation.
+    """Run-time choices. `raster` is in the kernel's own orientation.
 
-    Each backend reads the values that mean something to it; the others stay as they are here.
+    Each backend reads the fields that it supports; the others keep these defaults.
 
     Attributes:
         swizzle: largest number of tiles per swizzled group (1, 2, 4 or 8), for L2 reuse.
         splits: thread blocks per tile along K; more than 1 only with split-K or heuristic.
-        sm_budget: streaming multiprocessors the kernel may occupy; 0 means all.
-        algorithm: which of the library's own kernels runs; of the backend `cublaslt` only.
+        sm_budget: streaming multiprocessors that the kernel may occupy; 0 means all.
+        algorithm: cuBLASLt's algorithm; only for the backend `cublaslt`.
     """
 
     raster: RasterOrder = RasterOrder.HEURISTIC

@@ -1,9 +1,9 @@
-"""Every rule that depends on the problem, each one a named predicate; stated here and nowhere else.
+"""The legality rules that depend on the problem. Each rule is a named predicate, stated only here.
 
-The tuner's backends enumerate by the same predicates. A kernel out of a snapshot was measured, so
-what depends on the kernel alone holds; whether it can run another problem is what these rules
-say. Each gives None for legal, else the reason. What a rule says in CUTLASS is named beside it.
-A rule about tiles has nothing to say of a kernel without them.
+The tuner's backends use the same predicates to enumerate. A kernel from a snapshot was measured,
+so the rules that depend on the kernel alone hold; these rules say whether it can run another
+problem. A rule returns None if it is satisfied, else the reason. Its docstring names the place in
+CUTLASS that requires it. Kernels without tiles satisfy all rules about tiles.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_TILES = 2**31 - 1
 """CUTLASS counts tiles in 32 bits."""
 
 MAX_GRID_YZ = 65535
-"""CUDA's limit for a grid's second and third dimension. Persistent kernels do without."""
+"""CUDA's limit for a grid's second and third dimension, which persistent kernels do not use."""
 
 _SLICED = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
 
@@ -36,7 +36,7 @@ LaunchRule = Callable[[Kernel, Launch, Problem], str | None]
 
 
 def serves_operation(kernel: Kernel, problem: Problem) -> str | None:
-    """The kernel was built for the problem's operation; any can add to D (`beta`)."""
+    """The kernel was built for the problem's operation. Any kernel can add to D (`beta`)."""
     if (kernel.dtype, kernel.layout) != (problem.operation.of_kernels.dtype, problem.layout):
         return f"built for {kernel.dtype} {kernel.layout}"
     return None
@@ -45,8 +45,9 @@ def serves_operation(kernel: Kernel, problem: Problem) -> str | None:
 def rows_are_aligned(kernel: Kernel, problem: Problem) -> str | None:
     """Every row of A, B and D starts at the kernel's alignment (`can_implement`).
 
-    Rows lie as densely as their contiguous extent says: K for K-major operands, M for A in nt and
-    nn, N for B in tt and nt, D's columns. Batches are whole matrices apart: they align with them.
+    Rows follow each other without gaps, so the distance between them is the contiguous extent: K
+    for K-major operands, M for A in nt and nn, N for B in tt and nt, D's columns. The distance
+    between batches is a multiple of that, so batches are aligned if rows are.
     """
     for name, extent, alignment in (
         ("A", problem.contiguous_a, kernel.alignment_a),
@@ -59,7 +60,7 @@ def rows_are_aligned(kernel: Kernel, problem: Problem) -> str | None:
 
 
 def grid_is_launchable(kernel: Kernel, problem: Problem) -> str | None:
-    """Kernels with a block per tile: tiles along N and batches are grid dimensions y and z."""
+    """The tiles fit the grid: without persistence, tiles along N and batches are its y and z."""
     if not isinstance(kernel, CutlassKernel):
         return None
     grid = tile_grid(kernel, problem)
@@ -75,14 +76,14 @@ def grid_is_launchable(kernel: Kernel, problem: Problem) -> str | None:
 
 
 def splitting_takes_one_matrix(kernel: Kernel, problem: Problem) -> str | None:
-    """Slices of K take the place of batches; FP32 partials leave in quads (`SplitKGemm`)."""
+    # Slices of K are stored as batches (`SplitKGemm`), so there cannot be batches as well.
     if not isinstance(kernel, CutlassKernel) or kernel.scheduler not in _SLICED:
         return None
     return "K is split for single matrices only" if problem.batch > 1 else None
 
 
 def every_split_has_k_tiles(kernel: Kernel, launch: Launch, problem: Problem) -> str | None:
-    """No split is left without a K tile (`can_implement`)."""
+    """Each split has at least one K tile (`can_implement`)."""
     if not isinstance(kernel, CutlassKernel):
         return None
     k_tiles = -(-problem.k // kernel.tile[2])
@@ -92,7 +93,10 @@ def every_split_has_k_tiles(kernel: Kernel, launch: Launch, problem: Problem) ->
 
 
 def slices_are_equal(kernel: Kernel, launch: Launch, problem: Problem) -> str | None:
-    """Slices of K that become batches are equal, and start where TMA can read (`SplitKGemm`)."""
+    """Slices of K are equal, because they are batches, and TMA can read their start.
+
+    See `SplitKGemm`.
+    """
     if not isinstance(kernel, CutlassKernel) or kernel.scheduler is not TileScheduler.SPLIT_K:
         return None
     if problem.k % (launch.splits * kernel.alignment_a):
@@ -111,12 +115,12 @@ PROBLEM_RULES: MappingProxyType[str, ProblemRule] = MappingProxyType(
         )
     }
 )
-"""What a kernel must satisfy for a problem."""
+"""Rules for a kernel and a problem, by name."""
 
 LAUNCH_RULES: MappingProxyType[str, LaunchRule] = MappingProxyType(
     {rule.__name__: rule for rule in (every_split_has_k_tiles, slices_are_equal)}
 )
-"""What a launch of it must satisfy: one that was found for one K need not be legal for another."""
+"""Rules for a launch, by name. A launch that is legal for one K need not be legal for another."""
 
 
 def needs_grid_limits(kernel: CutlassKernel) -> bool:
@@ -129,7 +133,7 @@ def needs_grid_limits(kernel: CutlassKernel) -> bool:
 
 
 def problem_refusal(kernel: Kernel, problem: Problem) -> str | None:
-    """Why the kernel cannot run the problem; None when it can."""
+    """Why the kernel cannot run the problem; None if it can."""
     for rule in PROBLEM_RULES.values():
         if reason := rule(kernel, problem):
             return reason
@@ -137,7 +141,7 @@ def problem_refusal(kernel: Kernel, problem: Problem) -> str | None:
 
 
 def launch_refusal(kernel: Kernel, launch: Launch, problem: Problem) -> str | None:
-    """Why the kernel cannot be launched so on a problem that it can run; None when it can."""
+    """Why this launch is illegal for a problem that the kernel can run; None if it is legal."""
     for rule in LAUNCH_RULES.values():
         if reason := rule(kernel, launch, problem):
             return reason
@@ -145,7 +149,7 @@ def launch_refusal(kernel: Kernel, launch: Launch, problem: Problem) -> str | No
 
 
 def refusal(config: Config, problem: Problem) -> str | None:
-    """Why the config must not be launched on densely laid out operands; None when it may be."""
+    """Why the config must not be launched on operands without gaps; None if it may be."""
     return problem_refusal(config.kernel, problem) or launch_refusal(
         config.kernel, config.launch, problem
     )

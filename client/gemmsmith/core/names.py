@@ -1,4 +1,4 @@
-"""How operations are written: the parts of a `dtype`, what people leave out, and the layout."""
+"""How operations are written: the parts of a `dtype`, its short forms, and the layout."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _PARTS: dict[str, type[StrEnum]] = {
     "group": Grouping,
     "then": Epilogue,
 }
-"""The words that begin the parts of a `dtype`, and what may follow each."""
+"""The words that begin the parts of a `dtype`, and the values that may follow each word."""
 
 
 @lru_cache(maxsize=4096)
 def whole(dtype: TypeName) -> str:
-    """A `dtype` by what people call its types; of what differs from the defaults alone, bf16's."""
+    """The full `dtype` for a name or a short form: `bfloat16`, or `out_f32` for `bf16.out_f32`."""
     text = spelt(dtype, OPERANDS)
     begins_with_part = text.partition("_")[0] in _PARTS or text.partition(".")[0] == ACCUMULATE
     return f"{DType.BF16.value}.{text}" if begins_with_part else text
 
 
 def named_layout(text: str) -> tuple[str, str | None]:
-    """The `dtype` in a text, and the layout if one follows it: `bf16.out_f32.nt`, `bf16 nt`."""
+    """The `dtype` in a text, and the layout if the text has it: `bf16.out_f32.nt`, `bf16 nt`."""
     dtype, _, last = text.replace(" ", ".").rpartition(".")
     return (dtype, last.lower()) if dtype and last.lower() in list(Layout) else (text, None)
 
 
 def part_of(part: str, dtype: str) -> tuple[str, str]:
-    """The word that begins a part of a `dtype`, and what follows it: `out`, `f32`.
+    """The word and the value of a part of a `dtype`: `out` and `f32` for `out_f32`.
 
     Raises:
-        InvalidProblem: there is no such part; names those that resemble it.
+        InvalidProblem: there is no such part; the message suggests similar parts.
     """
     word, _, value = part.partition("_")
     if word not in _PARTS and part != ACCUMULATE:
@@ -49,6 +49,5 @@ def part_of(part: str, dtype: str) -> tuple[str, str]:
 
 
 def _parts() -> list[str]:
-    """Every part that a `dtype` may have behind its short name."""
     parts = [f"{word}_{value}" for word, values in _PARTS.items() for value in values]
     return [*parts, ACCUMULATE]

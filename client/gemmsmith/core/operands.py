@@ -1,4 +1,4 @@
-"""Operand types by short name: what each stands for, and what else people call it."""
+"""Short names of operand types, their meaning, and other names for them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from gemmsmith.core.elements import Element
 
 
 class Scaling(StrEnum):
-    """What the product is multiplied by, beside alpha: FP32 factors on the device."""
+    """FP32 factors on the device that multiply the product, in addition to alpha."""
 
-    NONE = "none"  # nothing
+    NONE = "none"  # no factors
     TENSOR = "tensor"  # one factor for A and one for B
     ROW = "row"  # one for each row of A and each column of B
     BLOCK = "block"  # one for each 1×128 of A and each 128×128 of B
 
 
 class Grouping(StrEnum):
-    """How one call computes many products over tokens sorted by group (expert)."""
+    """How a call computes many products over tokens that are sorted by group (expert)."""
 
-    NONE = "none"  # one product, or a batch of equal ones
+    NONE = "none"  # a single product, or a batch of products of the same size
     ROWS = "rows"  # each group's rows of A times that group's B: forward, input gradient
-    DEPTH = "depth"  # K is cut into groups, each with a D of its own: weight gradient
+    DEPTH = "depth"  # K is divided into groups, each with its own D: weight gradient
 
 
 class DType(StrEnum):
-    """Short names of operand types, with the output and scaling that they mean by themselves."""
+    """Short names of operand types. Each implies a default output type and scaling."""
 
     BF16 = "bf16"  # bf16 × bf16 → bf16
     FP16 = "fp16"  # f16 × f16 → f16
@@ -43,9 +43,9 @@ class Meaning(NamedTuple):
     b: Element
     accumulator: Element
     d: Element
-    outputs: tuple[Element, ...]  # other types that D may have
+    outputs: tuple[Element, ...]  # further types that D may have
     scaling: Scaling
-    scalings: tuple[Scaling, ...]  # others that there are
+    scalings: tuple[Scaling, ...]  # further scalings that exist
 
 
 _FINER = (Scaling.ROW, Scaling.BLOCK)
@@ -79,7 +79,7 @@ MEANINGS = {
     ),
     DType.TF32: Meaning(Element.TF32, Element.TF32, Element.F32, Element.F32, (), Scaling.NONE, ()),
 }
-"""By short name."""
+"""The meaning of each short name."""
 
 OPERANDS = {
     "bfloat16": "bf16",
@@ -92,4 +92,4 @@ OPERANDS = {
     "float8_e4m3fn": "fp8_e4m3",
     "float8_e5m2": "fp8_e5m2",
 }
-"""Other names of operand types (`DType`). FP32's is none: TF32 reads less."""
+"""Other names of operand types (`DType`). `float32` is not one: TF32 reads fewer bits."""

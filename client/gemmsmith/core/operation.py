@@ -1,14 +1,13 @@
-"""What is computed apart from sizes: element types, layout, scaling, grouping, epilogue.
+"""Everything about a computation except its sizes: types, layout, scaling, grouping, epilogue.
 
-An `Operation` has one canonical text, its `key`, such as `bf16.tn` or `bf16.out_f32.accumulate.nt`:
-in the database, on the wire, in file names and in messages. The key is the operation's `dtype`,
-which people type, and its layout. A plain operation's `dtype` is a short name (`bf16`, `int8`);
-what differs from that short name's defaults follows it, each part once and in a fixed order, so
-that equal operations have equal keys.
+An `Operation` has a canonical text, its `key`, such as `bf16.tn` or `bf16.out_f32.accumulate.nt`.
+The database, the wire, file names and messages use it. The key consists of the operation's `dtype`,
+which users type, and its layout. A plain operation's `dtype` is a short name (`bf16`, `int8`).
+Whatever differs from the short name's defaults follows as parts, each at most once and in a fixed
+order, so that equal operations have equal keys.
 
-This module is the one place that says which combinations exist, `gemmsmith.core.operands` what a
-short name means. Nothing else in the project asks for an element type or a layout by name: it asks
-the operation.
+Only this module says which combinations exist, and only `gemmsmith.core.operands` says what a short
+name means. Other code asks the operation instead of comparing names.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from gemmsmith.errors import InvalidProblem
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Operation(Plain):
-    """What is computed, apart from sizes. Create one by `Operation.of` or `Operation.parse`.
+    """A computation without its sizes. Create it with `Operation.of` or `Operation.parse`.
 
     Attributes:
         types: short name of the operand types.
-        layout: how A and B lie in memory.
-        out: element type of the output D, and of C. An FP8 D is multiplied by a factor of the
-            launch's before it is rounded, with saturation.
+        layout: how A and B are laid out in memory.
+        out: element type of the output D, and of C. An FP8 D is multiplied by a factor that each
+            call passes, then rounded with saturation.
         scaling: FP32 factors by which the product is multiplied.
         grouping: whether tokens are sorted by group, each group with its own matrix.
         epilogue: what the same kernel does after the product.
@@ -89,7 +88,7 @@ class Operation(Plain):
             )
 
     def _check_grouping(self) -> None:
-        """Runs of tokens start anywhere: along K only where K is not what lies contiguous."""
+        # A group may start at any token, so groups divide K only if K is not contiguous.
         grouped = f"grouping {self.grouping.value} of {self.types}"
         if self.a.bits == 32 or self.a.is_integer:
             raise InvalidProblem("grouping", f"{grouped} does not exist: 16-bit types and FP8 only")
@@ -105,11 +104,9 @@ class Operation(Plain):
             raise InvalidProblem("accumulate", f"{grouped} does not add to D; depth does")
 
     def _check_epilogue(self) -> None:
-        """They follow linear layers: the rows of A are tokens, and D is what the next layer reads.
-
-        FP8 gradients (E5M2) have none: what follows a layer's backward is not what follows it.
-        Backward ones are of 16-bit products.
-        """
+        # Epilogues exist for linear layers: the rows of A are tokens, and the next layer reads D.
+        # FP8 gradients (E5M2) need another operation after the product than the forward pass, and
+        # backward epilogues exist for 16-bit products only.
         epilogue = f"epilogue {self.epilogue.value} of {self.types}"
         if self.types not in (DType.BF16, DType.FP16, DType.FP8_E4M3):
             raise InvalidProblem("epilogue", f"{epilogue} does not exist: bf16, fp16, fp8_e4m3 do")
@@ -133,16 +130,14 @@ class Operation(Plain):
 
     @property
     def _has_grouped_gate(self) -> bool:
-        """Whether it is what a layer of experts begins with."""
+        """Whether this is the first product of a layer of experts."""
         by_rows = self.grouping is Grouping.ROWS
         return by_rows and self.epilogue.is_gated and not self.is_narrow_float
 
     def _check_fp8_output(self) -> None:
-        """D is an operand of the next layer: what a layer's forward ends in, and nothing beside.
-
-        Residuals are summed, and aux is kept for a backward pass, in 16 bits. Factors of rows
-        follow the layers before attention, which reads 16 bits.
-        """
+        # An FP8 D is an operand of the next linear layer. A residual and aux, which the backward
+        # pass reads, need 16 bits. Row factors belong to the layers before attention, which reads
+        # 16 bits.
         epilogue = self.epilogue
         kept = epilogue.has_residual or epilogue.stores_aux or epilogue.has_row_scale
         if epilogue is Epilogue.NONE or kept:
@@ -164,15 +159,15 @@ class Operation(Plain):
         epilogue: str | None = None,
         accumulate: bool | None = None,
     ) -> Operation:
-        """The operation for these names; arguments that are None follow from `dtype`.
+        """The operation with these names. Arguments that are None follow from `dtype`.
 
-        `dtype` is a short name, one of its other names (`bfloat16`, `torch.bfloat16`), or an
-        operation's whole `dtype` such as `bf16.out_f32`.
+        `dtype` is a short name, another name of it (`bfloat16`, `torch.bfloat16`), or the full
+        `dtype` of an operation such as `bf16.out_f32`.
 
         Raises:
             InvalidProblem: names the field and its valid values.
         """
-        known = _asked(dtype, str(layout))
+        known = _by_name(dtype, str(layout))
         if (out, scaling, grouping, epilogue, accumulate) == (None,) * 5:
             return known
         return cls(
@@ -187,9 +182,9 @@ class Operation(Plain):
 
     @classmethod
     def read(cls, text: str = DType.BF16) -> Operation:
-        """The operation that a person names, as `str` or its key has it: `bf16.out_f32 nt`.
+        """The operation that a user names, in the form of `str` or of a key: `bf16.out_f32 nt`.
 
-        Without a layout it is tn.
+        The default layout is tn.
 
         Raises:
             InvalidProblem: there is no such operation; names the field and its valid values.
@@ -202,7 +197,7 @@ class Operation(Plain):
         """The operation with this key.
 
         Raises:
-            InvalidProblem: there is none.
+            InvalidProblem: there is no such operation.
         """
         dtype, _, layout = key.rpartition(".")
         return named(dtype, layout)
@@ -211,21 +206,21 @@ class Operation(Plain):
     def dtype(self) -> str:
         """The key without the layout, such as `bf16` or `bf16.out_f32.accumulate`."""
         meaning = MEANINGS[self.types]
-        said: tuple[tuple[str, StrEnum, StrEnum], ...] = (
+        words: tuple[tuple[str, StrEnum, StrEnum], ...] = (
             ("out", self.out, meaning.d),
             ("scale", self.scaling, meaning.scaling),
             ("group", self.grouping, Grouping.NONE),
             ("then", self.epilogue, Epilogue.NONE),
         )
         parts = [self.types.value]
-        parts += [f"{word}_{value.value}" for word, value, usual in said if value is not usual]
+        parts += [f"{word}_{value.value}" for word, value, default in words if value is not default]
         if self.accumulate:
             parts.append(ACCUMULATE)
         return ".".join(parts)
 
     @property
     def key(self) -> str:
-        """The canonical text. Two operations are equal if and only if their keys are."""
+        """The canonical text. Operations are equal if and only if their keys are equal."""
         return f"{self.dtype}.{self.layout.value}"
 
     @property
@@ -245,7 +240,7 @@ class Operation(Plain):
 
     @property
     def bias(self) -> Element:
-        """Element type of a bias: that of D, or bf16 where D is FP8."""
+        """Element type of a bias: that of D, or bf16 if D is FP8."""
         return Element.BF16 if self.stores_fp8 else self.out
 
     @property
@@ -255,7 +250,7 @@ class Operation(Plain):
 
     @property
     def of_kernels(self) -> Operation:
-        """What kernels are made for: whether a product is added to D is a launch's beta."""
+        """The operation that kernels are built for, without `accumulate`: a launch sets beta."""
         return replace(self, accumulate=False) if self.accumulate else self
 
     @property
@@ -270,14 +265,12 @@ class Operation(Plain):
 
     @property
     def stores_fp8(self) -> bool:
-        """Whether D is FP8: then it has a factor, and the largest value before it may be asked
-        for.
-        """
+        """Whether D is FP8: a factor scales D, and the kernel can report the largest value."""
         return self.out.bits == 8 and not self.out.is_integer
 
     @property
     def is_grouped(self) -> bool:
-        """Whether one call computes many products over runs of tokens."""
+        """Whether a call computes a product for each group of tokens."""
         return self.grouping is not Grouping.NONE
 
     @property
@@ -287,9 +280,7 @@ class Operation(Plain):
 
     @property
     def of_suites(self) -> Operation:
-        """The same of one bare product: what suites are tuned for, whose problems may be grouped
-        or fused.
-        """
+        """The operation without grouping and epilogue. Suites name it; their problems add both."""
         if not (self.is_grouped or self.is_fused):
             return self
         out = MEANINGS[self.types].d if self.stores_fp8 else self.out
@@ -297,22 +288,20 @@ class Operation(Plain):
 
     @property
     def default(self) -> str:
-        """Whose kernels programs run without us: cuBLAS's, or torch's own of grouped products and
-        after a product.
-        """
+        """Whose kernels run by default: `cuBLAS`, or `torch` if grouped or with an epilogue."""
         return "torch" if self.is_grouped or self.is_fused else "cuBLAS"
 
     @property
     def fixed_extents(self) -> tuple[str, ...]:
-        """The extents in which neighbours do not differ.
+        """The extents that are equal for all neighbours of a problem.
 
-        Of a grouped product all but the one that the groups divide: a model's own never vary.
+        For grouped products, those that the groups do not divide: the model fixes them.
         """
         return {Grouping.ROWS: ("n", "k"), Grouping.DEPTH: ("m", "n")}.get(self.grouping, ())
 
     @property
     def is_narrow_float(self) -> bool:
-        """FP8: tensor cores keep short sums, unless a kernel promotes them to FP32 registers."""
+        """Whether the operands are FP8. See `Kernel.keeps_short_sums` about their sums."""
         return self.a.bits == 8 and not self.a.is_integer
 
     def __str__(self) -> str:
@@ -323,67 +312,67 @@ class Operation(Plain):
 
 
 def layouts_of(dtype: TypeName) -> tuple[Layout, ...]:
-    """The layouts that there are of a `dtype`.
+    """The layouts that exist for a `dtype`.
 
     Raises:
         InvalidProblem: there is no such `dtype`.
     """
-    found = []
+    layouts = []
     for layout in Layout:
         try:
-            found.append(_asked(dtype, layout).layout)
+            layouts.append(_by_name(dtype, layout).layout)
         except InvalidProblem as error:
             if error.field != "layout":
                 raise
-    return tuple(found)
+    return tuple(layouts)
 
 
 def of_dtype(dtype: TypeName) -> Operation:
-    """An operation of this `dtype`, in the first layout that there is of it.
+    """The operation of a `dtype` in its first layout.
 
     Raises:
         InvalidProblem: there is no such `dtype`.
     """
-    return _asked(dtype, layouts_of(dtype)[0])
+    return _by_name(dtype, layouts_of(dtype)[0])
 
 
 def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
-    """These `dtype`s, each once: by short name as `DType` lists them, then by what follows it."""
+    """The `dtype`s without repetition, sorted by short name in `DType`'s order, then by parts."""
     names = list(DType)
     known = {dtype: of_dtype(dtype) for dtype in dtypes}
     return tuple(sorted(known, key=lambda dtype: (names.index(known[dtype].types), dtype)))
 
 
 @lru_cache(maxsize=4096)
-def _asked(dtype: TypeName, layout: str) -> Operation:
-    """The operation by what people call its types, and its layout in letters of any case."""
+def _by_name(dtype: TypeName, layout: str) -> Operation:
+    """The operation for any name of its types, and for its layout in any case."""
     return named(whole(dtype), layout.lower())
 
 
 @lru_cache(maxsize=4096)
 def named(dtype: str, layout: str) -> Operation:
-    """The operation of a whole `dtype` and a layout; the same object for the same words.
+    """The operation of a full `dtype` and a layout. Equal arguments return the same object.
 
     Raises:
-        InvalidProblem: there is none, or it is not spelt canonically.
+        InvalidProblem: there is no such operation, or `dtype` is not spelt canonically.
     """
     name, *parts = dtype.split(".")
     if name not in DType.__members__.values():
         hint = " (products of FP32 operands: tf32)" if name in ("float32", "fp32") else ""
         raise not_one_of("dtype", DType, name, hint)
-    order = member("layout", Layout, layout)
+    known_layout = member("layout", Layout, layout)
     types = DType(name)
     meaning = MEANINGS[types]
-    said = dict(part_of(part, dtype) for part in parts)
-    found = Operation(
+    values = dict(part_of(part, dtype) for part in parts)
+    operation = Operation(
         types=types,
-        layout=order,
-        out=member("out", Element, said.get("out", meaning.d)),
-        scaling=member("scaling", Scaling, said.get("scale", meaning.scaling)),
-        grouping=member("grouping", Grouping, said.get("group", Grouping.NONE)),
-        epilogue=member("epilogue", Epilogue, said.get("then", Epilogue.NONE)),
-        accumulate=ACCUMULATE in said,
+        layout=known_layout,
+        out=member("out", Element, values.get("out", meaning.d)),
+        scaling=member("scaling", Scaling, values.get("scale", meaning.scaling)),
+        grouping=member("grouping", Grouping, values.get("group", Grouping.NONE)),
+        epilogue=member("epilogue", Epilogue, values.get("then", Epilogue.NONE)),
+        accumulate=ACCUMULATE in values,
     )
-    if found.dtype != dtype:
-        raise InvalidProblem("dtype", f"dtype {dtype!r} is spelt {found.dtype!r}")
-    return found
+    if operation.dtype != dtype:
+        raise InvalidProblem("dtype", f"dtype {dtype!r} is spelt {operation.dtype!r}")
+    return operation

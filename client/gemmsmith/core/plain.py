@@ -1,4 +1,4 @@
-"""What is plain data, for people too: as dictionaries and lists, as JSON has it."""
+"""A base class of plain data, which converts to dictionaries and lists."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 
 
 class Plain:
-    """Data that can be had as dictionaries, lists, texts and numbers."""
+    """Data that can be converted to dictionaries, lists, strings and numbers."""
 
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields by name, down to the last, as the service's JSON has them."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        """All fields by name, nested ones too, as in the service's JSON."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields

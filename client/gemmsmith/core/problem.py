@@ -1,7 +1,6 @@
 """A problem: an operation and its extents.
 
-A `Problem` says nothing about how it is computed; that is a `Kernel` and a `Launch`.
-Everything here is plain data: no torch, no CUDA, no input or output.
+How a problem is computed is described by a `Kernel` and a `Launch`.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ MAX_EXTENT = 2**31 - 1
 """CUTLASS kernels take M, N, K and the batch count as 32-bit signed integers."""
 
 MAX_GROUPS = 1024
-"""Groups of one grouped product: a thread block looks through all of them."""
+"""Most groups of a grouped product: each thread block scans all of them."""
 
 
 _EXTENTS = re.compile(r"[0-9]{1,19}(?:[xX×*][0-9]{1,19}){2,3}", re.ASCII)
 
 
 def extents(text: str) -> list[str] | None:
-    """The sizes in `4096x6144x1024` or `8×512×512×512`; None if a text is no such word."""
+    """The sizes in `4096x6144x1024` or `8×512×512×512`; None if the text has another form."""
     return re.split("[xX×*]", text) if _EXTENTS.fullmatch(text) else None
 
 
@@ -41,14 +40,14 @@ class Problem(Plain):
     operation's epilogue.
 
     The operation is stored as the two parts of its key, `dtype` and `layout`. A reader that does
-    not know a `dtype` refuses it, and never mistakes it for a plain one.
+    not know a `dtype` rejects it, so it cannot mistake it for a plain one.
 
     Attributes:
         batch: number of products of this shape; for a grouped operation, the number of groups
             that share the divided extent.
-        dtype: as `Operation.dtype`: a short name such as `bf16`, followed by what differs from
-            its defaults. Other names (`bfloat16`, `torch.bfloat16`) are converted.
-        layout: how A and B lie in memory.
+        dtype: as `Operation.dtype`: a short name such as `bf16`, followed by the parts that differ
+            from its defaults. Other names (`bfloat16`, `torch.bfloat16`) are converted.
+        layout: how A and B are laid out in memory.
 
     Raises:
         InvalidProblem: an extent is not an integer in 1 … 2³¹-1, or there is no such operation.
@@ -62,7 +61,7 @@ class Problem(Plain):
     dtype: str = DType.BF16.value
     layout: Layout = Layout.TN
 
-    if TYPE_CHECKING:  # what it is made of is more than what it keeps
+    if TYPE_CHECKING:  # the constructor accepts more types than the fields have
 
         def __init__(
             self,
@@ -85,12 +84,14 @@ class Problem(Plain):
         if operation.is_grouped and self.batch > MAX_GROUPS:
             raise InvalidProblem("batch", f"there may be {MAX_GROUPS} groups, got {self.batch}")
         if operation.is_fused and not operation.is_grouped and self.batch > 1:
-            what = f"epilogue {operation.epilogue.value}"
-            raise InvalidProblem("batch", f"{what} needs single matrices, got batch {self.batch}")
+            epilogue = f"epilogue {operation.epilogue.value}"
+            raise InvalidProblem(
+                "batch", f"{epilogue} needs single matrices, got batch {self.batch}"
+            )
         if operation.epilogue.is_gated and self.n % 2:
-            what = f"epilogue {operation.epilogue.value}"
-            raise InvalidProblem("n", f"{what} needs an even n, of gate and up, got {self.n}")
-        # Enumerators and other names become the plain text that readers of stored problems get.
+            epilogue = f"epilogue {operation.epilogue.value}"
+            raise InvalidProblem("n", f"{epilogue} needs an even n, of gate and up, got {self.n}")
+        # Enum members and other names become plain text, equal to that of stored problems.
         dtype = whole(self.dtype)
         if type(self.dtype) is not str or self.dtype != dtype:
             object.__setattr__(self, "dtype", dtype)
@@ -101,7 +102,7 @@ class Problem(Plain):
     def unchecked(
         cls, m: int, n: int, k: int, *, batch: int, dtype: str, layout: Layout
     ) -> Problem:
-        """A problem whose fields were those of a `Problem` before, in a fifth of the time."""
+        """A problem from the fields of an earlier `Problem`; five times faster, without checks."""
         problem = object.__new__(cls)
         put = object.__setattr__
         put(problem, "m", m)
@@ -121,7 +122,7 @@ class Problem(Plain):
         k: SupportsIndex,
         batch: SupportsIndex = 1,
     ) -> Problem:
-        """The operation at these extents.
+        """The problem of this operation with these extents.
 
         Raises:
             InvalidProblem: an extent is out of range.
@@ -132,8 +133,8 @@ class Problem(Plain):
     def parse(cls, text: str) -> Problem:
         """Parse a problem as `str` prints it: `4096x6144x1024`, `8×512×512×512 bf16.out_f32 nt`.
 
-        Extents are joined by `×`, `x` or `*`; a fourth, before the others, is the batch. The
-        operation may follow, with its layout or without. The defaults are bf16 and tn.
+        Extents are joined by `×`, `x` or `*`. If there are four, the first is the batch. The
+        operation may follow, with or without its layout. The defaults are bf16 and tn.
 
         Raises:
             InvalidProblem: the text is not a problem.
@@ -152,7 +153,7 @@ class Problem(Plain):
 
     @property
     def operation(self) -> Operation:
-        """What is computed, apart from the extents."""
+        """The operation that `dtype` and `layout` name."""
         return named(self.dtype, self.layout)
 
     @property
@@ -162,15 +163,15 @@ class Problem(Plain):
 
     @property
     def columns(self) -> int:
-        """Columns of D: N, and half of that where gate and up make one."""
+        """Columns of D: N, or N/2 if gate and up are combined."""
         return self.n // 2 if self.operation.epilogue.is_gated else self.n
 
     @property
     def matrices(self) -> tuple[int, int, int]:
-        """How many A, B and D there are: `batch` of each, but one of what groups share.
+        """Number of matrices A, B and D: `batch`, or 1 for a matrix that groups share.
 
-        Groups share A and D by rows, A and B by depth. Whatever else of M×N is stored counts as a
-        further D: what an activation is applied to, a second half, an activation's value.
+        Groups share A and D if they divide rows, A and B if they divide the depth. Other stored
+        M×N matrices count as further Ds: aux, a second half, an activation's value.
         """
         grouping, outputs = self.operation.grouping, self.operation.epilogue.outputs
         a = self.batch if grouping is Grouping.NONE else 1
@@ -182,9 +183,8 @@ class Problem(Plain):
     def operand_bytes(self) -> int:
         """Fewest bytes moved through device memory: A and B read once, D written once.
 
-        A D that is added to is read as well, and so are factors of rows and columns, a bias, and
-        what an epilogue reads of M×N; a bias gradient is written. Of a grouped operation it is
-        assumed that no group is empty.
+        Also counts the other operands: a D that is added to, row and column factors, a bias, an
+        epilogue's M×N matrices and a bias gradient. Assumes that no group is empty.
         """
         operation = self.operation
         a, b, d = self.matrices
@@ -195,7 +195,7 @@ class Problem(Plain):
             + self.m * self.columns * operation.d.bytes * moved_d
         )
         if operation.scaling is Scaling.ROW:
-            # Factors of a group's own matrix, or of tokens: one set where those are shared.
+            # Each group has its own column factors; row factors belong to tokens, once per D.
             moved += (self.m * d + self.n * self.batch) * Element.F32.bytes
         backward = operation.epilogue.backward
         if operation.epilogue.has_bias or (backward and backward.bias_gradient):
@@ -218,9 +218,9 @@ class Problem(Plain):
 
     @property
     def kind(self) -> tuple[str | int, ...]:
-        """What a problem shares with those whose winner may answer for it.
+        """What neighbours have in common: winners answer only for problems of the same kind.
 
-        All but the extents, those apart that the operation fixes.
+        Everything except M, N and K, but including extents that the operation fixes.
         """
         fixed = (getattr(self, name) for name in self.operation.fixed_extents)
         return (self.dtype, self.layout, self.batch, *fixed)
@@ -231,7 +231,7 @@ class Problem(Plain):
         return math.log2(self.m), math.log2(self.n), math.log2(self.k)
 
     def distance(self, other: Problem) -> float:
-        """Euclidean distance in log2 of M, N and K: 1 is a factor of two in one of them."""
+        """Euclidean distance in log2 of M, N and K. A factor of two in one extent is 1."""
         return math.dist(self.log_extents, other.log_extents)
 
     def __str__(self) -> str:
@@ -250,14 +250,14 @@ class Problem(Plain):
 
 
 def _extent(field: str, value: object) -> int:
-    """An extent as our own integer, of any kind of integer.
+    """An extent of any integer type as `int`.
 
     Raises:
-        InvalidProblem: it is no integer in 1 … 2³¹-1.
+        InvalidProblem: it is not an integer in 1 … 2³¹-1.
     """
-    found = integer(value)
-    if found is None:
+    extent = integer(value)
+    if extent is None:
         raise InvalidProblem(field, f"{field} must be an integer, got {value!r}")
-    if not 1 <= found <= MAX_EXTENT:
+    if not 1 <= extent <= MAX_EXTENT:
         raise InvalidProblem(field, f"{field} must be in 1 … {MAX_EXTENT}, got {value}")
-    return found
+    return extent

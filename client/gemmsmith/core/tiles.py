@@ -1,4 +1,4 @@
-"""How a problem falls into output tiles, in the kernel's own orientation."""
+"""The output tiles of a problem, in the kernel's own orientation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ N = TypeVar("N", int, "NDArray[float64]")
 
 
 class Products(NamedTuple):
-    """The products of one call, `number` of them, each of these extents."""
+    """The products of a call: `number` products, each of these extents."""
 
     m: int
     n: int
@@ -34,18 +34,17 @@ class TileGrid(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """All output tiles, those that only fill up a cluster included."""
+        # Includes tiles that only pad a cluster.
         return self.tiles_m * self.tiles_n * self.batch
 
 
 def products(problem: Problem) -> Products:
-    """What a problem comes to: of groups, with an even share of the tokens each.
-
-    With fewer tokens than groups, so many groups have one. By depth the others' D is written too.
-    """
+    """The products of a problem. Groups are assumed to share the tokens equally."""
     m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
     grouping = problem.operation.grouping
     if grouping is Grouping.ROWS:
+        # With fewer tokens than groups, as many groups as tokens have a token each. By depth, in
+        # contrast, the D of an empty group is written as well.
         groups = min(batch, m)
         return Products(m // groups, n, k, groups)
     if grouping is Grouping.DEPTH:
@@ -54,19 +53,19 @@ def products(problem: Problem) -> Products:
 
 
 def tile_grid(kernel: CutlassKernel, problem: Problem) -> TileGrid:
-    """The tiles of a problem under a kernel: swapped ones run their M along the problem's N."""
-    each = products(problem)
-    m, n = (each.n, each.m) if kernel.swapped else (each.m, each.n)
+    """The tiles of a problem for a kernel. A swapped kernel's M runs along the problem's N."""
+    product = products(problem)
+    m, n = (product.n, product.m) if kernel.swapped else (product.m, product.n)
     tile_m, tile_n, tile_k = kernel.tile
     cluster_m, cluster_n = kernel.cluster
     return TileGrid(
         padded_tiles(m, tile_m, cluster_m),
         padded_tiles(n, tile_n, cluster_n),
-        each.number,
-        -(-each.k // tile_k),
+        product.number,
+        -(-product.k // tile_k),
     )
 
 
 def padded_tiles(extent: N, tile: N, cluster: N) -> N:
-    """Tiles along one side, padded to whole clusters; of numbers or of columns of them."""
+    """Tiles along one dimension, padded to whole clusters. Takes integers or numpy arrays."""
     return -(-extent // (tile * cluster)) * cluster

@@ -1,4 +1,4 @@
-"""How hard a tuning job tries, and where it is in its life."""
+"""The effort of a tuning job, and its state."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from enum import StrEnum
 class Effort(StrEnum):
     """How many candidates a tuning run may measure."""
 
-    QUICK = "quick"  # a first good answer: about a dozen trials
-    DEFAULT = "default"  # what the cost model thinks worth compiling and measuring
+    QUICK = "quick"  # about a dozen trials, for a first good answer
+    DEFAULT = "default"  # the candidates that the cost model expects to be fast
     EXHAUSTIVE = "exhaustive"  # every candidate of the curated (core) space
-    RECHECK = "recheck"  # the winner and the few that came near it, in the finals only
+    RECHECK = "recheck"  # finals only, of the winner and the candidates that came close
 
 
 class JobState(StrEnum):
-    """Where a job stands. The last three are final."""
+    """The state of a job. The last three are final."""
 
     WAITING = "waiting"  # in the queue
     RUNNING = "running"  # a worker holds it
     DONE = "done"  # a winner was promoted
     FAILED = "failed"  # given up; `error` says why
-    CANCELLED = "cancelled"  # stopped because somebody asked
+    CANCELLED = "cancelled"  # stopped at a user's request
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing more will happen."""
         return self in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)

@@ -1,1 +1,1 @@
-"""The service's client: requests to build, replies to read, and who sends them."""
+"""The client of a service: builds requests, sends them, and reads the replies."""

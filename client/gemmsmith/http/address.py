@@ -1,4 +1,4 @@
-"""Where a service is: which URLs name one, who gets the key, and which way leads there."""
+"""The address of a service: its URL, its origin, its credentials, and the proxy to reach it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Address:
-    """A service's URL, taken apart.
+    """A service's URL and its parts.
 
     Attributes:
-        url: without user and password, and without a trailing slash.
-        origin: scheme, host and port, all that decides whose server it is.
-        auth: user and password, which only its server gets.
+        url: the URL without user and password, and without a trailing slash.
+        origin: scheme, host and port. They identify the server.
+        auth: user and password, which are sent only to this server.
     """
 
     url: str
@@ -32,10 +32,10 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Take a URL apart. It is read as httpx reads it, which connects to what it names.
+        """Parse a URL with httpx's parser, because httpx connects to it.
 
         Raises:
-            ValueError: not an http or https URL, or its port is not one.
+            ValueError: not an http or https URL, or its port is invalid.
         """
         shown = address(text)
         try:
@@ -54,14 +54,13 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the service runs on this machine."""
         return is_loopback(self.origin[1])
 
     def proxy(self) -> httpx.Proxy | None:
-        """The proxy that the environment has for this service. This machine is reached directly.
+        """The environment's proxy for this service. A service on this machine has no proxy.
 
         Raises:
-            ServiceUnavailable: that is not a proxy's URL.
+            ServiceUnavailable: the proxy's URL is invalid.
         """
         scheme, host, port = self.origin
         proxies = urllib.request.getproxies()
@@ -83,7 +82,7 @@ def no_way(proxy: str, reason: str) -> ServiceUnavailable:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address is this machine's own."""
+    """Whether a host's name or address is a loopback address."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

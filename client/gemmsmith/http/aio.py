@@ -1,8 +1,8 @@
-"""The asynchronous client of a gemmsmith service: `Client`, awaited, on asyncio.
+"""The asynchronous client of a gemmsmith service, for asyncio.
 
-Its calls are those of `gemmsmith.http.client`, with the same arguments, results and errors: the
-same functions build them, and an `AsyncSender` returns them to be awaited. Cached answers are small
-files, read and written in place; packs are read and stored in a thread.
+Its methods are those of `gemmsmith.http.client`, with the same arguments, results and errors. They
+run the same code with an `AsyncSender`, which returns coroutines to be awaited. Cached answers are
+small files, so they are read and written directly; packs are read and stored in a thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 def awaited(
     call: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """A method of a blocking class for its asynchronous twin."""
+    """Converts a method of a synchronous class for its asynchronous counterpart."""
 
     @wraps(call)
     async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -40,14 +40,14 @@ def awaited(
 def handled(
     call: Callable[Concatenate[Any, P], TuningJob],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, AsyncTuningJob]]:
-    """As `awaited`, for a method that returns a handle."""
+    # `awaited` for a method that returns a handle.
     return cast("Callable[Concatenate[Any, P], Coroutine[Any, Any, AsyncTuningJob]]", awaited(call))
 
 
 def iterated(
     call: Callable[Concatenate[Any, P], Iterator[T]],
 ) -> Callable[Concatenate[Any, P], AsyncIterator[T]]:
-    """As `awaited`, for a method that returns items one by one."""
+    # `AsyncSender.iterate` returns an asynchronous iterator: only the type has to change.
     return cast("Callable[Concatenate[Any, P], AsyncIterator[T]]", call)
 
 

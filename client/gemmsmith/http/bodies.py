@@ -1,8 +1,9 @@
-"""Bodies of responses, held to a bound.
+"""Bodies of responses, with a size limit.
 
-A body is counted as it arrives and as it is decompressed: what is too large is refused before it is
-in memory, whatever its headers say about its size. Only gzip is requested and decompressed, once,
-in pieces: nested encodings could grow a thousand times before they are counted.
+The size is counted while a body arrives and while it is decompressed, so a body that is too large
+is rejected before it fills the memory, whatever its headers say. Only a single gzip encoding is
+accepted, and it is decompressed in pieces: with nested encodings a piece could grow a thousandfold
+before it is counted.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from gemmsmith.core.bounds import Bounds, exceeded
 from gemmsmith.http.replies import NoAnswer, Reply, Response
 
 GZIP = "gzip"
-"""What `Accept-Encoding` says."""
+"""The value of `Accept-Encoding`."""
 
 _PIECE = 2**20
 _GZIP_FORMAT = 16 + zlib.MAX_WBITS
 
 
 class BoundedBody:
-    """The body of a response, as it arrives.
+    """The body of a response while it arrives.
 
     Args:
-        status: of the response, with `headers`, whose names are in lower case.
-        bound: name of the bound of `bounds` that holds for it.
+        status: status of the response.
+        headers: headers of the response, with names in lower case.
+        bound: name of the attribute of `bounds` that limits the body.
     """
 
     def __init__(self, status: int, headers: Mapping[str, str], bound: str, bounds: Bounds) -> None:
@@ -48,14 +50,14 @@ class BoundedBody:
             self._refusal = self._too_large
 
     def take(self, piece: bytes) -> bool:
-        """Add what arrived; whether more of it is wanted."""
+        """Add a piece. Returns False if the body needs no further pieces."""
         if self._refusal is not None or self._broken:
             return False
         self._arrived += len(piece)
-        if self._arrived > self._limit:  # much may arrive that unfolds to nothing
+        if self._arrived > self._limit:  # compressed data may be large and decompress to nothing
             return self._refuse()
         try:
-            for part in self._unfolded(piece):
+            for part in self._decompressed(piece):
                 self._content += part
                 if len(self._content) > self._limit:
                     return self._refuse()
@@ -69,7 +71,7 @@ class BoundedBody:
         self._content.clear()
         return False
 
-    def _unfolded(self, piece: bytes) -> Iterator[bytes]:
+    def _decompressed(self, piece: bytes) -> Iterator[bytes]:
         if self._gzip is None:
             yield piece
             return
@@ -80,7 +82,7 @@ class BoundedBody:
             raise zlib.error("something follows the end of the compressed stream")
 
     def reply(self) -> Reply:
-        """The response, once `take` wants no more or there is none."""
+        """The response, after the last piece or after `take` has returned False."""
         cut = self._content and self._gzip is not None and not self._gzip.eof
         if self._broken or cut:
             return NoAnswer(reason="the body is damaged or cut off")

@@ -48,10 +48,10 @@ class Client:
         api_key: an API key, as `gemmsmith keys create` prints it, if the service requires one; by
             default that of the environment, `GEMMSMITH_API_KEY`, if this is the service of
             `GEMMSMITH_URL`: the same scheme, host and port. False sends none.
-        timeout: seconds for one attempt, from connecting to the last byte of the answer. Each MiB
-            of a long answer gives one more.
-        retries: further attempts after refused or broken connections and 429, 502, 503, 504. None
-            begins later than a minute after the first.
+        timeout: seconds for an attempt, from connecting to the last byte of the answer. Each MiB
+            of a long answer adds a second.
+        retries: further attempts after refused or broken connections and 429, 502, 503, 504. They
+            all begin within a minute of the first.
         cache_dir: folder of the cache of answers and packs; `"default"` is the platform's cache
             folder (or `GEMMSMITH_CACHE_DIR`), None disables the cache.
         bounds: size limits for what the service sends; exceeding one raises ServiceFault.
@@ -150,7 +150,7 @@ class Client:
         arch: str | None = None,
         exact: bool = False,
     ) -> list[Answer | NotTuned]:
-        """Answers for many problems, in their order; a `NotTuned` object for each untuned problem.
+        """Answers for many problems, in their order, with a `NotTuned` for each untuned problem.
 
         Raises:
             as `best`, except that NotTuned is returned, not raised.
@@ -203,7 +203,7 @@ class Client:
             "effort": effort_of(effort),
             "priority": priority,
             "device": device,
-            "calls": calls_of(calls) or None,  # older services refuse the field
+            "calls": calls_of(calls) or None,  # older services reject the field
             "deadline_s": deadline_of(deadline_s),
         }
         call = job_calls.tune(self._session, problem, options, patience)

@@ -27,9 +27,9 @@ async def follow(
 ) -> AsyncGenerator[JobEvent | None, None]:
     """`GET /jobs/{id}/events` until the job ends; resumes after the last event received.
 
-    Yields None now and then, and by `deadline` (of `time.monotonic()`) in any case, so that the
-    reader can check its clock. A stream outlives restarts of the service: attempts to resume it
-    are counted anew after every event. Then it raises ServiceUnavailable.
+    Sometimes yields None, at the latest at `deadline` (of `time.monotonic()`), so that the reader
+    can check its clock. A stream survives restarts of the service: after every event the count of
+    attempts to resume it starts again. If all attempts fail, raises ServiceUnavailable.
     """
     policy = replace(session.retry, retries=session.retry.retries * 3)
     parser = EventParser(identifier, after, session.setup.bounds)
@@ -39,7 +39,7 @@ async def follow(
         return SILENCE_S if deadline is None else max(0.05, deadline - time.monotonic())
 
     while True:
-        reply: Reply = Response(status=200)  # a stream that ends in good order
+        reply: Reply = Response(status=200)  # kept if the stream ends without an error
         parser.restart()
         async with aclosing(session.sender.stream(_request(identifier, parser, left()))) as pieces:
             async for piece in pieces:
@@ -85,10 +85,10 @@ def _request(identifier: str, parser: EventParser, seconds: float) -> Request:
 
 
 class EventParser:
-    """Parses events as they arrive: feed bytes in any pieces, and take whole events out.
+    """Parses events from pieces of bytes of any size.
 
-    An event that was not finished when the connection dropped is not reported. The next connection
-    asks for everything after `last_id`.
+    An event that was incomplete when the connection broke is not reported. The next connection
+    requests everything after `last_id`.
     """
 
     def __init__(self, job: str, last_id: str = "", bounds: Bounds = BOUNDS) -> None:
@@ -98,7 +98,7 @@ class EventParser:
         self.restart()
 
     def restart(self) -> None:
-        """Forget a half-received event: a new connection begins."""
+        """Forget an incomplete event, because a new connection begins."""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._text = ""
         self._kind = ""
@@ -107,13 +107,13 @@ class EventParser:
         self._id = self.last_id
 
     def feed(self, chunk: bytes) -> Iterator[JobEvent]:
-        """Events completed by these bytes.
+        """Yields the events that these bytes complete.
 
         Raises:
-            ServiceFault: an event, with its unfinished line, is longer than `event_bytes`.
+            ServiceFault: an event, with its incomplete line, is longer than `event_bytes`.
         """
         self._text += self._decoder.decode(chunk)
-        # A trailing CR may be the first half of CRLF: leave it until the next piece arrives.
+        # A trailing CR may be the first half of CRLF, so it waits for the next piece.
         held = "\r" if self._text.endswith("\r") else ""
         text = self._text.removesuffix("\r")
         *lines, rest = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -136,9 +136,9 @@ class EventParser:
                 self._kind = value
             case "data":
                 self._data.append(value)
-            case "id" if value.isprintable():  # it is sent back, in a header
+            case "id" if value.isprintable():  # it is sent back in a header
                 self._id = value
-            case _:  # a comment (empty name) keeps the connection alive; others are not for us
+            case _:  # comments have an empty name, and keep the connection alive
                 pass
 
     def _dispatch(self) -> JobEvent | None:

@@ -26,7 +26,7 @@ OnProgress = Callable[[JobStatus], None]
 
 
 class Handle:
-    """What both kinds of handle share. `status` is as of the last answer or event."""
+    """The common part of both kinds of handle. `status` is that of the last answer or event."""
 
     def __init__(self, session: Session, status: JobStatus) -> None:
         self.status = status
@@ -51,7 +51,7 @@ class Handle:
 
     @property
     def problem(self) -> Problem:
-        """What is being tuned."""
+        """The problem that the job tunes."""
         return self.status.problem
 
     def __repr__(self) -> str:
@@ -66,7 +66,7 @@ class Handle:
 
     def _note(self, event: JobEvent) -> None:
         self.status = self.status.updated(event)
-        # A job for any device becomes one device model's winner: the event says which.
+        # The winner of a job for any device belongs to a device model, which the event names.
         if event.kind == "winner" and isinstance(event.data.get("device"), str):
             self._won_on = event.data["device"]
 
@@ -132,7 +132,7 @@ class TuningJob(Handle):
         *,
         progress: bool = False,
     ) -> TunedAnswer:
-        """Wait for what the job finds; its `served` is what lookups answer.
+        """Wait for the job's winner. Its `served` is the answer of lookups.
 
         Args:
             timeout: seconds; None waits as long as the service answers.

@@ -20,33 +20,35 @@ from gemmsmith.http.retry import Patience
 from gemmsmith.http.session import Session
 
 LATEST = "latest"
-"""The newest job's other identifier."""
+"""Another identifier for the newest job."""
 
 FULL = 429
-"""The status of a request for a job if the queue is full, or a key's quota is used up."""
+"""The status of a request for a job if the queue is full or a key's quota is used up."""
 
 
 async def tune(
     session: Session, problem: Problem, options: Mapping[str, Any], patience: Patience
 ) -> JobStatus:
-    """`POST /tune`: a new job, or the waiting or running one of this problem."""
-    status = await _order(session, post("/tune", {**fields_of(problem), **options}), patience)
+    """`POST /tune`: a new job, or the waiting or running job for this problem."""
+    request = post("/tune", {**fields_of(problem), **options})
+    status = await _requested(session, request, patience)
     check_same("the job", "problem", status.problem, problem)
     return status
 
 
 async def retry(session: Session, identifier: str, patience: Patience) -> JobStatus:
-    """`POST /jobs/{id}/retry`: a new job for the problem of a failed or cancelled one."""
+    """`POST /jobs/{id}/retry`: a new job for the problem of a failed or cancelled job."""
     request = Request(method="POST", path=f"{job_path(identifier)}/retry")
-    return await _order(session, request, patience)
+    return await _requested(session, request, patience)
 
 
-async def _order(session: Session, request: Request, patience: Patience) -> JobStatus:
-    """Request a job until there is room for it, or `patience` ends and `Busy` is raised."""
-    # With the same key, a repeated request gives the same job.
+async def _requested(session: Session, request: Request, patience: Patience) -> JobStatus:
+    """Request a job until the queue has room for it, or `patience` ends and `Busy` is raised."""
+    # The service returns the same job for all requests with the same key.
     request = request.with_header("idempotency-key", uuid.uuid4().hex)
     policy = session.retry
-    if patience.left() != 0.0:  # this loop waits for a full queue, and reports that it waits
+    if patience.left() != 0.0:
+        # This loop waits for a full queue instead of the retry policy, because it reports waits.
         policy = replace(policy, statuses=policy.statuses - {FULL})
     while True:
         try:
@@ -86,12 +88,12 @@ async def jobs(
 
 
 async def winner_of(session: Session, status: JobStatus, device: str | None) -> TunedAnswer:
-    """The winner of a finished job, and what is served, both from the service itself.
+    """The winner of a finished job, and what is served, both without the cache.
 
     Raises:
         NotUnderstood: only a newer gemmsmith can read the job's winner.
     """
-    # A job may name a device as workers do (`cuda:0`, `replay:<file>`), which no lookup knows.
+    # A job may have a worker's name of a device (`cuda:0`, `replay:<file>`), unknown to lookups.
     if device is None and ":" not in status.device:
         device = status.device or None
     query = Query(problem=status.problem, device=device, exact=True)

@@ -1,4 +1,4 @@
-"""Tuning jobs as the service reports them: their status and their events."""
+"""The status and the events of tuning jobs, as the service reports them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from gemmsmith.showing import bar, line, table
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class JobStatus(Plain):
-    """A job as it was when the service answered.
+    """The status of a job when the service answered.
 
     Attributes:
-        calls: how often its callers run the problem, all requests together.
-        expected_saving_us: microseconds that tuning is expected to save in these calls together;
-            None if no caller gave a number.
+        calls: how often the problem is run, the sum of all requests.
+        expected_saving_us: microseconds that tuning is expected to save in all these calls; None
+            if no request gave a number of calls.
         phase: step of the tuning run; empty while waiting.
-        done, total: candidates (kernels while compiling) of this phase.
-        best_us, best: microseconds per launch of what is ahead, and its key, or the default's
-            name: by the finals as soon as there were any, else by the screening.
+        done, total: candidates of this phase (kernels while compiling).
+        best_us, best: microseconds per launch of the fastest candidate so far, and its key, or the
+            default's name; of the finals once they have begun, before that of the screening.
         recorded: name of the GPU model whose recorded times these are; empty if a GPU measures.
         winner_revision: revision of the promoted winner, once done.
-        deadline_at: time after which it is given up unless it has a winner; None for never.
+        deadline_at: time after which a job without a winner fails; None for no deadline.
         ordered_by: name of the API key that requested it.
-        waits: what a waiting job waits for, in words, and whether a worker is alive that can take
-            it; empty if the service did not say.
+        waits: a text that says what a waiting job waits for, and whether a worker that can take it
+            is alive; empty if the service did not say.
     """
 
     id: str
@@ -59,7 +59,7 @@ class JobStatus(Plain):
     waits: str = ""
 
     def updated(self, event: JobEvent) -> JobStatus:
-        """The status with what an event says; fields the event lacks stay as they are."""
+        """The status after an event. Fields that the event lacks keep their values."""
         names = _Progress.__struct_fields__
         values = {name: event.data[name] for name in names if name in event.data}
         try:
@@ -72,12 +72,12 @@ class JobStatus(Plain):
 
     @property
     def best_time(self) -> str:
-        """`best_us` for people; empty while nothing was timed."""
+        """`best_us` as text; empty before the first measurement."""
         return "" if self.best_us is None else time_text(self.best_us, self.recorded, 1)
 
     @property
     def line(self) -> str:
-        """The job in a line: which, of what, where it stands, how far it is."""
+        """A line of text with the job's identifier, problem, state and progress."""
         parts = (
             self.state.value,
             f"{self.phase} {bar(self.done, self.total)}".strip() if self._runs else "",
@@ -127,17 +127,17 @@ _Progress = msgspec.defstruct(
         ("error", str | None, None),
     ],
 )
-"""What an event says of a job's status."""
+"""The fields of a job's status that an event may have."""
 FINAL_EVENTS = frozenset({"finished", "failed", "cancelled"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobEvent:
-    """Something that happened to a job. `id` orders events and is where a stream resumes.
+    """An event of a job. `id` orders the events, and a stream can be resumed after it.
 
     Attributes:
-        kind: created, started, progress, trial, winner, finished, failed, cancelled; more may
-            come.
+        kind: created, started, progress, trial, winner, finished, failed or cancelled; newer
+            services may have further kinds.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""A listing of a service, page by page. Each page links to the next, and never back."""
+"""Reads listings of a service page by page. Each page links to the next, and never back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gemmsmith.http.requests import Request, get
 from gemmsmith.http.session import Session
 
 PAGE = 200
-"""Rows per page that are requested."""
+"""Requested rows per page."""
 
 MAX_LINK = 8_192
-"""Characters of a link to a next page: a service takes no longer URL."""
+"""Longest link to a next page, in characters: services accept no longer URL."""
 
 Row = dict[str, Any]
 
@@ -30,11 +30,11 @@ async def pages(
     *,
     lookup: bool = False,
 ) -> AsyncGenerator[list[Row], None]:
-    """The rows of each page in turn: its list `name`, at most `limit` rows in all.
+    """Yields the rows of each page, from its list `name`. At most `limit` rows in all.
 
     Raises:
-        ServiceFault: not a page of this listing, or of a newer schema; or it links to a page that
-            was read before, or the listing is longer than its bounds.
+        ServiceFault: a reply is not a page of this listing or has a newer schema, a page links to
+            an earlier page, or the listing is longer than its bounds.
         NotTuned: with `lookup`, the service knows nothing about the problem of the listing.
     """
     size = PAGE if limit is None else min(PAGE, limit)
@@ -61,7 +61,6 @@ async def pages(
 async def rows(
     session: Session, path: str, name: str, filters: dict[str, Any], limit: int | None
 ) -> AsyncGenerator[Row, None]:
-    """As `pages`, row by row."""
     async for page in pages(session, path, name, filters, limit):
         for row in page:
             yield row
@@ -80,8 +79,8 @@ def _rows(page: dict[str, Any], name: str) -> list[Row]:
 def _next_page(page: dict[str, Any]) -> Request | None:
     """The request for the page that `links.next.href` names. Returns None after the last page.
 
-    Only the path and the query of the link count: it is sent to the same server as the first
-    request, and no other server gets the key.
+    Only the path and the query of the link are used. The request goes to the same server as the
+    first, so that no other server gets the key.
     """
     link: Any = page
     for name in ("links", "next", "href"):

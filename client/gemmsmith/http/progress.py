@@ -1,6 +1,6 @@
-"""A job's progress while somebody waits: a table in a notebook, one line of a terminal elsewhere.
+"""Shows the progress of a job: a table in a notebook, or a line in a terminal.
 
-In a file or a pipe, each new phase is a line of its own.
+In a file or a pipe, each new phase is a line.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from gemmsmith.http.jobs import JobStatus
 
 
 class Display(Protocol):
-    """Shows a job to somebody, again and again."""
+    """Shows the changing status of a job."""
 
     def show(self, status: JobStatus) -> None:
-        """The job as it is now."""
+        """Show the current status."""
 
     def close(self) -> None:
-        """Nothing more will be shown."""
+        """Called after the last status."""
 
 
 class NoDisplay:
     """Shows nothing."""
 
     def show(self, status: JobStatus) -> None:
-        """Nothing."""
+        pass
 
     def close(self) -> None:
-        """Nothing."""
+        pass
 
 
 class TerminalLine:
-    """One line, written over itself in a terminal."""
+    """A line that is overwritten in a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -41,7 +41,6 @@ class TerminalLine:
         self._shown = ""
 
     def show(self, status: JobStatus) -> None:
-        """The line, unless it says what it said before."""
         text = status.line if self._terminal else f"{status.id} {status.state} {status.phase}"
         if text == self._shown:
             return
@@ -54,35 +53,33 @@ class TerminalLine:
         self._stream.flush()
 
     def close(self) -> None:
-        """End the line."""
         if self._terminal and self._shown:
             self._stream.write("\n")
             self._stream.flush()
 
 
 class NotebookCell:
-    """A table below a notebook's cell, which changes in its place."""
+    """A table below a notebook's cell, which is updated in place."""
 
     def __init__(self, display: Any) -> None:
         self._display = display
         self._handle: Any = None
 
     def show(self, status: JobStatus) -> None:
-        """The table."""
         if self._handle is None:
             self._handle = self._display(status, display_id=True)
         else:
             self._handle.update(status)
 
     def close(self) -> None:
-        """The last table stays."""
+        """The last table remains."""
 
 
-def progress(wanted: bool, stream: TextIO | None = None) -> Display:
-    """What shows a job here; nothing where that is not `wanted`."""
-    if not wanted:
+def progress(enabled: bool, stream: TextIO | None = None) -> Display:
+    """The display for this program: a notebook's cell, or else a line on `stream` (stderr)."""
+    if not enabled:
         return NoDisplay()
-    ipython = sys.modules.get("IPython")  # who has a notebook has loaded it
+    ipython = sys.modules.get("IPython")  # a notebook's kernel has imported it
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None and getattr(shell, "kernel", None) is not None:
         from IPython.display import display

@@ -1,8 +1,8 @@
-"""Reads what a service answers.
+"""Reads the replies of a service.
 
-Nothing here opens a socket, sleeps or touches a file. A reply that cannot be understood raises
-`ServiceFault` with the reason, never a stray `KeyError`. The error has no cause, because a
-traceback would show what the service sent.
+Nothing here opens a socket, sleeps or touches a file. An unreadable reply raises `ServiceFault`
+with the reason, and no other exception. The error has no cause, because a traceback would show
+what the service sent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gemmsmith.errors import (
 T = TypeVar("T")
 
 SCHEMA = 1
-"""Schema of the listings such as `GET /results`; raised when older clients would misread them."""
+"""Schema of listings such as `GET /results`. It grows if older clients would misread them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class Response:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoAnswer:
-    """No response came: refused, timed out, cut off. `reason` is for people."""
+    """There is no response: the connection was refused, timed out or broke. `reason` says why."""
 
     reason: str
 
@@ -192,7 +192,8 @@ def check(response: Response, *, lookup: bool = False) -> Response:
     problem = _parsed(response.body) or {}
     if not problem.get("detail"):
         problem = problem | {"detail": f"no problem document in {len(response.body)} bytes of body"}
-        lookup = False  # another server's 404: the URL is wrong, not the problem untuned
+        # This 404 comes from another kind of server: the URL is wrong.
+        lookup = False
     raise problem_error(response.status, problem, lookup=lookup, wait=retry_after(response.headers))
 
 
@@ -202,7 +203,7 @@ def _text(value: object) -> str:
 
 
 def _redirected(response: Response) -> ServiceFault:
-    """The error for a redirect. It is not followed: only the caller decides who gets the key."""
+    """The error for a redirect, which is not followed: only the caller decides who gets the key."""
     place = response.headers.get("location", "").partition("?")[0]
     advice = f"to {place}: use that server's URL" if place else "to nowhere: is the URL right?"
     return ServiceFault(response.status, "Redirected", f"the service's URL redirects {advice}")

@@ -19,20 +19,20 @@ from gemmsmith.core.tuning import Effort
 from gemmsmith.errors import InvalidProblem
 
 RUNS = "Gemmsmith-Runs"
-"""The header in which a client says which backends' kernels it can run, separated by spaces."""
+"""The header with the backends whose kernels a client can run, separated by spaces."""
 MAX_CALLS = 10**15
-"""Most calls that one request may give its problem: a billion steps of a million calls."""
+"""Largest number of calls in a request: a billion steps of a million calls."""
 MAX_DEADLINE_S = 30 * 86_400
-"""Latest deadline that a request may have, in seconds from then."""
+"""Latest deadline of a request, in seconds from the request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One HTTP request.
+    """An HTTP request.
 
     Attributes:
-        read_timeout: seconds of one attempt; None for the client's own time-out.
-        bound: which of `gemmsmith.core.bounds.Bounds` holds for the answer.
+        read_timeout: seconds for an attempt; None for the client's own time-out.
+        bound: name of the attribute of `gemmsmith.core.bounds.Bounds` that limits the answer.
     """
 
     method: str
@@ -73,12 +73,12 @@ def problem_of(
     epilogue: str | None = None,
     accumulate: bool | None = None,
 ) -> Problem:
-    """The problem with these fields; those that are None follow from `dtype`.
+    """The problem with these fields. Those that are None follow from `dtype`.
 
     `groups` is another name for the batch of a grouped operation.
 
     Raises:
-        InvalidProblem: names the field and what it accepts.
+        InvalidProblem: names the field and its valid values.
     """
     operation = Operation.of(
         dtype,

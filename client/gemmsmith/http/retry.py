@@ -1,6 +1,6 @@
-"""When to try again, and how long to wait first: exponential back-off with full jitter.
+"""Repeats of requests: exponential back-off with full jitter.
 
-`Retry-After` is honoured up to `longest`; a service that asks for more is reported as `Busy` at
+`Retry-After` is honoured up to `longest`. If a service asks for a longer wait, `Busy` is raised at
 once, so that the caller decides.
 """
 
@@ -15,19 +15,19 @@ from gemmsmith.errors import Busy
 from gemmsmith.http.replies import Reply, Response, retry_after
 
 RETRIED = frozenset({429, 502, 503, 504})
-"""Statuses that say 'not now'; any other is an answer."""
+"""Statuses of a temporary failure. Any other status is final."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryPolicy:
-    """How often and how patiently a request is repeated.
+    """How often a request is repeated, and after which waits.
 
     Attributes:
         retries: attempts after the first.
         base: upper bound of the first wait in seconds; doubles with every attempt.
-        cap: upper bound of any wait that the service did not ask for.
-        longest: longest `Retry-After` that is waited for.
-        statuses: those that are tried again.
+        cap: upper bound in seconds of waits that the service did not ask for.
+        longest: longest accepted `Retry-After` in seconds.
+        statuses: statuses that are tried again.
     """
 
     retries: int = 3
@@ -41,25 +41,25 @@ class RetryPolicy:
 
         `attempt` counts from 0.
         """
-        asked: float | None = None
+        requested: float | None = None
         if isinstance(reply, Response):
             if reply.status not in self.statuses:
                 return None
-            asked = retry_after(reply.headers)
-        if attempt >= self.retries or (asked is not None and asked > self.longest):
+            requested = retry_after(reply.headers)
+        if attempt >= self.retries or (requested is not None and requested > self.longest):
             return None
-        # Full jitter (each wait uniform below the bound) spreads a fleet of ranks that all lost
-        # the service at the same moment.
+        # Full jitter (each wait is uniform below the bound) spreads the requests of many ranks
+        # that lost the service at the same moment.
         jittered = random.uniform(0, min(self.cap, self.base * 2**attempt))  # noqa: S311
-        return jittered if asked is None else asked + jittered
+        return jittered if requested is None else requested + jittered
 
 
 class Patience:
     """How long a request for a job waits for room in the service's queue.
 
     Args:
-        timeout: seconds in all; None for no limit, 0 for the retry policy's few attempts.
-        on_busy: called before each wait with the refusal; its `retry_after` is how long.
+        timeout: seconds in all; None for no limit, 0 to rely on the retry policy instead.
+        on_busy: called before each wait with the error, whose `retry_after` is the wait.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class Patience:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def pause(self, busy: Busy) -> float:
-        """Seconds to wait before the refused request is sent again.
+        """Seconds to wait before the rejected request is sent again.
 
         Raises:
-            Busy: the refusal itself, if that would be too late.
+            Busy: the error itself, if the wait would exceed the time-out.
         """
         left = self.left()
         if left is not None and busy.retry_after >= left:
             raise busy
         self._on_busy(busy)
-        # Requests that were refused together do not all come back together.
+        # Jitter spreads requests that were rejected at the same moment.
         later = busy.retry_after * random.uniform(1.0, 1.25)  # noqa: S311
         return later if left is None else min(later, left)

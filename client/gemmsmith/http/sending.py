@@ -1,11 +1,11 @@
-"""Sends requests and receives replies, one attempt at a time.
+"""Sends requests and receives replies. Each call here is a single attempt.
 
-The calls of this library are coroutines, and all that they wait for is a sender. What a `Sender`
-does blocks and never suspends, so its `run` gets through a whole call in one step, without an event
-loop. With an `AsyncSender`, the caller's event loop runs the calls.
+The calls of this library are coroutines that await nothing but methods of a sender. The methods of
+a `Sender` block and never suspend, so `Sender.run` completes a whole call in a single step, without
+an event loop. With an `AsyncSender`, the caller's event loop runs the calls.
 
-An attempt ends by its deadline (`gemmsmith.http.deadline`), and never raises for what the other
-side does: that is a `NoAnswer`, with the reason.
+An attempt ends at its deadline (`gemmsmith.http.deadline`). A failure of the network or of the
+other side does not raise: the reply is a `NoAnswer` with the reason.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from gemmsmith.showing import line
 T = TypeVar("T")
 
 _FAILED = (httpx.RequestError, httpx.InvalidURL, TimeoutError, UnicodeError)
-"""How attempts fail. The first is httpx's, TimeoutError asyncio's; InvalidURL and UnicodeError are
-those of a redirect to a host that cannot be."""
+"""Exceptions of a failed attempt. httpx raises RequestError, asyncio TimeoutError; a redirect to an
+impossible host raises InvalidURL or UnicodeError."""
 
 
 class Sender:
-    """Sends for one client, whose connections are those of this process. Threads may share it."""
+    """Sends a client's requests. Threads may share it; each process has its own connections."""
 
     def __init__(self, setup: Setup, transport: Any = None) -> None:
         self._setup = setup
@@ -48,7 +48,7 @@ class Sender:
         return self._client()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """The result of a call."""
+        """Run a call and return its result."""
         try:
             call.send(None)
         except StopIteration as stop:
@@ -56,7 +56,7 @@ class Sender:
         raise AssertionError(f"{call} waits for something else than its sender")
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """The items of a call, one by one."""
+        """Yields the items of a call."""
         try:
             while True:
                 yield self.run(items.__anext__())
@@ -66,7 +66,7 @@ class Sender:
             self.run(items.aclose())
 
     async def send(self, request: Request) -> Reply:
-        """The whole reply."""
+        """Send a request and read the whole reply."""
         limit = Deadline(self._setup.seconds(request))
         try:
             response = await self._open(request, limit)
@@ -78,9 +78,10 @@ class Sender:
             return _no_answer(error)
 
     async def stream(self, request: Request) -> AsyncGenerator[bytes | Reply, None]:
-        """The pieces of an event stream as they come; the reply that came instead, or ended it.
+        """Yields the pieces of an event stream as they arrive.
 
-        Each piece comes within the time-out of a whole reply.
+        The last item is a reply if the answer was not a stream, or if the stream failed. The
+        time-out of a whole reply limits the wait for each piece.
         """
         limit, http = Deadline(self._setup.seconds(request)), self.http
         try:
@@ -90,7 +91,7 @@ class Sender:
                     yield await self._read(response, request, limit)
                     return
                 pieces = self._pieces(response)
-                while self.http is http:  # else this is a forked process: its parent reads the rest
+                while self.http is http:  # a forked child stops, because its parent reads the rest
                     piece = await self._next(pieces, Deadline(self._setup.seconds(request)))
                     if piece is None:
                         return
@@ -102,7 +103,8 @@ class Sender:
 
     async def _read(self, response: httpx.Response, request: Request, limit: Deadline) -> Reply:
         headers = {name.lower(): value for name, value in response.headers.items()}
-        whole = response.is_stream_consumed  # of a transport that is no network: unpacked as well
+        # Transports that do not use the network may return a complete, decompressed body.
+        whole = response.is_stream_consumed
         if whole:
             headers.pop("content-encoding", None)
         body = BoundedBody(response.status_code, headers, request.bound, self._setup.bounds)
@@ -116,7 +118,7 @@ class Sender:
                 break
         return body.reply()
 
-    # What follows blocks. An `AsyncSender` awaits it.
+    # The following methods block. Those of an `AsyncSender` suspend instead.
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -129,12 +131,12 @@ class Sender:
     def _connected(setup: Setup, transport: Any, clock: Clock) -> Any:
         if transport is None:
             transport = setup.transport(httpx.HTTPTransport)
-            # httpx takes no backend of its callers; httpcore, whose pool this is, does.
+            # httpx has no argument for a network backend, but httpcore's pool below it has.
             transport._pool._network_backend = TimedBackend(clock)
         return httpx.Client(transport=transport, **setup.options())
 
     async def _open(self, request: Request, limit: Deadline) -> httpx.Response:
-        """The response as soon as its head is there."""
+        """The response, as soon as its headers have arrived."""
         with self._clock.within(limit):
             sent = self.http.build_request(**self._setup.arguments(request))
             return cast("httpx.Response", self.http.send(sent, stream=True))
@@ -151,10 +153,10 @@ class Sender:
 
 
 class AsyncSender(Sender):
-    """Awaits the caller's event loop.
+    """Sends with the caller's event loop.
 
-    `run` and `iterate` return the call itself, to be awaited. Their types are corrected where both
-    clients share a method: in `gemmsmith.http.aio`.
+    `run` and `iterate` return the call itself, to be awaited. Their declared types are those of
+    `Sender`; `gemmsmith.http.aio` corrects them.
     """
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
@@ -202,7 +204,7 @@ def _no_answer(error: Exception) -> NoAnswer:
 
 
 def ask(url: str, path: str, *, timeout: float) -> Reply:
-    """The reply to one GET, from a server that may not be a service; no key is sent.
+    """The reply to a single GET request without a key. The server need not be a service.
 
     Raises:
         ValueError: not a URL.

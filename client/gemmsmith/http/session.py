@@ -1,4 +1,4 @@
-"""What the calls of one client share."""
+"""The state that all calls of a client share."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from gemmsmith.http.sending import Sender
 from gemmsmith.http.transport import Setup
 
 AWAY_S = 10.0
-"""After a failed lookup, cached answers are served without a request for this long. Otherwise a
-training program with a hundred layers waits for a hundred time-outs at its start."""
+"""Seconds after a failed lookup in which cached answers are served without a request. Otherwise a
+training program with a hundred layers would wait for a hundred time-outs at its start."""
 
 WHOLE_S = 60.0
-"""After this long no further attempt begins: programs wait for winners when they start."""
+"""Seconds after which no further attempt begins, because programs wait for winners at their
+start."""
 
 log = logging.getLogger("gemmsmith")
 
 
 class Session:
-    """What the calls of one client share.
+    """The state that all calls of a client share.
 
     Attributes:
-        last_from_cache: the last lookup was answered from the cache because the service was away.
-        gives_deltas: the service sent what has changed since a snapshot, the last time.
-        away_until: time on `time.monotonic()`'s clock until which cached answers are served.
+        last_from_cache: the last lookup was answered from the cache because the service could not
+            be reached.
+        gives_deltas: the service's last reply had only the changes since an earlier snapshot.
+        away_until: time of `time.monotonic()` until which cached answers are served.
     """
 
     def __init__(self, setup: Setup, sender: Sender) -> None:
@@ -41,10 +43,10 @@ class Session:
         self._warned = False
 
     async def exchange(self, request: Request, retry: RetryPolicy | None = None) -> Response:
-        """Send, and repeat as `retry` says, by default the session's own.
+        """Send a request, and repeat it by a retry policy, by default that of the session.
 
         Raises:
-            ServiceUnavailable: no response at all, however often it was tried.
+            ServiceUnavailable: no attempt got a response.
         """
         attempt = 0
         until = time.monotonic() + WHOLE_S
@@ -63,13 +65,13 @@ class Session:
         return reply
 
     def answered(self) -> None:
-        """Note that the service is reachable."""
+        """Called when the service has answered a lookup."""
         self.last_from_cache = False
         self.away_until = 0.0
         self._warned = False
 
     def away(self, reason: Exception) -> None:
-        """Note that a cached answer is served because a request failed; warn once in an outage."""
+        """Called when a cached answer replaces a failed request. Warns once during an outage."""
         self.last_from_cache = True
         self.away_until = time.monotonic() + AWAY_S
         if not self._warned:

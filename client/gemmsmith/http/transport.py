@@ -1,7 +1,7 @@
-"""What both HTTP clients set up alike: URL, API key, proxy, time-outs, headers, caches.
+"""The set-up of both HTTP clients: URL, API key, proxy, time-outs, headers and caches.
 
-The key is in the header that goes to the service, and nowhere else: in no message, log or `repr`.
-The environment's key goes only to the environment's service, whatever other services are used.
+The key is sent in a header to the service, and appears in no message, log or `repr`. The
+environment's key is sent only to the environment's service.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from gemmsmith.http.requests import RUNS, Request
 DEFAULT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 URL = "GEMMSMITH_URL"
-"""The environment variable that has the service's URL if none is passed."""
+"""The environment variable with the default URL of a service."""
 API_KEY = "GEMMSMITH_API_KEY"
-"""The environment variable that has the key if none is passed: that of the service of `URL`."""
+"""The environment variable with the default key, for the service of `URL` only."""
 
 _KEY = re.compile(r"[!-~]{1,500}")
 
@@ -43,10 +43,10 @@ T = TypeVar("T")
 
 
 class OfProcess(Generic[T]):
-    """What every process makes for itself when it first needs it.
+    """An object that each process makes for itself at its first use.
 
-    A forked child that sends on its parent's connections gets the parent's answers, and the parent
-    gets the child's. Nor may the child close them, which would end them for both.
+    A forked child must not use its parent's connections: parent and child would get each other's
+    answers. It must not close them either, because that would close them for both.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -89,11 +89,11 @@ class Setup:
             self.cache = AnswerCache(Path(self._cache_dir), self.url)
 
     def packs(self) -> PackCache:
-        """Where packs go; without a cache folder, a temporary one until the client is closed."""
+        """The cache of packs. Without a cache folder, it is temporary, until the client closes."""
         return PackCache(self._folder() if self._cache_dir is None else Path(self._cache_dir))
 
     def shelf(self, device: str | None, arch: str | None) -> Shelf:
-        """Where the last snapshot of a device model is kept."""
+        """The place of the last snapshot of a device model."""
         return Shelf(self._cache_dir, self.url, device, arch, self.bounds.snapshot_bytes)
 
     def _temporary_folder(self) -> Path:
@@ -102,17 +102,16 @@ class Setup:
         return folder
 
     def cleanup(self) -> None:
-        """Remove the temporary folder if there is one."""
         self._remove()
         self._folder = OfProcess(self._temporary_folder)
 
     @cached_property
     def _proxy(self) -> httpx.Proxy | None:
-        # Once: a forked child must not read the proxy settings of macOS.
+        # Cached, because a forked child must not read the proxy settings of macOS.
         return self._address.proxy()
 
     def transport(self, kind: Callable[..., T]) -> T:
-        """An httpx transport of this kind that leads to the service.
+        """An httpx transport of this kind, with the proxy for the service.
 
         Raises:
             ServiceUnavailable: the environment's proxy cannot be used.
@@ -120,7 +119,7 @@ class Setup:
         proxy = self._proxy
         try:
             return kind(proxy=proxy)
-        except ImportError as error:  # of what httpx needs for SOCKS
+        except ImportError as error:  # the optional package for SOCKS is missing
             raise no_way(
                 str(proxy and proxy.url), "install what SOCKS needs: pip install 'httpx[socks]'"
             ) from error
@@ -129,7 +128,7 @@ class Setup:
         """Arguments of the httpx client."""
         return {
             "auth": self._address.auth,
-            "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # it keeps none
+            "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # rejects all cookies
             "headers": {
                 "user-agent": "gemmsmith-client",
                 "accept": "application/json",
@@ -142,7 +141,7 @@ class Setup:
     def arguments(self, request: Request) -> dict[str, Any]:
         """Arguments of httpx's `build_request`."""
         seconds = self.seconds(request)
-        # Connecting ends by its own time-out: httpcore leaves a handshake open that is cancelled.
+        # Connecting has its own time-out: httpcore leaves a cancelled handshake open.
         connect = min(seconds / 2, CONNECT_TIMEOUT_S)
         return {
             "method": request.method,
@@ -154,7 +153,7 @@ class Setup:
         }
 
     def seconds(self, request: Request) -> float:
-        """How long an attempt may take: until its answer is there, or its event stream begins."""
+        """Seconds that an attempt may take until its answer is complete or its stream begins."""
         return self._timeout if request.read_timeout is None else request.read_timeout
 
 
@@ -169,10 +168,10 @@ def _environments_url() -> str:
 
 
 def _authorization(api_key: ApiKey, address: Address) -> dict[str, str]:
-    """The header that carries the key, if this service gets one.
+    """The header with the key, if this service gets a key.
 
     Raises:
-        ValueError: it is not an API key; the message does not show it.
+        ValueError: the key is invalid; the message does not show it.
     """
     if api_key is False:
         return {}
@@ -190,10 +189,10 @@ def _authorization(api_key: ApiKey, address: Address) -> dict[str, str]:
 
 
 def exposes_key(url: str) -> bool:
-    """Whether the environment's key goes to this service, and anyone on the way can read it.
+    """Whether the environment's key would be sent to this service without encryption.
 
     Raises:
-        ValueError: not a URL, or the environment's key is not one.
+        ValueError: not a URL, or the environment's key is invalid.
     """
     address = Address.parse(url)
     plain = address.origin[0] == "http" and not address.is_loopback
@@ -201,7 +200,7 @@ def exposes_key(url: str) -> bool:
 
 
 def _is_environments(address: Address) -> bool:
-    """Whether this is the server of `GEMMSMITH_URL`, which the environment's key is for."""
+    """Whether this is the server of `GEMMSMITH_URL`, for which the environment's key is meant."""
     try:
         return Address.parse(_environments_url()).origin == address.origin
     except ValueError:

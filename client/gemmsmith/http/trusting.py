@@ -1,7 +1,7 @@
-"""Whom to believe: public keys, put into a folder by those who run what they sign.
+"""Adds a public key to the folder of trusted keys.
 
-A key is worth as much as the way that it came by. Over a network, compare its identifier with what
-`gemmsmith signing show` prints where the key is.
+A key that was fetched over a network is only as trustworthy as the network. Compare its identifier
+with the output of `gemmsmith signing show` on the service's machine.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _ODD = re.compile(r"[^A-Za-z0-9.-]+")
 def trust(
     source: str, folder: Path, *, identifier: str | None, confirm: Callable[[str], bool]
 ) -> Path:
-    """Believe the key of a service's URL, or of a file that holds one; its file in `folder`.
+    """Trust the key of a service, or the key in a file. Returns the key's new file in `folder`.
 
     Args:
-        source: URL or path.
-        folder: of the believed keys; made where it is missing.
-        identifier: the only key that will do; None: whichever it is, if `confirm` says so.
-        confirm: is shown what the key is.
+        source: the service's URL, or the path of the file.
+        folder: the folder of the trusted keys. It is made if it is missing.
+        identifier: the expected identifier of the key. None: `confirm` decides.
+        confirm: called with a description of the key; returns whether to trust it.
 
     Raises:
-        Untrusted: it is another key, or `confirm` said no.
-        ServiceError, ServiceUnavailable: the service has no key to show, or is away.
+        Untrusted: it is another key, or `confirm` returned False.
+        ServiceError, ServiceUnavailable: the service has no key, or cannot be reached.
         ValueError: not a URL, the file holds no public key, or others may write to the folder.
-        OSError: the file cannot be read, or the folder not be written to.
+        OSError: the file cannot be read, or the folder cannot be written to.
     """
     if folder.exists() and (reason := unsafe(folder)):
         raise ValueError(reason)
@@ -49,7 +49,7 @@ def trust(
     name = _ODD.sub("-", urlsplit(url).hostname or "" if url else Path(source).stem)
     name = name.removesuffix(f"-{key.id}")
     path = folder / f"{name}-{key.id}{SUFFIX}"
-    # Its own comment is the stranger's to choose, and would be printed.
+    # The key's own comment is not kept: it is untrusted text, which would be printed.
     publish(path, f"{PublicKey(raw=key.raw, comment=name).line}\n".encode(), shared=True)
     return path
 

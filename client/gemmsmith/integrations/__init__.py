@@ -1,1 +1,1 @@
-"""Integrations with training libraries: one module each, which imports its library."""
+"""Integrations with training libraries. Each module imports the library that it is for."""

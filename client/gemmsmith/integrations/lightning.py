@@ -2,7 +2,7 @@
 
     trainer = lightning.Trainer(..., callbacks=[GemmsmithLightningCallback("winners.gspack")])
 
-Both of Lightning's names are known: `lightning.pytorch` and `pytorch_lightning`.
+Works with both packages of Lightning: `lightning.pytorch` and `pytorch_lightning`.
 """
 
 from __future__ import annotations
@@ -21,28 +21,25 @@ except ImportError:
 
 
 class GemmsmithLightningCallback(Callback):  # type: ignore[misc,unused-ignore]
-    """Runs winners and fused layers while `trainer.fit()` does, validation within it included.
+    """Runs winners and fused layers during `trainer.fit()`, including its validation.
 
     Args:
-        source: as of `gemmsmith.use`: a service's URL, a baked file, a client; None: what that was
-            called with before.
-        only_model: replace the module's products and layers alone, and no products elsewhere in the
-            process.
+        source: as for `gemmsmith.use`: a service's URL, a baked file or a client. None: the source
+            of an earlier call of `gemmsmith.use`.
+        only_model: replace products and layers of the module only, not those of the whole process.
     """
 
     def __init__(self, source: Source | None = None, *, only_model: bool = False) -> None:
         self._switch = Switch(source, only_model=only_model)
 
     def on_fit_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:
-        """Called by the Trainer, on every rank, once the processes have met."""
+        # Called on every rank, after the process group has been initialized.
         self._switch.on(pl_module)
 
     def on_fit_end(self, trainer: Any, pl_module: torch.nn.Module) -> None:
-        """Called by the Trainer."""
         self._switch.off()
 
     def on_exception(
         self, trainer: Any, pl_module: torch.nn.Module, exception: BaseException
     ) -> None:
-        """Called by the Trainer."""
         self._switch.off()

@@ -1,4 +1,4 @@
-"""Winners from one moment of somebody else's loop to another: what trainers' callbacks share."""
+"""Switches winners on and off during a training loop: the common part of trainers' callbacks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gemmsmith.ops.models.patching import patch
 
 
 class Switch:
-    """`gemmsmith.use` and a block of `gemmsmith.patch`, in two calls.
+    """`gemmsmith.use` and a `gemmsmith.patch` block that are switched on and off by two calls.
 
     Args:
-        source: as of `gemmsmith.use`; None: what that was called with before, if it was.
-        only_model: replace what is the model's alone, as `patch(model)`; else all products of the
-            process as well, those of an optimizer too.
+        source: as for `gemmsmith.use`. None: the source of an earlier call of `gemmsmith.use`.
+        only_model: replace only what `patch(model)` replaces. Otherwise also replace all products
+            of the process, including those of an optimizer.
     """
 
     def __init__(self, source: Source | None = None, *, only_model: bool = False) -> None:
@@ -25,7 +25,7 @@ class Switch:
         self._block = ExitStack()
 
     def on(self, model: torch.nn.Module | None) -> None:
-        """Run winners from now on; again: as after `off`. On several ranks a collective."""
+        """Run winners from now on. On several ranks this is a collective."""
         self.off()
         if self._source is not None:
             use(self._source)
@@ -35,5 +35,5 @@ class Switch:
             self._block.enter_context(patch(model))
 
     def off(self) -> None:
-        """Run torch's own operators again. Harmless where nothing is on."""
+        """Run torch's own operators again. Has no effect if winners are not switched on."""
         self._block.close()

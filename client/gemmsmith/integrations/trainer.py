@@ -2,7 +2,7 @@
 
     trainer = Trainer(..., callbacks=[GemmsmithCallback("winners.gspack")])
 
-Accelerate, FSDP, DDP and torch.compile are the Trainer's own business and stay as they are.
+The Trainer's use of Accelerate, FSDP, DDP and torch.compile is unchanged.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from gemmsmith.ops.engine.source import Source
 
 
 class GemmsmithCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """Runs winners and fused layers while `trainer.train()` does, evaluations within it included.
+    """Runs winners and fused layers during `trainer.train()`, including its evaluations.
 
-    Where training raises, they go on until `close` or the next `train`.
+    If training raises an exception, they stay active until `close` or the next `train`.
 
     Args:
-        source: as of `gemmsmith.use`: a service's URL, a baked file, a client; None: what that was
-            called with before.
-        only_model: replace the model's products and layers alone, and no products elsewhere in the
-            process.
+        source: as for `gemmsmith.use`: a service's URL, a baked file or a client. None: the source
+            of an earlier call of `gemmsmith.use`.
+        only_model: replace products and layers of the model only, not those of the whole process.
     """
 
     def __init__(self, source: Source | None = None, *, only_model: bool = False) -> None:
@@ -39,11 +38,9 @@ class GemmsmithCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         model: torch.nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
-        """Called by the Trainer."""
         self._switch.on(model)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by the Trainer."""
         self._switch.off()
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
-"""transformers' experts by `gemmsmith.experts`, chosen by name.
+"""transformers' experts computed by `gemmsmith.experts`, selected by name.
 
     register_experts()
     model = AutoModelForCausalLM.from_pretrained(..., experts_implementation="gemmsmith")
 
-transformers' own `grouped_mm` runs the same products in a block of `gemmsmith.patch()`. This does
-with fewer passes over memory between them as well, where experts are SwiGLU without biases (Qwen's,
-Mixtral's, DeepSeek's, OLMoE's); others get the products alone. Under autocast the products are in
-its type, where transformers' own are in that of the weights.
+In a block of `gemmsmith.patch()`, transformers' own `grouped_mm` runs the same products. This
+implementation also needs fewer passes over memory between the products if the experts are SwiGLU
+without biases (Qwen, Mixtral, DeepSeek, OLMoE). Under autocast the products are computed in
+autocast's type; transformers' own are computed in the weights' type.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from gemmsmith.ops.models.expert_layers import experts_forward, learn
 
 
 def register_experts(name: str = "gemmsmith") -> None:
-    """Make `name` known to transformers, as `experts_implementation` and to
-    `model.set_experts_implementation`; for the rest of the process.
+    """Register `name` with transformers for the rest of the process.
+
+    It can then be passed as `experts_implementation` and to `model.set_experts_implementation`.
 
     Raises:
-        ImportError: there is no transformers, or one without a registry of experts.
+        ImportError: transformers is not installed, or has no registry of experts.
     """
     from transformers.integrations.moe import ExpertsInterface
 

@@ -1,7 +1,6 @@
-"""Training code's side: operators, the patch that puts them in, and the capture of shapes.
+"""The part for training code: operators, patches that use them, and the capture of shapes.
 
-Importing this needs torch; `import gemmsmith` does not, and takes these names from here when they
-are used.
+Importing it needs torch. `import gemmsmith` does not import it until one of its names is used.
 """
 
 from gemmsmith.ops.capturing import Shapes, capture

@@ -1,11 +1,11 @@
-"""Tuned kernels in a program that knows nothing of them: what `GEMMSMITH` switches on.
+"""Runs tuned kernels in a program that does not use gemmsmith, if `GEMMSMITH` is set.
 
-`start` is called in every process that uses a GPU, when it may run kernels
-(`gemmsmith.startup.hook`). The winners of that moment are pinned. The ranks of a job agree on them
-by the store of their process group: all run those that rank 0 got, or none does. Only kernels that
-give the same bits for the same inputs are run, since a program may ask for such at any time.
-Kernels run by the compiled binding alone: modes of torch's would be noticed by a program that opens
-some of its own.
+`start` is called in every process that uses a GPU, as soon as it may run kernels
+(`gemmsmith.startup.hook`). The current winners are pinned. The ranks of a job agree on them through
+the store of their process group: all ranks run the winners of rank 0, or all run torch's operators.
+Only deterministic kernels are used, because a program may request determinism at any time. Kernels
+run through the compiled binding only: a program with its own torch function modes would notice
+another mode.
 """
 
 from __future__ import annotations
@@ -47,39 +47,41 @@ from gemmsmith.winners.packs import Packs, asking, believe
 log = logging.getLogger("gemmsmith")
 
 URL_VARIABLE = "GEMMSMITH_URL"
-"""Where `auto` looks first."""
+"""The variable with the service that `auto` tries first."""
 
 TIMEOUT_S = 5.0
-"""A service that does not answer for so long is away: programs wait for its winners, or a pack."""
+"""Time-out of the service in seconds. It is short because the program waits for each answer."""
 
 AWAY_S = 60.0
-"""So long no pack is asked for then: a step meets many products, and may not wait at each."""
+"""Seconds without a request for a pack after a time-out: a step has many products, and must not
+wait for each of them."""
 
 MEETING_S = 60.0
-"""How long a rank waits for the others, who come by at about the same line of the same program."""
+"""Seconds that a rank waits for the others. All ranks reach this point at about the same time."""
 
 _PLAIN = (Epilogue.NONE, Epilogue.BIAS)
-"""Products that are seen without their layer."""
+"""Epilogues of products that can be replaced without their layer."""
 
 MATTERS = 0.05
-"""Share of the operations of all products met, each counted once, from which one is reported."""
+"""Smallest share, of the operations of all different products, of a product that is reported."""
 
 
 def start(value: str) -> None:
-    """Run the winners that `value` names from now on; called again, those of that moment.
+    """Run the winners that `value` names from now on. A further call fetches them again.
 
     Raises:
-        GemmsmithError, OSError, ValueError: there are none; torch's own operators run.
+        GemmsmithError, OSError, ValueError: there are no winners; torch's own operators run.
     """
     _State.running.close()
     with ExitStack() as stack:
-        # What keeps this rank from running the winners is said before the ranks agree on them.
-        opened = cache(lambda: _opened(value, source.local_model(), stack))
-        ready: list[tuple[_Noting, Engine]] = []
+        # Opened within `_agreed`, so that a rank that fails reports it to the other ranks.
+        winners = cache(lambda: _opened(value, source.local_model(), stack))
+        engines: list[tuple[_Noting, Engine]] = []
         snapshot = _agreed(
-            lambda: opened().fetch(), lambda found: ready.append(_made(opened(), found))
+            lambda: winners().fetch(),
+            lambda fetched: engines.append(_engine_for(winners(), fetched)),
         )
-        ((lookup, engine),) = ready
+        ((lookup, engine),) = engines
         stack.callback(install, install(engine))
         stack.enter_context(patch())
         stack.enter_context(every_model() if _fuses(snapshot) else every_norm())
@@ -88,22 +90,23 @@ def start(value: str) -> None:
     _State.lookup = lookup
     if is_first_rank() and not _State.reports:
         _State.reports = True
-        atexit.register(_report, opened().url)
+        atexit.register(_report, winners().url)
     revision = snapshot.revision[:16]
     log.info("%s=%s: winners of %s, snapshot %s", VARIABLE, line(value), snapshot.device, revision)
 
 
 def _fuses(snapshot: Snapshot) -> bool:
-    """Whether there are winners that only whole layers can run: others are not slowed down."""
+    """Whether there are winners that need patched layers. Without them, layers stay fast."""
     operations = [row.problem.operation for row in snapshot.rows if not row.use.is_default]
-    return any(one.is_grouped or one.epilogue not in _PLAIN for one in operations)
+    return any(operation.is_grouped or operation.epilogue not in _PLAIN for operation in operations)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Winners:
-    """Where winners come from: how to get them, and then their packs.
+    """A source of winners and of their packs.
 
-    `model` is the slug of the GPU that is here; None without one.
+    `model` is the slug of this machine's GPU model; None without a GPU. `url` is the URL of a
+    service; None for a bundle.
     """
 
     fetch: Callable[[], Snapshot]
@@ -114,7 +117,7 @@ class _Winners:
 
 
 def _opened(value: str, model: str | None, stack: ExitStack) -> _Winners:
-    """What `value` names, for the GPU `model`; closed with `stack`."""
+    """The source that `value` names, for the GPU `model`. `stack` closes it."""
     if value.lower() == "auto":
         value = _nearest(model)
     if value.startswith(("http://", "https://")):
@@ -143,11 +146,11 @@ def _opened(value: str, model: str | None, stack: ExitStack) -> _Winners:
     )
 
 
-def _made(winners: _Winners, snapshot: Snapshot) -> tuple[_Noting, Engine]:
-    """What runs a snapshot's winners here.
+def _engine_for(winners: _Winners, snapshot: Snapshot) -> tuple[_Noting, Engine]:
+    """A lookup and an engine for a snapshot.
 
     Raises:
-        PackError: this process cannot, or may not.
+        PackError: this process cannot run the snapshot's kernels, or does not trust them.
     """
     winners.check(snapshot)
     if winners.model is not None and snapshot.device != winners.model:
@@ -168,7 +171,7 @@ def _nearest(model: str | None) -> str:
     """The service of `GEMMSMITH_URL`, else the user's own bundle, else a service on this machine.
 
     Raises:
-        FileNotFoundError: there is none of them.
+        FileNotFoundError: none of them exists.
     """
     if url := os.environ.get(URL_VARIABLE):
         return url
@@ -185,9 +188,9 @@ def _nearest(model: str | None) -> str:
 
 
 def _agreed(fetch: Callable[[], Snapshot], take: Callable[[Snapshot], None]) -> Snapshot:
-    """The winners for this process; in a job of several ranks those of rank 0, on all of them.
+    """The winners for this process. In a job of several ranks, all ranks get those of rank 0.
 
-    `take` raises where this process does not take them.
+    `take` is called with them, and raises if this process cannot use them.
     """
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
@@ -208,8 +211,6 @@ def _agreed(fetch: Callable[[], Snapshot], take: Callable[[Snapshot], None]) -> 
 
 
 class _State:
-    """What runs in this process."""
-
     running = ExitStack()
     lookup: _Noting | None = None
     meetings = 0
@@ -217,41 +218,40 @@ class _State:
 
 
 class _Noting(Lookup):
-    """Notes which problems nothing is known of."""
+    """A lookup that collects the problems for which nothing is known."""
 
     def __init__(self, snapshot: Snapshot, *, pin: bool) -> None:
         super().__init__(snapshot, pin=pin)
-        self.asked: set[Problem] = set()
+        self.all: set[Problem] = set()
         self.unknown: set[Problem] = set()
 
     def _miss(self, key: tuple[str, str, int, int, int, int]) -> Choice | None:
-        found = super()._miss(key)
+        choice = super()._miss(key)
         dtype, layout, m, n, k, batch = key
         try:
             problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
         except InvalidProblem:
-            return found
-        self.asked.add(problem)
-        if found is None and self.snapshot.row_for(problem) is None:
+            return choice
+        self.all.add(problem)
+        if choice is None and self.snapshot.row_for(problem) is None:
             self.unknown.add(problem)
-        return found
+        return choice
 
-    def matter(self) -> list[Problem]:
-        """The unknown ones that are a good part of what was met, the largest first."""
-        whole = sum(problem.flops for problem in self.asked)
-        found = [one for one in self.unknown if one.flops >= MATTERS * whole]
-        return sorted(found, key=lambda one: (-one.flops, one))
+    def important(self) -> list[Problem]:
+        """The unknown problems whose share of all operations is at least MATTERS, largest first."""
+        total = sum(problem.flops for problem in self.all)
+        important = [problem for problem in self.unknown if problem.flops >= MATTERS * total]
+        return sorted(important, key=lambda problem: (-problem.flops, problem))
 
 
 class _Bounded:
-    """Packs of a service that may go away: one wait, and then none for a while."""
+    """Packs of a service. After a time-out, it is not asked again for a while."""
 
     def __init__(self, packs: Packs) -> None:
         self._packs = packs
         self._away_until = 0.0
 
     def path(self, pack_hash: str) -> Path:
-        """As `Packs.path`."""
         if time.monotonic() < self._away_until:
             raise ServiceUnavailable("the service is away; packs not fetched yet are not used")
         try:
@@ -262,11 +262,11 @@ class _Bounded:
 
 
 def _report(url: str | None) -> None:
-    """Name the products that matter and have no winner, once, when the program ends."""
+    """Print the important products without a winner, when the program ends."""
     lookup = _State.lookup
-    matter = [] if lookup is None else lookup.matter()
-    if not matter or CAPTURE_VARIABLE in os.environ:  # whoever captures reports better
+    important = [] if lookup is None else lookup.important()
+    if not important or CAPTURE_VARIABLE in os.environ:  # a capture reports more precisely
         return
-    lines = [f"gemmsmith: {len(matter)} large products have no winner:"]
-    lines += [line(f"  {one}: {tune_command(one, url)}") for one in matter]
+    lines = [f"gemmsmith: {len(important)} large products have no winner:"]
+    lines += [line(f"  {problem}: {tune_command(problem, url)}") for problem in important]
     sys.stderr.write("\n".join(lines) + "\n")

@@ -1,11 +1,11 @@
 """`gemmsmith.capture`: which matrix products a piece of code runs, and how often.
 
-What runs is noted below autograd (`gemmsmith.program.calls`), as nn.Linear and compiled graphs come
-down to it, forward and backward, with the operands as they lie in memory; here it is read. Products
-of types or sizes that no kernel is for are counted, not listed; so are FP8 products without fast
-accumulation, which winners are not measured for, and those with factors of blocks. Of a tensor that
-is sharded (DTensor) or else made of others, the products of its parts are recorded: what this
-process multiplies.
+Calls are recorded below autograd (`gemmsmith.program.calls`), where nn.Linear and compiled graphs,
+forward and backward, call plain products with operands as they lie in memory. This module converts
+the recorded calls to problems. Products for which no kernels exist are counted, not listed. So are
+FP8 products without fast accumulation, for which winners are not measured, and those with block
+factors. For sharded tensors (DTensor) and other compositions, the products of the parts are
+recorded, because these are what this process computes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gemmsmith.program.captured import Captured
 _aten = torch.ops.aten
 _own = torch.ops.gemmsmith  # registered by gemmsmith.ops.products.operators
 
-# Which product an operator is, and where its two operands are among the arguments.
+# The form of each operator's product, and the positions of its two operands in the arguments.
 _PRODUCTS: dict[Any, tuple[Form, int, int]] = {
     _aten.mm: (Form.MATMUL, 0, 1),
     _aten.bmm: (Form.MATMUL, 0, 1),
@@ -65,28 +65,30 @@ for _name, _form in (
     if hasattr(_aten, _name):  # newer than the oldest torch
         _PRODUCTS[getattr(_aten, _name)] = (_form, 0, 1)
 
-# What else runs products, or what follows one as well.
+# Operators that run several products, or a product with an epilogue.
 _LAYERS: dict[Any, Callable[[dict[str, Any]], Iterator[Multiplied]]] = {
     _own.scaled_linear: scaled.products,
     _own.scaled_gated_linear: scaled_gated.products,
     _own.experts: mixture.products,
     _own.experts_backward: mixture.products_of_gradients,
-    _own.fused_product: lambda given: _followed(Form.LINEAR, given["x"], given["weight"], given),
-    _own.gated_product: lambda given: _followed(Form.LINEAR, given["x"], _gate(given), given),
-    _own.backward_product: lambda given: _followed(
-        Form.MATMUL, given["dy"], given["weight"], given
+    _own.fused_product: lambda values: _fused_with(
+        Form.LINEAR, values["x"], values["weight"], values
+    ),
+    _own.gated_product: lambda values: _fused_with(Form.LINEAR, values["x"], _gate(values), values),
+    _own.backward_product: lambda values: _fused_with(
+        Form.MATMUL, values["dy"], values["weight"], values
     ),
 }
 
 
-def _followed(
-    form: Form, a: torch.Tensor, b: torch.Tensor, given: dict[str, Any]
+def _fused_with(
+    form: Form, a: torch.Tensor, b: torch.Tensor, values: dict[str, Any]
 ) -> Iterator[Multiplied]:
-    yield Multiplied(form, a, b, epilogue=Epilogue(given["epilogue"]))
+    yield Multiplied(form, a, b, epilogue=Epilogue(values["epilogue"]))
 
 
-def _gate(given: dict[str, Any]) -> torch.Tensor:
-    return gated.parts(given["weight"], given["up"], given["interleaved"])[0]
+def _gate(values: dict[str, Any]) -> torch.Tensor:
+    return gated.parts(values["weight"], values["up"], values["interleaved"])[0]
 
 
 class Shapes(Captured):
@@ -99,23 +101,20 @@ class Shapes(Captured):
 
     @property
     def problems(self) -> Counter[Problem]:
-        """How often each ran."""
-        self._settle()
+        self._update()
         return self._problems
 
     @property
     def skipped(self) -> Counter[str]:
-        """Products that no kernel is for, by their types."""
-        self._settle()
+        self._update()
         return self._skipped
 
     @property
     def unseen(self) -> Counter[str]:
-        """What else may have run products, described, and how often it did."""
         return self.calls.unseen + compiled()
 
-    def _settle(self) -> None:
-        """Add what has run since the last time."""
+    def _update(self) -> None:
+        """Add the calls since the last update."""
         now, before = read(self.calls.total), self._read
         self._read = now
         for problem, count in now.problems.items():
@@ -129,7 +128,7 @@ def capture() -> Iterator[Shapes]:
     """Record every matrix product in the block, including those of backward passes.
 
     Products of all threads are recorded. If the block begins on the device `meta` or under a
-    `FakeTensorMode`, products of tensors without data count, too.
+    `FakeTensorMode`, products of tensors without data are counted, too.
     """
     is_fake = active_fake_mode() is not None
     shapes = Shapes(Calls(without_data=is_fake or torch.get_default_device().type == "meta"))
@@ -138,7 +137,7 @@ def capture() -> Iterator[Shapes]:
 
 
 class _Fakes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what a `FakeTensorMode` answers by itself, without a call of any kernel."""
+    """Records operators that a `FakeTensorMode` computes itself, without calling a kernel."""
 
     supports_higher_order_operators = True
 
@@ -152,7 +151,7 @@ class _Fakes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         packet = getattr(func, "overloadpacket", None)
         if packet in (_aten.linear, _aten.matmul):
-            # Inference mode shows them whole: see what they are made of.
+            # In inference mode they arrive undecomposed.
             with self:
                 return func.decompose(*args, **kwargs)
         if packet in _PRODUCTS or packet in _LAYERS:
@@ -161,11 +160,11 @@ class _Fakes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Read(NamedTuple):
-    """What calls come to.
+    """The problems of recorded calls.
 
     Attributes:
-        problems: how often each ran, or could have.
-        skipped: products that no kernel is for, by their types.
+        problems: how often each problem ran, or could have run.
+        skipped: number of products without kernels, by their types.
     """
 
     problems: Counter[Problem] = Counter()  # noqa: RUF012 - never changed
@@ -173,7 +172,7 @@ class Read(NamedTuple):
 
 
 def read(total: Counter[Call | Fusion]) -> Read:
-    """The problems of calls."""
+    """Converts recorded calls to problems."""
     plain: Counter[Problem] = Counter()
     fused: Counter[Problem] = Counter()
     fusions: Counter[Problem] = Counter()
@@ -187,7 +186,7 @@ def read(total: Counter[Call | Fusion]) -> Read:
             else:
                 is_plain = problem.operation.epilogue in _PLAIN
                 (plain if is_plain else fused)[problem] += count
-    # A layer may note what its operator shows as well.
+    # A layer may record a fusion that its operator records as well: count it once.
     return Read(plain + (fused | fusions), skipped)
 
 
@@ -196,7 +195,7 @@ _PLAIN = (Epilogue.NONE, Epilogue.BIAS)
 
 @functools.lru_cache(maxsize=16_384)
 def _problems_of(call: Call | Fusion) -> tuple[tuple[Problem | None, str], ...]:
-    """The problems that a call ran, or could run; None for types that no kernel is for."""
+    """The problems that a call ran or could run, with their types. None: no kernels exist."""
     with _disable_current_modes():
         return tuple(
             problem
@@ -219,95 +218,96 @@ def _problem_of(product: Multiplied, is_tf32: bool) -> tuple[Problem | None, str
 
 
 def _multiplied(call: Call | Fusion) -> Iterator[Multiplied]:
-    """What a call multiplies. Its tensors are made anew, without data."""
+    """The products of a call, with tensors without data."""
     if isinstance(call, Fusion):
         epilogue = Epilogue(call.epilogue)
         form = Form.MATMUL if epilogue.backward else Form.LINEAR
         form = Form.GROUPED if call.groups else form
-        x, weight = _made(call.x), _made(call.weight)
+        x, weight = _tensors(call.x), _tensors(call.weight)
         yield Multiplied(form, x, weight, epilogue=epilogue, groups=call.groups)
         return
     packet = call.operator.overloadpacket
-    names = [one.name for one in call.operator._schema.arguments]
-    given = dict(zip(names, map(_made, call.arguments), strict=False))
-    given |= {name: _made(value) for name, value in call.named}
+    names = [argument.name for argument in call.operator._schema.arguments]
+    values = dict(zip(names, map(_tensors, call.arguments), strict=False))
+    values |= {name: _tensors(value) for name, value in call.named}
     if packet in _LAYERS:
-        yield from _LAYERS[packet](given)
+        yield from _LAYERS[packet](values)
         return
     form, at_a, at_b = _PRODUCTS[packet]
-    a, b = given[names[at_a]], given[names[at_b]]
-    exact, output = _detail(packet, form, given, a, b)
-    offs = given.get("offs")
-    plain = Multiplied(exact, a, b, output, groups=0 if offs is None else offs.shape[0])
-    biased = _adds_row(packet, given)
-    # `addmm` without a kernel that adds the bias is torch's: no product runs alone there.
+    a, b = values[names[at_a]], values[names[at_b]]
+    exact, output = _detail(packet, form, values, a, b)
+    offsets = values.get("offs")
+    plain = Multiplied(exact, a, b, output, groups=0 if offsets is None else offsets.shape[0])
+    biased = _adds_row(packet, values)
+    # If no kernel adds the bias of an `addmm`, torch computes all of it: no plain kernel helps.
     if not (biased and packet is _aten.addmm):
         yield plain
     if biased:
         yield plain._replace(epilogue=Epilogue.BIAS)
 
 
-def _made(value: Any) -> Any:
+def _tensors(value: Any) -> Any:
+    """A recorded argument, with a tensor on the device `meta` for each `Operand`."""
     if isinstance(value, Operand):
         return torch.empty_strided(
             value.size, value.stride, dtype=value.dtype, device=torch.device("meta")
         )
-    return [_made(one) for one in value] if isinstance(value, tuple) else value
+    return [_tensors(element) for element in value] if isinstance(value, tuple) else value
 
 
-def _adds_row(packet: Any, given: dict[str, Any]) -> bool:
-    """Whether the product is a linear layer's, with a bias that a kernel could add."""
+def _adds_row(packet: Any, values: dict[str, Any]) -> bool:
+    """Whether the call is a linear layer with a bias that a kernel could add."""
     if packet is _own.linear:
-        return given.get("bias") is not None
-    if packet is not _aten.addmm or given.get("out_dtype") is not None:
+        return values.get("bias") is not None
+    if packet is not _aten.addmm or values.get("out_dtype") is not None:
         return False
-    return given["self"].dim() == 1 and (given.get("alpha", 1), given.get("beta", 1)) == (1, 1)
+    return values["self"].dim() == 1 and (values.get("alpha", 1), values.get("beta", 1)) == (1, 1)
 
 
 def _detail(
-    packet: Any, form: Form, given: dict[str, Any], a: torch.Tensor, b: torch.Tensor
+    packet: Any, form: Form, values: dict[str, Any], a: torch.Tensor, b: torch.Tensor
 ) -> tuple[Form | None, torch.dtype | None]:
-    """The form by the other arguments of a call, and the output's type where they say it.
+    """The form that follows from all arguments, and the output's type if they determine it.
 
-    None as a form: no kernel computes it.
+    The form is None if no kernel computes it.
     """
     if packet is _own.accumulate:
-        into = given["into"].dtype
-        # What is not summed in FP32 is no kernel's; its product alone may be.
+        into = values["into"].dtype
+        # Kernels add only to FP32 sums. For others, the product alone may have a kernel.
         return (form, into) if into is torch.float32 else (Form.WEIGHT_GRADIENT, None)
     if packet is _own.int8_mm:
-        factors = (given.get("scale_a"), given.get("scale_b"))
+        factors = (values.get("scale_a"), values.get("scale_b"))
         if None not in factors:
             return Form.ROW_SCALED, torch.bfloat16
-        # One factor alone follows the product of integers.
-        alone = factors != (None, None)
-        return form, torch.int32 if alone else given.get("out_dtype", torch.bfloat16)
+        # A single factor is applied after the integer product.
+        is_single = factors != (None, None)
+        return form, torch.int32 if is_single else values.get("out_dtype", torch.bfloat16)
     if form is Form.SCALED:
-        return _scaled(given, a, b), None
+        return _scaled(values, a, b), None
     if form.is_grouped:
         scaled = form is Form.GROUPED_SCALED
-        precise = scaled and not given.get("use_fast_accum", False)
-        return (Form.GROUPED_SCALED_PRECISE if precise else form), given.get("out_dtype")
-    output = given.get("out_dtype")
-    added = given["self"] if packet in (_aten.addmm, _aten.baddbmm) else None
+        precise = scaled and not values.get("use_fast_accum", False)
+        return (Form.GROUPED_SCALED_PRECISE if precise else form), values.get("out_dtype")
+    output = values.get("out_dtype")
+    added = values["self"] if packet in (_aten.addmm, _aten.baddbmm) else None
     if output is None or added is None:
         return form, output
-    factors = (given.get("alpha", 1), given.get("beta", 1))
-    # As `gemmsmith.ops.below.adding` has it: else torch's, with a product that a kernel may do
-    # alone.
+    factors = (values.get("alpha", 1), values.get("beta", 1))
+    # The same condition as in `gemmsmith.ops.below.adding`. If it does not hold, torch adds, and a
+    # kernel may compute the product.
     adds = factors == (1, 1) and added.dtype is output and added.dim() == a.dim()
     return Form.ADDED if adds else form, output
 
 
-def _scaled(given: dict[str, Any], a: torch.Tensor, b: torch.Tensor) -> Form | None:
-    """The form of an FP8 product, by the sizes of its factors."""
-    # The second version of the operator takes lists, with more than one for nested blocks.
+def _scaled(values: dict[str, Any], a: torch.Tensor, b: torch.Tensor) -> Form | None:
+    """The form of an FP8 product, by the sizes of its factors; None if no kernel computes it."""
+    # `_scaled_mm_v2` takes lists of factors, with several elements for nested blocks.
     scales = [
-        one
+        scale
         for name in ("scale_a", "scale_b")
-        for one in (given[name] if isinstance(given[name], list) else [given[name]])
+        for scale in (values[name] if isinstance(values[name], list) else [values[name]])
     ]
     by_rows = scales_rows(a, b, *scales) if len(scales) == 2 else None
     if by_rows is None:
         return None
-    return Form.scaled(by_rows=by_rows, fast=given.get("use_fast_accum", False))
+    return Form.scaled(by_rows=by_rows, fast=values.get("use_fast_accum", False))

@@ -1,1 +1,1 @@
-"""What a program runs: its products, its modules, the files of a capture. Needs no torch."""
+"""What a program runs: its matrix products, its modules, and the files of a capture."""

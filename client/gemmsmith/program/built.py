@@ -1,7 +1,8 @@
-"""The torch modules that a process builds: remembered from when torch is imported, patched later.
+"""The torch modules that a process builds, remembered so that they can be patched later.
 
-torch tells of every module that becomes a part of another. A program that `GEMMSMITH` switches on
-builds its model before it is known whether there are winners for it, and may build more after that.
+A program that runs with `GEMMSMITH` builds its model before it is known whether there are winners
+for it, and may build more models after that. A hook of torch reports every module that is
+registered as a child of another module.
 """
 
 from __future__ import annotations
@@ -16,39 +17,38 @@ import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 
 Listener = Callable[[Any], None]
-"""Takes a module that has become a part of another one."""
+"""Called with each module that becomes a child of another module."""
 
 
 class _Built:
-    """What this process has built, and who is told of it."""
+    """The modules and the listeners of this process."""
 
     lock = threading.RLock()
-    modules: WeakSet[Any] = WeakSet()  # noqa: RUF012 - one a process
-    listeners: list[Listener] = []  # noqa: RUF012 - one a process
+    modules: WeakSet[Any] = WeakSet()  # noqa: RUF012 - shared by the whole process
+    listeners: list[Listener] = []  # noqa: RUF012 - shared by the whole process
     is_remembering = False
 
 
 def remember() -> None:
-    """From now on, remember modules that become parts of others; called again, nothing."""
+    """From now on, remember modules that become children. Further calls have no effect."""
     if not _Built.is_remembering:
         _Built.is_remembering = True
         register_module_module_registration_hook(_registered)
 
 
 def modules() -> list[Any]:
-    """Those that are remembered and alive."""
     with _Built.lock:
         return list(_Built.modules)
 
 
 @contextmanager
-def told(listener: Listener) -> Iterator[None]:
-    """Tell of all modules that are remembered, and of those to come until the block ends."""
+def listening(listener: Listener) -> Iterator[None]:
+    """Call `listener` with all remembered modules, and with new ones until the block ends."""
     with _Built.lock:
         _Built.listeners.append(listener)
-        before = list(_Built.modules)
+        remembered = list(_Built.modules)
     try:
-        for module in before:
+        for module in remembered:
             listener(module)
         yield
     finally:
@@ -56,13 +56,12 @@ def told(listener: Listener) -> Iterator[None]:
             _Built.listeners.remove(listener)
 
 
-def _registered(_module: Any, _name: str, part: Any) -> None:
-    """As torch calls its hooks; None leaves the part as it is."""
-    # What a compiled function builds, it builds for itself: a tracer must find nothing here.
-    if torch.compiler.is_compiling() or part is None:
+def _registered(_module: Any, _name: str, child: Any) -> None:
+    # Modules that a compiled function builds are its own, and the tracer must see no side effect.
+    if torch.compiler.is_compiling() or child is None:
         return
     with _Built.lock:
-        _Built.modules.add(part)
+        _Built.modules.add(child)
         listeners = tuple(_Built.listeners)
     for listener in listeners:
-        listener(part)
+        listener(child)

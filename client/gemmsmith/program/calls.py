@@ -1,13 +1,13 @@
-"""Which matrix products this process runs: how often which operator, with operands of which sizes.
+"""Records the matrix products of this process: the operators, their operands' sizes, and counts.
 
-While anything records, a function of ours stands before torch's products in its dispatcher, where
-torch chooses a backend. That is below autograd, autocast, functorch, tracers and modes, and above
-all kernels: eager and compiled code, backward passes and all threads come by, and a program can
-notice nothing of it but the time. What a tracer tries without data, and what a compiler runs to
-time it, do not count.
+During a recording, a function of ours is registered for torch's products in its dispatcher, under
+the key `BackendSelect`, where torch chooses a backend. The key is below autograd, autocast,
+functorch, tracers and modes, and above all kernels. So the function sees eager and compiled code,
+backward passes and all threads, and a program cannot notice it except by the time it takes. Calls
+that a tracer makes without data, and calls that a compiler makes to time a kernel, are not counted.
 
-A call is noted as its arguments are, which takes some microseconds; `gemmsmith.ops.capturing` reads
-it later. Nothing but torch is imported here.
+A call is stored with the description of its arguments, which takes some microseconds;
+`gemmsmith.ops.capturing` interprets it later. This module imports nothing but torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ATEN = (
     "_scaled_grouped_mm",
     "_scaled_grouped_mm_v2",
 )
-"""torch's operators that are products; an older torch lacks some."""
+"""torch's operators that are products; older versions lack some."""
 
 OWN = (
     "linear",
@@ -52,11 +52,11 @@ OWN = (
     "experts",
     "experts_backward",
 )
-"""Operators of `gemmsmith::` that are products. What their kernels call does not count again."""
+"""Operators of `gemmsmith::` that are products. Products that they call are not counted again."""
 
 FUSED = ("fused_product", "gated_product", "backward_product")
-"""Operators of `gemmsmith::` for a product and what follows it. Where no kernel does all of it,
-what they call counts as well."""
+"""Operators of `gemmsmith::` for a product with an epilogue. If no kernel fuses the two, the plain
+products that they call are counted as well."""
 
 _IN_GRAPHS = "products recorded into CUDA graphs: each counts once, however often it is replayed"
 
@@ -72,7 +72,7 @@ _precision = torch._C._get_fp32_precision_getter
 
 
 class Operand(NamedTuple):
-    """A tensor without its data."""
+    """The description of a tensor, without its data."""
 
     dtype: torch.dtype
     device: torch.device
@@ -81,7 +81,6 @@ class Operand(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Operand:
-        """That of a tensor."""
         return cls(tensor.dtype, tensor.device, tensor.size(), tensor.stride())
 
 
@@ -89,10 +88,10 @@ class Call(NamedTuple):
     """A call of an operator.
 
     Attributes:
-        operator: with its overload.
-        arguments: by place; an `Operand` for each tensor, and a tuple for each list.
-        named: the others, by name.
-        is_tf32: whether torch multiplied FP32 matrices in TF32 then.
+        operator: the operator and its overload.
+        arguments: positional arguments: an `Operand` for each tensor, and a tuple for each list.
+        named: keyword arguments, likewise converted.
+        is_tf32: whether torch was allowed to multiply FP32 matrices in TF32.
     """
 
     operator: torch._ops.OpOverload
@@ -102,13 +101,13 @@ class Call(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """A linear layer and what could follow its product within one kernel.
+    """A linear layer's product and an epilogue that a kernel could compute with it.
 
     Attributes:
-        x, weight: as the layer's; of a gate, its own rows.
-        epilogue: name of what follows.
-        groups: how many, of a grouped product.
-        is_tf32: as of a `Call`.
+        x, weight: the layer's operands; with a gate, the weight's rows for the gate only.
+        epilogue: name of the epilogue.
+        groups: number of groups of a grouped product.
+        is_tf32: as in `Call`.
     """
 
     x: Operand
@@ -119,29 +118,29 @@ class Fusion(NamedTuple):
 
 
 class Calls:
-    """What has run while it recorded.
+    """A recording of calls.
 
     Attributes:
-        unseen: what ran and could not be noted, by what keeps it from that, and how often.
+        unseen: why calls could not be recorded, and how many.
     """
 
     def __init__(
-        self, *, without_data: bool = False, more: Callable[[], None] = lambda: None
+        self, *, without_data: bool = False, on_growth: Callable[[], None] = lambda: None
     ) -> None:
-        """Record nothing yet.
+        """Create a recording that has not started.
 
         Args:
-            without_data: tensors of the device `meta` count.
-            more: called when products of 1, 2, 4, 8 … kinds have been noted, in the main thread,
-                unless a tracer, a mode or a CUDA graph would see what it does.
+            without_data: also count products of tensors on the device `meta`.
+            on_growth: called when 1, 2, 4, 8 … different calls have been recorded; in the main
+                thread only, and not if a tracer, a mode or a CUDA graph would notice the call.
         """
-        self._without_data, self._more = without_data, more
+        self._without_data, self._on_growth = without_data, on_growth
         self._by_thread: dict[int, dict[Call | Fusion, int]] = {}
         self.unseen: Counter[str] = Counter()
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Note what runs until the end of the block."""
+        """Record until the end of the block."""
         self.start()
         try:
             yield
@@ -149,19 +148,16 @@ class Calls:
             self.stop()
 
     def start(self) -> None:
-        """Note what runs from now on."""
-        with _Standing.lock:
+        with _Hooks.lock:
             _recording.append(self)
-            _stand()
+            _install()
 
     def stop(self) -> None:
-        """Note no more."""
-        with _Standing.lock:
+        with _Hooks.lock:
             _recording.remove(self)
-            _withdraw()
+            _uninstall()
 
     def clear(self) -> None:
-        """Forget what has run."""
         self._by_thread.clear()
         self.unseen.clear()
 
@@ -170,11 +166,12 @@ class Calls:
         """How often each call was made, in all threads."""
         total: Counter[Call | Fusion] = Counter()
         for counts in tuple(self._by_thread.values()):
-            total.update(counts.copy())  # whole, whatever its thread adds meanwhile
+            # A copy is atomic. Iterating would fail if the counts' thread added to them meanwhile.
+            total.update(counts.copy())
         return total
 
     def see(self, operator: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Note a call. Nothing is raised: the program must run as without us."""
+        """Record a call. Never raises: an error of ours must not stop the program."""
         try:
             tensors = [*_tensors((*arguments, *named.values()))]
             if any(tensor.is_meta for tensor in tensors) and not self._without_data:
@@ -192,20 +189,20 @@ class Calls:
             by_name = tuple((name, _noted(value)) for name, value in named.items())
             kinds = self._note(Call(operator, by_place, by_name, tf32))
             if kinds.bit_count() == 1 and not is_graph and _is_quiet():
-                self._more()
-        except Exception as error:  # noqa: BLE001 - said at the end, as `unseen`
+                self._on_growth()
+        except Exception as error:  # noqa: BLE001 - reported as `unseen`
             self.unseen[f"{operator}: {type(error).__name__}"] += 1
 
-    def tell(self, x: torch.Tensor, weight: torch.Tensor, epilogue: str, groups: int) -> None:
-        """Note what could be fused."""
+    def record(self, x: torch.Tensor, weight: torch.Tensor, epilogue: str, groups: int) -> None:
+        """Record a product that a kernel could compute together with an epilogue."""
         is_traced = any(isinstance(t, FakeTensor) or t.is_meta for t in (x, weight))
         if self._without_data or not is_traced:
             tf32 = x.dtype is torch.float32 and _allows_tf32()
             self._note(Fusion(Operand.of(x), Operand.of(weight), epilogue, groups, tf32))
 
     def _note(self, call: Call | Fusion) -> int:
-        """How many kinds this thread has made, if this is the first of its kind; else 0."""
-        # Each thread counts by itself: two that added to one number could lose one.
+        """Count a call. Returns the thread's number of different calls if it is new, else 0."""
+        # Threads have separate counts: two threads that increment the same count could lose a call.
         counts = self._by_thread.setdefault(threading.get_ident(), {})
         before = counts.get(call, 0)
         counts[call] = before + 1
@@ -216,12 +213,12 @@ _recording: list[Calls] = []
 
 
 def recording() -> list[Calls]:
-    """Those that record at present."""
+    """The recordings that are running."""
     return _recording
 
 
 def compiled() -> Counter[str]:
-    """What compilers of torch's have made in this process that may run products unseen."""
+    """Code from torch's compilers in this process that may run products without being recorded."""
     unseen: Counter[str] = Counter()
     cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
     programs = [vars(module) for module in getattr(cache, "modules", ())]
@@ -234,7 +231,7 @@ def compiled() -> Counter[str]:
 
 
 def _is_quiet() -> bool:
-    """Whether this is the program's main thread, and sees no more of operators than autograd."""
+    """Whether this is the main thread, without dispatch modes, functorch or tracing."""
     return (
         threading.current_thread() is threading.main_thread()
         and not torch._C._len_torch_dispatch_stack()
@@ -261,16 +258,16 @@ def _allows_tf32() -> bool:
     return bool(_precision("cuda", "matmul") == "tf32")
 
 
-class _Standing:
-    """Our functions in torch's dispatcher, and the threads that have run one."""
+class _Hooks:
+    """Our functions in torch's dispatcher, and the threads that have run such a function."""
 
     lock = threading.Lock()
-    libraries: list[Any] = []  # noqa: RUF012 - one a process
-    threads: set[int] = set()  # noqa: RUF012 - one a process
+    libraries: list[Any] = []  # noqa: RUF012 - shared by the whole process
+    threads: set[int] = set()  # noqa: RUF012 - shared by the whole process
 
 
 class _Within(threading.local):
-    """Whether this thread is in the kernel of a product."""
+    """Whether this thread is running a product whose inner products are not counted."""
 
     product = False
 
@@ -278,11 +275,11 @@ class _Within(threading.local):
 _within = _Within()
 
 
-def _stand() -> None:
-    """Put our functions before torch's products. Does nothing the second time."""
-    if _Standing.libraries:
+def _install() -> None:
+    """Register our functions for torch's products, unless they are registered."""
+    if _Hooks.libraries:
         return
-    # Not torch.library's class, which takes them away when Python ends, under running threads.
+    # torch.library.Library would remove the functions when Python ends, while threads still run.
     library = _library("aten")
     for name in ATEN:
         packet = getattr(torch.ops.aten, name, None)
@@ -292,44 +289,42 @@ def _stand() -> None:
                 for calls in _recording:
                     calls.unseen[f"aten::{full}, which another library replaces"] += 1
             else:
-                library.impl(full, _KEY.name, _before(torch.ops.aten, name, overload), True)
-    library = _library("gemmsmith")  # whose operators may be defined later
+                library.impl(full, _KEY.name, _recorder(torch.ops.aten, name, overload), True)
+    library = _library("gemmsmith")  # its operators may be defined later
     for name in (*OWN, *FUSED):
-        library.impl(name, _KEY.name, _before(torch.ops.gemmsmith, name, "default"), True)
+        library.impl(name, _KEY.name, _recorder(torch.ops.gemmsmith, name, "default"), True)
 
 
 def _library(namespace: str) -> Any:
     library = torch._C._dispatch_library("IMPL", namespace, _KEY.name, __file__, 1)
-    _Standing.libraries.append(library)
+    _Hooks.libraries.append(library)
     return library
 
 
-def _withdraw() -> None:
-    """Take our functions away, once nothing records.
-
-    torch does not expect a kernel to go while another thread is about to run it. So ours stay where
-    another thread of Python that has multiplied is still there. torch's own threads rest by now:
-    they work while one of Python's waits for them.
-    """
+def _uninstall() -> None:
+    """Remove our functions if nothing is recording and no other thread may be running them."""
+    # torch does not support the removal of a function that another thread is about to call. So the
+    # functions stay as long as another Python thread that has called them is alive. torch's own
+    # threads are idle here: they work only while a Python thread waits for them.
     alive = {
         thread.ident
         for thread in threading.enumerate()
         if not isinstance(thread, threading._DummyThread)
     }
-    if not _recording and not (alive & _Standing.threads) - {threading.get_ident()}:
-        for library in _Standing.libraries:
+    if not _recording and not (alive & _Hooks.threads) - {threading.get_ident()}:
+        for library in _Hooks.libraries:
             library.reset()
-        _Standing.libraries.clear()
-        _Standing.threads.clear()
+        _Hooks.libraries.clear()
+        _Hooks.threads.clear()
 
 
-def _before(operators: Any, name: str, overload: str) -> Callable[..., Any]:
-    """What stands before an operator."""
+def _recorder(operators: Any, name: str, overload: str) -> Callable[..., Any]:
+    """A function that records a call of an operator, then runs the operator."""
     is_product = name not in FUSED
 
     def call(keys: Any, *arguments: Any, **named: Any) -> Any:
         operator = getattr(getattr(operators, name), overload)
-        _Standing.threads.add(threading.get_ident())
+        _Hooks.threads.add(threading.get_ident())
         if not _recording or _within.product:
             return _below(operator, keys, arguments, named)
         _see(operator, arguments, named)
@@ -343,8 +338,8 @@ def _before(operators: Any, name: str, overload: str) -> Callable[..., Any]:
 
 
 def _see(operator: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Note a call that runs: no tracer's, and no compiler's."""
-    with torch._C.DisableTorchFunction():  # of subclasses, and of the program's modes
+    """Record a call, unless a tracer or a compiler makes it."""
+    with torch._C.DisableTorchFunction():  # neither subclasses nor modes may see our own calls
         tensors = _tensors((*arguments, *named.values()))
         if CompileContext.current_compile_id() is not None or any(
             isinstance(tensor, FakeTensor) for tensor in tensors
@@ -355,9 +350,9 @@ def _see(operator: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> No
 
 
 def _below(operator: Any, keys: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """The operator as it runs without us."""
+    """Run the operator as if our function were not registered."""
     if torch._C._dispatch_tls_is_dispatch_key_included(_PYTHON):
-        # A tracer with symbolic sizes has kernels of its own, which only a call meets.
+        # A tracer with symbolic sizes has its own kernels. A redispatch would skip them.
         with torch._C._ExcludeDispatchKeyGuard(_ONLY_KEY):
             return operator(*arguments, **named)
     return operator.redispatch(keys & _BELOW, *arguments, **named)

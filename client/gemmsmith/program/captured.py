@@ -1,4 +1,4 @@
-"""Which matrix products a program runs, and how often: what a capture finds. Needs no torch."""
+"""The result of a capture: which matrix products a program runs, and how often. Needs no torch."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class _Counted(msgspec.Struct, frozen=True):
     calls: _Count
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _CaptureDocument(msgspec.Struct, frozen=True):
     problems: list[_Counted]
     skipped: dict[str, _Count]
-    unseen: dict[str, _Count] = {}  # an older library writes none
+    unseen: dict[str, _Count] = {}  # older versions do not write it
 
 
 class Captured:
-    """What was captured."""
+    """The products that were captured."""
 
     def __init__(self) -> None:
         self._problems: Counter[Problem] = Counter()
@@ -43,48 +43,48 @@ class Captured:
 
     @property
     def problems(self) -> Counter[Problem]:
-        """How often each ran."""
+        """The number of calls of each problem."""
         return self._problems
 
     @property
     def skipped(self) -> Counter[str]:
-        """Products that no kernel is for, by their types."""
+        """The number of products, by their types, for which no kernels exist."""
         return self._skipped
 
     @property
     def unseen(self) -> Counter[str]:
-        """What else may have run products, described, and how often it did."""
+        """Descriptions of what may have run further products, and how often it ran."""
         return self._unseen
 
     def add(self, other: Captured) -> None:
-        """Count what another process ran as well."""
+        """Add the counts of another process."""
         self.problems.update(other.problems)
         self.skipped.update(other.skipped)
         self.unseen.update(other.unseen)
 
     @property
     def document(self) -> bytes:
-        """All of it as JSON, for `parse`."""
-        counted = [_Counted(one, calls) for one, calls in self.problems.most_common()]
-        return msgspec.json.encode(_Found(counted, dict(self.skipped), dict(self.unseen)))
+        """The capture as JSON, for `parse`."""
+        counted = [_Counted(problem, calls) for problem, calls in self.problems.most_common()]
+        return msgspec.json.encode(_CaptureDocument(counted, dict(self.skipped), dict(self.unseen)))
 
     @staticmethod
     def parse(document: bytes) -> Captured:
-        """Read what `document` gave.
+        """Read a document that `document` returned.
 
         Raises:
-            ValueError: it is another thing.
+            ValueError: it is not the document of a capture.
         """
-        found = Captured()
         try:
-            read = msgspec.json.decode(document, type=_Found)
+            decoded = msgspec.json.decode(document, type=_CaptureDocument)
         except InvalidProblem as error:
             raise ValueError(str(error)) from None
-        for one in read.problems:
-            found.problems[one.problem] += one.calls
-        found.skipped.update(read.skipped)
-        found.unseen.update(read.unseen)
-        return found
+        captured = Captured()
+        for counted in decoded.problems:
+            captured.problems[counted.problem] += counted.calls
+        captured.skipped.update(decoded.skipped)
+        captured.unseen.update(decoded.unseen)
+        return captured
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a suite for `gemmsmith tune --suite`, most frequent product first.
@@ -102,7 +102,7 @@ class Captured:
         write(Path(path), ("\n".join(lines) + "\n").encode())
 
     def tune(self, client: Client) -> list[TuningJob]:
-        """Request a tuning job for every problem, with how often it ran.
+        """Request a tuning job for every problem, with its number of calls.
 
         Raises:
             as `Client.tune`.
@@ -122,7 +122,7 @@ class Captured:
 
 
 def _entry(problem: Problem) -> Iterable[str]:
-    """A suite's lines of a problem."""
+    """The lines of a suite that describe a problem."""
     operation = problem.operation
     yield 'name = "captured"'
     yield 'group = "captured"'
@@ -140,7 +140,7 @@ def _entry(problem: Problem) -> Iterable[str]:
 
 
 def tune_command(problem: Problem, url: str | None = None) -> str:
-    """The command that finds a problem's winner; `url`: through this service."""
+    """The command that tunes a problem, locally or through the service at `url`."""
     words = [
         f"gemmsmith tune {problem.m} {problem.n} {problem.k}",
         f"--dtype {problem.dtype} --layout {problem.layout}",

@@ -1,5 +1,5 @@
-"""Environment variables by which programs that know nothing of gemmsmith run with it, and the files
-that they leave in the folder of a capture.
+"""Environment variables that make any Python program use gemmsmith, and the files that a capture
+writes.
 """
 
 from __future__ import annotations
@@ -7,30 +7,30 @@ from __future__ import annotations
 import os
 
 VARIABLE = "GEMMSMITH"
-"""A service's URL, the path of a bundle, or `auto`: the nearest there is. `off`: nothing."""
+"""Where winners come from: a service's URL, a bundle's path, or `auto`. `off` disables them."""
 
 CAPTURE_VARIABLE = "GEMMSMITH_CAPTURE"
-"""A folder: every process writes there what it multiplies. `gemmsmith capture` sets it."""
+"""The folder to which every process writes its products. `gemmsmith capture` sets it."""
 
 STEPS_VARIABLE = "GEMMSMITH_CAPTURE_STEPS"
-"""How many steps are recorded; 0 or not set: all."""
+"""Number of steps that are recorded. 0 or not set: all steps."""
 
 STOP_VARIABLE = "GEMMSMITH_CAPTURE_STOP"
-"""Set to 1, the program ends after them, with status 0."""
+"""If it is 1, the program ends after these steps, with status 0."""
 
 SEEN = ".seen"
-"""Ends the name of the file that each process of Python leaves in the folder when it starts."""
+"""Suffix of the file that each Python process writes to the capture's folder when it starts."""
 
 LOADED = ".loaded"
-"""Of that which it leaves when it has imported torch."""
+"""Suffix of the file that a process writes when it has imported torch."""
 
 PRODUCTS = ".products.json"
-"""Of that which holds its products."""
+"""Suffix of the file with a process's products."""
 
 STOPPED = "stopped"
-"""The file of a process that has ended after its steps, as it was to."""
+"""The file that a process writes when it ends after its steps."""
 
 
 def is_first_rank() -> bool:
-    """Whether it is this process of the job that speaks for all."""
+    # The first rank reports for all ranks.
     return os.environ.get("RANK", "0") == "0"

@@ -1,4 +1,4 @@
-"""Runs compiled kernel packs: loads them, and launches a config on torch tensors.
+"""Loads compiled kernel packs, and launches their kernels on torch tensors.
 
 `import gemmsmith.runtime` needs neither torch nor a GPU; `run` imports torch when it is called.
 """

@@ -1,7 +1,7 @@
-"""The C ABI of a kernel pack, mirrored with ctypes.
+"""The C ABI of a kernel pack, as ctypes structures.
 
-The header `gemmsmith/abi.h` is the original, and says what each field means; a test compiles it and
-compares every offset. Structures begin with the version and the size that their maker knows, so
+The header `gemmsmith/abi.h` is the original, and documents each field; a test compiles it and
+compares every offset. Structures begin with the version and the size that their creator knows, so
 packs and libraries of different ages work together: see `Spoken`.
 """
 
@@ -19,14 +19,14 @@ from gemmsmith.core.operation import Scaling
 
 ABI_VERSION: Final = 2
 OLDEST_ABI_VERSION: Final = 2
-"""The oldest packs that this library runs: those of version 1 told no size."""
+"""The oldest packs that this library runs. Packs of version 1 did not report their sizes."""
 CUDA_ERROR_BASE: Final = 1000
 """Status codes from here on are `cudaError_t` + 1000; below are `cutlass::Status`."""
 CUBLAS_ERROR_BASE: Final = 2000
 """Status codes from here on are `cublasStatus_t` + 2000."""
 BAD_ABI: Final = -2
 NO_ALGORITHM: Final = 3002
-"""GS_NO_ALGORITHM: a neighbour's algorithm is none for this product; the pack is not to blame."""
+"""GS_NO_ALGORITHM: a neighbour's algorithm does not support this product. The pack is intact."""
 _LIBRARY_STATUS: Final = {
     3000: "the library it runs in (libcublasLt) cannot be loaded; install CUDA's cuBLAS",
     3001: "another version of its library (libcublasLt) is loaded than it was tuned with; tune "
@@ -47,12 +47,12 @@ DECOMPOSITION_CODES: Final = {
 }
 
 SCALING_CODES: Final = {
-    Scaling.NONE: 0,  # without factors: as one each, which are null
+    Scaling.NONE: 0,  # a single factor per tensor, with null pointers
     Scaling.TENSOR: 0,
     Scaling.ROW: 1,
     Scaling.BLOCK: 2,
 }
-"""How many factors `scale_a` and `scale_b` point to; per-tensor ones are the kernel's own."""
+"""How many factors `scale_a` and `scale_b` point to. All kernels accept a factor per tensor."""
 
 _CUTLASS_STATUS: Final = {
     1: "an operand is not aligned as the kernel needs",
@@ -70,7 +70,7 @@ _CUTLASS_STATUS: Final = {
 
 
 class Sized(ctypes.Structure):
-    """A structure that begins with its maker's version and size."""
+    """A structure that begins with the version and the size that this library knows."""
 
     def __init__(self, **fields: Any) -> None:
         fields.setdefault("abi", ABI_VERSION)
@@ -79,7 +79,7 @@ class Sized(ctypes.Structure):
 
 
 class Arguments(Sized):
-    """`gs_arguments`: one launch, in the problem's own orientation. Zero: not used."""
+    """`gs_arguments`: a launch, in the problem's own orientation. A field that is 0 is unused."""
 
     _fields_ = [
         ("abi", ctypes.c_int32),
@@ -140,13 +140,16 @@ class Arguments(Sized):
     ]
 
     def set_launch(self, launch: Launch, *, sm_count: int) -> None:
-        """Fill the launch fields. `sm_count` is the device's; a smaller SM budget replaces it."""
+        """Fill the launch fields. The smaller of the launch's SM budget and `sm_count` is used.
+
+        `sm_count` is the number of the device's streaming multiprocessors.
+        """
         self.sm_count = min(launch.sm_budget or sm_count, sm_count)
         if launch.algorithm is not UNSET:
-            chosen = launch.algorithm
+            algorithm = launch.algorithm
             self.raster_order = self.decomposition = 0
-            self.swizzle = self.splits = 1  # the algorithm has its own
-            self.set_algorithm(chosen.library, chosen.words, chosen.workspace_bytes)
+            self.swizzle = self.splits = 1  # the algorithm's code includes its own values
+            self.set_algorithm(algorithm.library, algorithm.words, algorithm.workspace_bytes)
             return
         self.set_algorithm(0, ())
         self.raster_order = RASTER_CODES[launch.raster]
@@ -157,12 +160,13 @@ class Arguments(Sized):
     def set_algorithm(
         self, library_version: int, algorithm: Sequence[int], workspace_limit: int = 0
     ) -> None:
-        """The launch of a library's kernel: its algorithm, of that version of the library only.
+        """Set the algorithm of a cuBLASLt launch.
 
         Args:
-            library_version: what `cublasLtGetVersion` said when the algorithm was found.
-            algorithm: the eight words of `cublasLtMatmulAlgo_t`; none clears them.
-            workspace_limit: bytes that proposals may ask for; 0: the pack's default.
+            library_version: `cublasLtGetVersion()` of the library that proposed the algorithm; no
+                other version accepts it.
+            algorithm: the eight words of `cublasLtMatmulAlgo_t`; an empty sequence clears them.
+            workspace_limit: workspace in bytes that the algorithm may use; 0: the pack's default.
         """
         self.library_version = library_version
         self.algorithm = (ctypes.c_uint64 * 8)(*algorithm)
@@ -170,7 +174,7 @@ class Arguments(Sized):
 
 
 class KernelInfo(Sized):
-    """`gs_kernel_info`: what a compiled kernel occupies."""
+    """`gs_kernel_info`: the resources of a compiled kernel."""
 
     _fields_ = [
         ("abi", ctypes.c_int32),
@@ -186,22 +190,23 @@ class KernelInfo(Sized):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spoken:
-    """What a pack and this library have in common.
+    """The version of the ABI that a pack and this library share.
 
     Attributes:
         version: the newest version that both know.
-        arguments_bytes: bytes of `gs_arguments` that the pack knows.
+        arguments_bytes: size of `gs_arguments` that the pack knows.
     """
 
     version: int
     arguments_bytes: int
 
     def fit(self, structure: Arguments | KernelInfo) -> None:
-        """Say the version that both know. The size stays this library's: the pack checks the rest.
+        """Prepare a structure for the pack.
 
         Raises:
-            ValueError: the arguments use a field that the pack has never heard of.
+            ValueError: the arguments use a field that the pack does not know.
         """
+        # The size stays that of this library: the pack reads the part that it knows.
         structure.abi = self.version
         if not isinstance(structure, Arguments):
             return
@@ -213,14 +218,14 @@ class Spoken:
 
 
 def spoken(library: ctypes.CDLL) -> Spoken:
-    """What a pack speaks with this library.
+    """The version that a pack shares with this library.
 
     Raises:
         AttributeError: the shared object is not a kernel pack.
-        ValueError: the two have no version in common; the message says which each speaks.
+        ValueError: they have no version in common; the message names the versions of both.
     """
     newest = int(library.gs_abi_version())
-    # Packs of version 1 have no more to tell.
+    # Packs of version 1 do not have `gs_abi_oldest`.
     oldest = newest if newest < OLDEST_ABI_VERSION else int(library.gs_abi_oldest())
     version = min(newest, ABI_VERSION)
     if version < max(oldest, OLDEST_ABI_VERSION):
@@ -236,10 +241,10 @@ def _range(oldest: int, newest: int) -> str:
 
 
 def declare(library: ctypes.CDLL) -> None:
-    """Give the pack's functions their C signatures.
+    """Declare the C signatures of the pack's functions.
 
     Raises:
-        AttributeError: the shared object lacks one of them: it is not a kernel pack.
+        AttributeError: a function is missing, so the shared object is not a kernel pack.
     """
     arguments = ctypes.POINTER(Arguments)
     signatures: dict[str, tuple[object, list[object]]] = {
@@ -263,7 +268,7 @@ def declare(library: ctypes.CDLL) -> None:
 
 
 def status_text(status: int) -> str:
-    """What a status code of the C ABI means."""
+    """The meaning of a status code of the C ABI."""
     if status == 0:
         return "success"
     if status in _LIBRARY_STATUS:

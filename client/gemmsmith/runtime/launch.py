@@ -3,7 +3,8 @@
 Nothing here synchronizes. The output and the workspace come from torch's caching allocator on the
 current stream, so a call can be captured in a CUDA graph. Shapes follow `torch.matmul`: `a` is
 [M, K] or [batch, M, K], `b` is [K, N] or [batch, K, N] — for a linear layer's weight [N, K],
-pass `weight.t()`. Whatever the config's kernel cannot take is refused before the launch.
+pass `weight.t()`. Operands that the config's kernel does not support are rejected before the
+launch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _View(NamedTuple):
-    """A matrix operand as the C ABI sees it."""
+    """A matrix operand in the terms of the C ABI."""
 
     rows: int
     columns: int
@@ -49,20 +50,20 @@ def run(
     """`alpha · scale_a · scale_b · a @ b + beta · c` with the config's kernel and launch.
 
     Args:
-        config: kernel and launch, such as `Client.best` answers.
-        a: [M, K] or [batch, M, K], laid out as the kernel's layout says.
-        b: [K, N] or [batch, K, N], likewise.
+        config: kernel and launch, such as `Client.best` returns.
+        a: [M, K] or [batch, M, K], in the kernel's layout.
+        b: [K, N] or [batch, K, N], in the kernel's layout.
         pack_path: the compiled pack that holds `config.kernel`.
         c: [M, N] or [batch, M, N], row-major; required when `beta` is not 0.
         out: where to write, row-major; allocated when None. May be `c`.
-        scale_a: factors of the kernel's scaling, FP32 on the device: one element per tensor, where
-            None means 1, or one for each row of a, packed: [M, 1], [batch, M, 1].
-        scale_b: likewise, for each column of b: [1, N], [batch, 1, N].
+        scale_a: FP32 factors on the device. For per-tensor scaling an element, or None for 1; for
+            row scaling a factor for each row of a, contiguous: [M, 1], [batch, M, 1].
+        scale_b: the same for b, with a factor for each column: [1, N], [batch, 1, N].
         alpha: factor of the product.
         beta: factor of c.
 
     Raises:
-        LaunchFailed: the operands do not suit the kernel, or the launch was refused.
+        LaunchFailed: the kernel does not support the operands, or the launch failed.
         PackError: the pack cannot be loaded or does not hold the kernel.
     """
     import torch
@@ -150,7 +151,6 @@ def _launch(kernel: LoadedKernel, arguments: Arguments, out: torch.Tensor) -> No
 
 
 def torch_dtype(element: Element) -> torch.dtype:
-    """The element type as torch names it."""
     import torch
 
     return {
@@ -186,7 +186,7 @@ def _check_tensor(name: str, tensor: torch.Tensor, element: Element, device: tor
 def _view(name: str, tensor: torch.Tensor, row_major: bool, layout: str) -> _View:
     """Rows, columns and leading dimension of an operand in the kernel's layout.
 
-    An extent of 1 makes its stride meaningless, so such an operand suits both orders.
+    The stride of an extent of 1 is arbitrary, so such an operand suits both orders.
     """
     rows, columns = int(tensor.shape[-2]), int(tensor.shape[-1])
     row_stride, column_stride = int(tensor.stride(-2)), int(tensor.stride(-1))
@@ -221,7 +221,7 @@ def _check_matrix(
 def _check_scale(
     name: str, scale: torch.Tensor | None, scaling: Scaling, count: int, device: torch.device
 ) -> None:
-    """`count` is how many factors there are, if there is one for each row or column."""
+    """`count` is the number of factors for row scaling: all rows, or columns, of all matrices."""
     import torch
 
     if scale is None:
@@ -230,10 +230,10 @@ def _check_scale(
         return
     if scaling is Scaling.NONE:
         raise LaunchFailed(f"{name} is for kernels of FP8 or with scaling; fold it into alpha")
-    wanted = count if scaling is Scaling.ROW else 1
-    if scale.dtype != torch.float32 or scale.numel() != wanted or scale.device != device:
+    expected = count if scaling is Scaling.ROW else 1
+    if scale.dtype != torch.float32 or scale.numel() != expected or scale.device != device:
         raise LaunchFailed(
-            f"{name} must be {wanted} float32 element(s) on {device}, got {scale.numel()} of "
+            f"{name} must be {expected} float32 element(s) on {device}, got {scale.numel()} of "
             f"{scale.dtype} on {scale.device}"
         )
     if not scale.is_contiguous():
@@ -241,7 +241,7 @@ def _check_scale(
 
 
 def _check_alignment(config: Config, arguments: Arguments) -> None:
-    """`can_implement` looks at strides only: a misaligned pointer would be an illegal access."""
+    # `can_implement` checks strides only: a misaligned pointer would be an illegal access.
     kernel = config.kernel
     checks = (
         ("a", kernel.alignment_a, kernel.operation.a),

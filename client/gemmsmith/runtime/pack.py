@@ -1,8 +1,8 @@
 """A kernel pack in memory: a shared object whose kernels can be described and launched.
 
-A pack is opened once per path and process and never closed: CUDA modules that kernels still run
-from must not be unmapped. A file that cannot be a whole pack is refused before the dynamic linker
-sees it, because mapping a truncated shared object can kill the process.
+A pack is opened once per path and process and never closed, because a CUDA module must not be
+unmapped while its kernels run. A truncated file is rejected before the dynamic linker loads it:
+mapping a truncated shared object can kill the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Occupancy:
-    """What one compiled kernel occupies; -1 where only a device can tell."""
+    """The resources of a compiled kernel. A field that only a device can report is -1."""
 
     threads: int
     shared_bytes: int
@@ -47,7 +47,7 @@ class LoadedPack:
     Attributes:
         path: the shared object.
         kernels: names of its kernels, by index.
-        speaks: what of the C ABI the pack and this library have in common.
+        speaks: the version of the C ABI that the pack and this library share.
     """
 
     _opened: ClassVar[dict[str, LoadedPack]] = {}
@@ -65,13 +65,13 @@ class LoadedPack:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, sha256: str | None = None) -> LoadedPack:
-        """Load the pack at `path`, or return it if this process has it already.
+        """Load the pack at `path`, or return the pack that this process has loaded before.
 
         `sha256`, the expected hex digest of the file's bytes, is checked before loading.
 
         Raises:
-            PackCorrupt: missing, truncated, not a shared object, or another digest.
-            PackIncompatible: no C ABI version in common, or the linker cannot load it here.
+            PackCorrupt: the file is missing, truncated, not a shared object, or has another digest.
+            PackIncompatible: no C ABI version in common, or the linker cannot load it.
         """
         real = Path(path).resolve()
         with cls._lock:
@@ -85,7 +85,7 @@ class LoadedPack:
         return pack
 
     def kernel(self, name: str) -> LoadedKernel:
-        """The kernel of that procedural name.
+        """The kernel with this name.
 
         Raises:
             PackError: the pack does not hold it.
@@ -100,7 +100,7 @@ class LoadedPack:
 
 
 class LoadedKernel:
-    """One kernel of a pack. Its methods neither allocate device memory nor synchronize."""
+    """A kernel of a pack. Its methods neither allocate device memory nor synchronize."""
 
     __slots__ = ("_can_implement", "_run", "_workspace", "index", "name", "pack")
 
@@ -113,7 +113,7 @@ class LoadedKernel:
         self._run = pack.library.gs_run
 
     def describe(self) -> Occupancy:
-        """Threads, shared memory, stages; registers and spills once a device has been used.
+        """The kernel's resources; registers and spills only after a device has been used.
 
         Raises:
             LaunchFailed: the pack reported an error.
@@ -132,10 +132,10 @@ class LoadedKernel:
         )
 
     def fit(self, arguments: Arguments) -> None:
-        """Make the arguments ones that this pack can read. Whatever is asked of a kernel does so.
+        """Prepare arguments for this pack. The other methods call it themselves.
 
         Raises:
-            LaunchFailed: they use a field that the pack, being older, does not know.
+            LaunchFailed: the arguments use a field that the older pack does not know.
         """
         try:
             self.pack.speaks.fit(arguments)
@@ -145,16 +145,16 @@ class LoadedKernel:
             ) from error
 
     def can_implement(self, arguments: Arguments) -> int:
-        """Status of the kernel's own check of the arguments; 0 means it takes them."""
+        """The status of the kernel's own check of the arguments; 0 if it supports them."""
         self.fit(arguments)
         status: int = self._can_implement(self.index, ctypes.byref(arguments))
         return status
 
     def workspace_bytes(self, arguments: Arguments) -> int:
-        """Device memory that `run` needs beside the operands.
+        """Bytes of device memory that `run` needs in addition to the operands.
 
         Raises:
-            LaunchFailed: the arguments are not ones the kernel takes.
+            LaunchFailed: the kernel does not support the arguments.
         """
         self.fit(arguments)
         size: int = self._workspace(self.index, ctypes.byref(arguments))
@@ -163,10 +163,10 @@ class LoadedKernel:
         return size
 
     def run(self, arguments: Arguments, workspace: int, stream: int) -> None:
-        """Launch on a CUDA stream, given as pointers.
+        """Launch with a workspace on a CUDA stream, both passed as pointers.
 
         Raises:
-            LaunchFailed: the kernel or CUDA refused; nothing was launched.
+            LaunchFailed: the kernel or CUDA reported an error; nothing was launched.
         """
         self.fit(arguments)
         status = self._run(self.index, ctypes.byref(arguments), workspace, stream)
@@ -187,10 +187,10 @@ def _check_digest(path: Path, expected: str) -> None:
 
 
 def check_whole(path: Path) -> None:
-    """A 64-bit ELF shared object ends with its section table: is all of it there?
+    """Check that a file is a complete 64-bit ELF shared object.
 
     Raises:
-        PackCorrupt: it is not, or the file is no such object or cannot be read.
+        PackCorrupt: the file is truncated, is not a shared object, or cannot be read.
     """
     try:
         size = path.stat().st_size
@@ -200,6 +200,7 @@ def check_whole(path: Path) -> None:
         raise PackCorrupt(f"cannot read the pack {path}: {error.strerror}") from error
     if len(head) < _ELF_HEADER.size or head[:4] != b"\x7fELF":
         raise PackCorrupt(f"{path} is not a shared object; delete it and build or fetch it again")
+    # The section table is the last part of the file, so a truncated file lacks the table's end.
     fields = _ELF_HEADER.unpack(head)
     sections_at, section_size, section_count = fields[6], fields[11], fields[12]
     if sections_at + section_size * section_count > size:

@@ -1,1 +1,1 @@
-"""What environment variables switch on when Python starts."""
+"""Code that runs when Python starts, if environment variables ask for it."""

@@ -1,10 +1,9 @@
-"""A capture of a program that knows nothing of it: what `GEMMSMITH_CAPTURE` switches on.
+"""Captures a program that does not use gemmsmith, if `GEMMSMITH_CAPTURE` is set.
 
-Every process that imports torch records its products, in all threads, from that import on, and
-writes them down after each step that is a power of two, when it ends, and when the number of steps
-is reached that `GEMMSMITH_CAPTURE_STEPS` says: from then on it is as if it had never been captured.
-A step ends with the step of an optimizer of torch's. What it takes to read what was recorded is
-imported when that is written, and not at all where nothing ran.
+Every process that imports torch records the products of all its threads from then on. It writes
+them after steps 1, 2, 4, 8 …, when it ends, and after `GEMMSMITH_CAPTURE_STEPS` steps, when the
+recording stops. A step is the step of an optimizer of torch. The modules that interpret the
+recorded calls are imported only when there is something to write.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def begin(folder: Path) -> None:
-    """Record from now on, into a file of this process in `folder`."""
+    """Record from now on. The result goes to this process's own file in `folder`."""
     (folder / f"{os.getpid()}{LOADED}").touch()
     if _is_torchs_own():
         return
@@ -43,7 +42,7 @@ def begin(folder: Path) -> None:
         stop=os.environ.get(STOP_VARIABLE) == "1",
     )
 
-    @_disable_dynamo  # where a program compiles its optimizer's step
+    @_disable_dynamo  # a program may compile its optimizer's step
     def stepped(*_: Any) -> None:
         recording.stepped()
 
@@ -53,27 +52,27 @@ def begin(folder: Path) -> None:
 
 
 def _is_torchs_own() -> bool:
-    """Whether this process serves a compiler of torch's, which times products in it."""
+    """Whether this is a worker process of torch's compiler, which times products in it."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and str(spec.name).startswith("torch._inductor")
 
 
 class _Recording:
     def __init__(self, folder: Path, *, steps: int, stop: bool) -> None:
-        self._folder, self._wanted, self._stop = folder, steps, stop
+        self._folder, self._limit, self._stop = folder, steps, stop
         self._file = _file(folder)
         self._steps = 0
         self._done = False
         self._foreseen: Foreseen | None = None
-        self._calls = Calls(more=self._look)
+        self._calls = Calls(on_growth=self._look)
         self._calls.start()
 
     def stepped(self) -> None:
-        """An optimizer has made its step."""
+        """Called after each step of an optimizer."""
         if self._done:
             return
         self._steps += 1
-        if self._wanted and self._steps >= self._wanted:
+        if self._limit and self._steps >= self._limit:
             self._end()
         elif self._steps.bit_count() == 1:
             self.write()
@@ -87,7 +86,7 @@ class _Recording:
             raise SystemExit(0)
 
     def write(self) -> None:
-        """Write down what was found so far, in place of what was written before."""
+        """Write the products so far, replacing the file's earlier content."""
         if not (self._calls.total or self._calls.unseen or compiled()):
             return
         try:
@@ -100,11 +99,11 @@ class _Recording:
                 fused = self._foreseen.problems(shapes.problems)
                 shapes.problems.update(fused - shapes.problems)
             publish(self._file, shapes.document)
-        except Exception as error:  # noqa: BLE001 - the program must not end by what it did not ask for
+        except Exception as error:  # noqa: BLE001 - a capture must not stop the program
             sys.stderr.write(f"gemmsmith: the capture cannot be written: {error}\n")
 
     def _look(self) -> None:
-        """See what models are now: a program may let go of them before it ends."""
+        # Models are inspected during the run, because a program may delete them before it ends.
         built = modules()
         if built:
             from gemmsmith.ops.models.foreseen import Foreseen
@@ -113,13 +112,17 @@ class _Recording:
             self._foreseen.look(built)
 
     def forked(self) -> None:
-        """This process is a child now: what the parent ran is the parent's."""
+        """Called in a forked child: the products so far are the parent's."""
         self._calls.clear()
         self._file = _file(self._folder)
         self._steps = 0
-        # A process of multiprocessing ends without atexit, and forgets now what was to end with it.
+        # multiprocessing ends a child without atexit, and after this call it clears the registry of
+        # finalizers. Functions that are registered to run after the fork come later still.
         multiprocessing.util.register_after_fork(
-            self, lambda one: multiprocessing.util.Finalize(one, one.write, exitpriority=10)
+            self,
+            lambda recording: multiprocessing.util.Finalize(
+                recording, recording.write, exitpriority=10
+            ),
         )
 
 

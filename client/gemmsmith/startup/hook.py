@@ -1,13 +1,14 @@
-"""What environment variables switch on in programs that know nothing of gemmsmith.
+"""Makes programs that do not use gemmsmith run winners or a capture, by environment variables.
 
-`gemmsmith.pth`, installed beside the package, calls `install` when Python starts and one of the
-variables is set. Nothing is imported then but this module; it waits until the program has imported
-torch. `GEMMSMITH` says whose winners to run, `GEMMSMITH_CAPTURE` a folder to write down in which
-products ran; every process that inherits them does so.
+`gemmsmith.pth`, which is installed with the package, calls `install` when Python starts, if one of
+the variables is set. `GEMMSMITH` says where winners come from, `GEMMSMITH_CAPTURE` is the folder
+for a capture; child processes inherit both. At the start only this module is imported. It waits
+until the program has imported torch.
 
-A process that never uses a GPU runs no kernel: winners are looked for when CUDA is initialized, and
-in a job of several ranks when their process group is as well, the two moments that all ranks pass.
-Until then torch computes. Whatever goes wrong here is one warning, and the program goes on.
+A process that never uses a GPU runs no kernel. So winners are fetched when CUDA is initialized and,
+in a job of several ranks, when the process group is initialized as well: all ranks pass these two
+points. Until then torch's own operators run. Any failure here is a single warning, and the program
+continues.
 """
 
 from __future__ import annotations
@@ -30,13 +31,11 @@ log = logging.getLogger("gemmsmith")
 
 
 class _Installed:
-    """What this process waits for."""
-
     done = False
 
 
 def install() -> None:
-    """Do as the environment says once torch is imported; called again, nothing."""
+    """Do what the variables ask for, once torch is imported. Further calls have no effect."""
     if _Installed.done:
         return
     _Installed.done = True
@@ -55,14 +54,13 @@ def _seen(folder: Path) -> None:
 
 
 class _Waiting:
-    """Finds torch as the other finders do, and has `_begin` called once it has been executed.
+    """A finder that finds torch by the other finders, and calls `_begin` once torch is imported.
 
-    A program may ask where torch is without importing it, and an import may fail. So it waits until
-    an import has succeeded.
+    A program may look torch up without importing it, and an import may fail. So the finder stays
+    until an import has succeeded.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """As import calls its finders."""
         if name != "torch":
             return None
         for finder in tuple(sys.meta_path):
@@ -81,7 +79,10 @@ class _Waiting:
 
 
 class _Loader:
-    """A loader that says when it has executed its module, and is gone from the module by then."""
+    """Wraps a loader and reports when the module has been executed.
+
+    It removes itself from the module before that, so that the program sees the original loader.
+    """
 
     def __init__(self, loader: Any, executed: Callable[[], None]) -> None:
         self._loader, self._executed = loader, executed
@@ -90,7 +91,6 @@ class _Loader:
         return getattr(self.__dict__.get("_loader"), name)
 
     def exec_module(self, module: Any) -> None:
-        """As import calls its loaders."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
@@ -99,7 +99,6 @@ class _Loader:
 
 
 def _begin() -> None:
-    """Now torch is there."""
     folder, value = os.environ.get(CAPTURE_VARIABLE, ""), os.environ.get(VARIABLE, "").strip()
     if folder:
         _quietly(lambda: _capture(folder), CAPTURE_VARIABLE)
@@ -114,12 +113,13 @@ def _capture(folder: str) -> None:
 
 
 def _wait_for_devices(value: str) -> None:
-    """Have `value`'s winners run from when CUDA and the ranks' process group are there."""
+    """Run `value`'s winners as soon as CUDA and the ranks' process group are initialized."""
     import torch
 
     if not value.startswith(("http://", "https://")) and value.lower() != "auto":
         value = str(Path(value).expanduser().absolute())  # the program may change its folder
-        # Ranks find out together: none is to wait for one that has no such file.
+        # With several ranks this check comes later: if this rank gave up here, the others would
+        # wait for it.
         if not _waits_for_others() and not Path(value).is_file():
             raise ValueError(
                 f"it must be a service's URL, a bundle's path or auto, and there is no file {value}"
@@ -148,7 +148,7 @@ def _wait_for_devices(value: str) -> None:
 
 
 def _waits_for_others() -> bool:
-    """Whether this is a rank of several that have not met yet."""
+    """Whether this is a rank of a job whose process group is not initialized yet."""
     ranks = os.environ.get("WORLD_SIZE", "1")
     if not ranks.isdecimal() or int(ranks) <= 1:
         return False
@@ -158,33 +158,33 @@ def _waits_for_others() -> bool:
 
 
 def _after_group(react: Callable[[], None]) -> None:
-    """Have `react` called on every rank after each `init_process_group`."""
+    """Call `react` after each `init_process_group`."""
     import torch.distributed as dist
 
     original = dist.init_process_group
 
     @wraps(original)
     def init_process_group(*arguments: Any, **options: Any) -> Any:
-        found = original(*arguments, **options)
+        result = original(*arguments, **options)
         react()
-        return found
+        return result
 
-    # Modules of torch.distributed hold it under its name, too.
+    # Modules of torch.distributed have imported the function by name.
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.distributed") and vars(module).get(_GROUP) is original:
             setattr(module, _GROUP, init_process_group)
 
 
 def _quietly(do: Callable[[], None], variable: str) -> None:
-    """Do what a variable asks for; where that fails, say so once, and go on."""
+    """Do what a variable asks for. If that fails, warn and continue."""
     try:
         do()
-    except Exception as error:  # noqa: BLE001 - the program must not end by what it did not ask for
+    except Exception as error:  # noqa: BLE001 - gemmsmith must not stop the program
         _warn(f"{variable} is ignored: {error}")
 
 
 def _warn(text: str) -> None:
-    """The one warning of a job: one rank for all, and none where whoever started it has warned."""
+    # The job warns once: its first rank, unless its parent process has warned.
     if is_first_rank() and not os.environ.get(_SAID):
         os.environ[_SAID] = "1"
         log.warning("%s", text)

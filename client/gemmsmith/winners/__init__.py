@@ -1,1 +1,1 @@
-"""What a process keeps of a service: the winners it looks up, kernel packs and bundles."""
+"""Winners in a process: lookups, kernel packs and bundles."""

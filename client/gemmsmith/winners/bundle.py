@@ -1,9 +1,10 @@
-"""A bundle: one file with a snapshot and the packs of its winners, for machines without a service.
+"""A bundle: a file with a snapshot and the packs of its winners, for machines without a service.
 
-A zip file, its members stored as they are: `snapshot.json`, and `packs/<hash>.so` for every pack
-that the snapshot's choices name. The same winners and signer give the same bytes. What is read is
-checked against its hash, so a damaged bundle is refused as PackCorrupt or SnapshotCorrupt, never
-run. The snapshot is signed by whoever baked it, and its packs are run only where that is believed.
+A bundle is a zip file without compression. Its members are `snapshot.json`, and `packs/<hash>.so`
+for every pack that the snapshot's choices name. The same winners and signer give the same bytes.
+Each member is checked against its hash when it is read, so a damaged bundle raises PackCorrupt or
+SnapshotCorrupt. The snapshot is signed when the bundle is baked. Its packs run only on machines
+that trust the signer.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Bundle:
 
     Attributes:
         path: the file; do not move it while packs are extracted from it.
-        snapshot: its winners.
-        packs: their packs, extracted into the cache folder when they are first needed.
+        snapshot: the winners.
+        packs: the winners' packs, extracted into the cache folder when they are first needed.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Bundle:
             ) from error
 
     def _check_sizes(self, archive: zipfile.ZipFile) -> None:
-        """Members are stored as they are, one after the other: so none grows when it is read."""
+        # Without compression and without overlap, no member is larger than the file.
         members = archive.infolist()
         stored = all(info.compress_type == zipfile.ZIP_STORED for info in members)
         if not stored or sum(info.file_size for info in members) > self.path.stat().st_size:
@@ -107,20 +108,20 @@ class Bundle:
 
 
 def kept_bundle(model: str) -> Path:
-    """The bundle that `gemmsmith run --tune` keeps for a user; `model`: a device model's slug."""
+    """The bundle that `gemmsmith run --tune` keeps for this user and a device model's slug."""
     return data_folder() / "winners" / f"{model}.gspack"
 
 
 def write_bundle(
     path: str | os.PathLike[str], snapshot: Snapshot, packs: Mapping[str, Path]
 ) -> int:
-    """Write a bundle atomically; its size in bytes.
+    """Write a bundle atomically. Returns its size in bytes.
 
-    `packs` has the files of all packs that the snapshot's choices name, by hash.
+    `packs` holds the files of all packs that the snapshot's choices name, by hash.
 
     Raises:
-        PackCorrupt: a file has another SHA-256 than its name says, or is not there.
-        OSError: the bundle cannot be written; what was there before stays.
+        PackCorrupt: a file is missing, or has another SHA-256 than its name says.
+        OSError: the bundle cannot be written; an earlier file at `path` is unchanged.
     """
     with replacing(Path(path)) as aside:
         with zipfile.ZipFile(aside, "w") as archive:
@@ -135,7 +136,7 @@ def _add(archive: zipfile.ZipFile, pack_hash: str, packs: Mapping[str, Path]) ->
     if source is None or not source.exists():
         raise PackCorrupt(f"pack {pack_hash[:16]}… is not here; compile the winners again")
     digest = hashlib.sha256()
-    info = zipfile.ZipInfo(_member(pack_hash))  # dated 1980: the same packs, the same bytes
+    info = zipfile.ZipInfo(_member(pack_hash))  # its date is always 1980: same packs, same bytes
     with source.open("rb") as file, archive.open(info, "w", force_zip64=True) as member:
         while piece := file.read(_PIECE):
             digest.update(piece)

@@ -1,8 +1,8 @@
 """Kernel packs that were installed with pip: the wheels `gemmsmith-kernels-…`.
 
-Each is a folder of the namespace `gemmsmith_kernels`, named after an architecture, with packs
-under their hashes (`<hash>.so`) and what each holds (`<hash>.json`). Nothing is imported from
-there, and a pack from there is believed no more than one from elsewhere.
+Each wheel is a folder of the namespace package `gemmsmith_kernels`, named after an architecture. It
+holds packs (`<hash>.so`) and their descriptions (`<hash>.json`). Nothing is imported from it, and
+its packs need a trusted signature like all others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAMESPACE = "gemmsmith_kernels"
 
 @cache
 def folders() -> tuple[Path, ...]:
-    """The installed folders of packs; none where no such wheel is installed."""
+    """The folders of all installed wheels."""
     spec = find_spec(NAMESPACE)
     places = spec.submodule_search_locations if spec is not None else None
     return tuple(
@@ -29,7 +29,7 @@ def folders() -> tuple[Path, ...]:
 
 
 def find(pack_hash: str) -> Path | None:
-    """The installed pack of this hash, whole; None where there is none."""
+    """The installed pack with this hash, which is checked; None if there is no such pack."""
     for folder in folders():
         path = folder / f"{pack_hash}.so"
         try:

@@ -1,16 +1,14 @@
-"""Packs for the choices of a snapshot: fetched once, checked, kept, ready to be loaded.
+"""Packs for the choices of a snapshot: fetched once, checked, cached, and ready to be loaded.
 
-A pack is a program that will run inside the training process. Nothing is handed out that does not
-have the SHA-256 that it is named after, and nothing else stays on disk. Nor is anything handed out
-but what a snapshot names that is signed with a key believed on this machine (`gemmsmith.signing`),
-unless `GEMMSMITH_UNSIGNED` is set.
+A pack is a program that runs inside the training process. A pack is used only if its SHA-256 is the
+one in its name; other files are deleted. It must also be named by a snapshot that is signed with a
+key that this machine trusts (`gemmsmith.signing`), unless `GEMMSMITH_UNSIGNED` is set.
 
-What that protects from: whoever can alter what is fetched or cached (a proxy, the network, a
-shared folder, another service under the same address) cannot bring in a program of his own, nor put
-one signed pack in the place of another. What it does not: a service that was taken over signs what
-it likes; a snapshot that was signed once is believed as long as its key is, newer ones or not.
-Nothing is encrypted. A cache folder that other users may write to is not used: what was checked
-there may be another program by the time that it is loaded.
+This protects against changes on the way: a proxy, the network, a shared folder or another service
+under the same address can neither add a program nor replace a signed pack by another signed pack.
+It does not protect against a service that was taken over, which can sign anything, nor against an
+old snapshot: it stays valid as long as its key is trusted. Nothing is encrypted. A cache folder
+that other users may write to is not used, because a file could change after it was checked.
 """
 
 from __future__ import annotations
@@ -35,14 +33,14 @@ if TYPE_CHECKING:
     from gemmsmith.answers.snapshot import Snapshot
 
 ANYWHERE = "python -m gemmsmith trust KEY.pub, the line that `gemmsmith signing show` prints there"
-"""How to believe whoever signed, where no service is known that could be asked for its key."""
+"""How to trust a signer, for messages, if no service is known that could provide its key."""
 
 _TURN_S = 30.0
-"""How long one process waits for another that is fetching. Then it fetches as well: when the
-service is away, a machine's ranks must not wait out their time-outs one after the other."""
+"""Seconds that a process waits for another process that is fetching. Then it fetches as well: if
+the service does not answer, the time-outs of a machine's ranks must not add up."""
 
 Read = Callable[[str], bytes]
-"""Gets a pack's bytes by its hash."""
+"""Returns a pack's bytes, by its hash."""
 
 
 class Source(Protocol):
@@ -59,7 +57,7 @@ class Source(Protocol):
         ...
 
     def pack_bytes(self, pack_hash: str) -> bytes:
-        """A pack's bytes, not checked."""
+        """A pack's bytes, unchecked."""
         ...
 
 
@@ -91,7 +89,7 @@ class Packs:
 
     @classmethod
     def of(cls, source: Source, *, signed: Callable[[], Snapshot] | None = None) -> Self:
-        """Packs of a service, kept in its client's cache folder; `signed` as above."""
+        """The packs of a service, cached in its client's folder; `signed` as above."""
         return cls(source.pack_bytes, folder=source.cache_folder, signed=signed, how=asking(source))
 
     def path(self, pack_hash: str) -> Path:
@@ -104,24 +102,23 @@ class Packs:
             ServiceError, ServiceUnavailable: the service has no such pack, or cannot be reached.
             ValueError: not a pack's hash, or `GEMMSMITH_UNSIGNED` is neither 0 nor 1.
         """
-        found = self._checked.get(pack_hash)
-        if found is not None:
-            return found
+        path = self._checked.get(pack_hash)
+        if path is not None:
+            return path
         self._check_signature(pack_hash)
-        found = self._cache.find(pack_hash) or installed.find(pack_hash)
-        if found is None:
-            found = self._fetch(pack_hash)
-        self._checked[pack_hash] = found
-        return found
+        path = self._cache.find(pack_hash) or installed.find(pack_hash) or self._fetch(pack_hash)
+        self._checked[pack_hash] = path
+        return path
 
     def _fetch(self, pack_hash: str) -> Path:
         path = self._cache.path(pack_hash)
         try:
             private_folder(path.parent)
             with turn(path.parent, patience_s=_TURN_S):
-                found = self._cache.find(pack_hash)  # by whoever had the turn before
-                if found is not None:
-                    return found
+                # Another process may have fetched it while this one waited.
+                cached = self._cache.find(pack_hash)
+                if cached is not None:
+                    return cached
                 damaged = path.exists()
                 path.unlink(missing_ok=True)
                 try:
@@ -157,7 +154,7 @@ class Packs:
 def believe(snapshot: Snapshot, how: str = ANYWHERE) -> None:
     """Check that the snapshot has a trusted signature, if it has packs.
 
-    `how` says how to trust its signer.
+    `how` says in messages how to trust its signer.
 
     Raises:
         PackUntrusted: it has no trusted signature; the message says what to do.
@@ -175,5 +172,5 @@ def believe(snapshot: Snapshot, how: str = ANYWHERE) -> None:
 
 
 def asking(source: Source) -> str:
-    """What makes a service believed."""
+    """The command that trusts a service."""
     return f"python -m gemmsmith trust {source.url}"

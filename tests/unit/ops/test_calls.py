@@ -96,7 +96,7 @@ def test_all_threads_count_and_none_is_disturbed_by_the_end() -> None:
     assert errors == []
     with gemmsmith.capture():  # now they are gone
         pass
-    assert not calls._Standing.libraries
+    assert not calls._Hooks.libraries
 
 
 def test_what_cannot_be_seen_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

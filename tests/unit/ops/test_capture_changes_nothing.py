@@ -35,4 +35,4 @@ def test_a_program_runs_as_without_it(name: str) -> None:
     same(found, expected)
     # Products of tensors without data and of other processes do not count.
     assert name in ("meta", "loader") or shapes.problems or shapes.skipped or shapes.unseen
-    assert not calls._Standing.libraries
+    assert not calls._Hooks.libraries

@@ -231,7 +231,7 @@ def test_what_matters_is_named_by_its_share(ground: Ground, started: None, tmp_p
     for one in (FORWARD, large, small):
         lookup.lookup(one.dtype, one.layout, one.m, one.n, one.k, one.batch)
     lookup.lookup("no such type", "tn", 1, 1, 1)
-    assert lookup.matter() == [large]
+    assert lookup.important() == [large]
 
 
 def test_a_service_that_goes_away_is_waited_for_once() -> None:

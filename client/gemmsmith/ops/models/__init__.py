@@ -1,1 +1,1 @@
-"""Tuned kernels in models that know nothing of them, for as long as they are patched."""
+"""Patches models so that they run tuned kernels without a change of their code."""

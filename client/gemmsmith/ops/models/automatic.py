@@ -1,7 +1,7 @@
-"""Recognized layers of every model in a process: for programs in which nobody calls `patch(model)`.
+"""Patches recognized layers of every model in a process, for programs without `patch(model)`.
 
-A layer's class is swapped as by `patch(model)` once the layer has become a part of another module.
-A model that consists of one such layer alone is not seen.
+A layer is patched as by `patch(model)` once it has become a child of another module. A model that
+consists of a single layer is not noticed.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from gemmsmith.program import built
 
 
 class _Shared:
-    """Layers of one sort: how many blocks want them swapped at present, and how to undo it."""
+    """A patch of norms, or of all other layers, that several blocks share."""
 
     def __init__(self, *, norms: bool) -> None:
         self._norms = norms
         self._lock = threading.Lock()
-        self._wanted = 0
+        self._blocks = 0
         self._stack = ExitStack()
 
     @contextmanager
-    def swapped(self) -> Iterator[None]:
-        """Until the last of such blocks ends."""
+    def patched(self) -> Iterator[None]:
+        """Patch the layers until the last of these blocks ends."""
         with self._lock:
-            self._wanted += 1
-            if self._wanted == 1:
-                self._stack = self._begun()
+            self._blocks += 1
+            if self._blocks == 1:
+                self._stack = self._patch()
         try:
             yield
         finally:
             with self._lock:
-                self._wanted -= 1
-                if not self._wanted:
+                self._blocks -= 1
+                if not self._blocks:
                     self._stack.close()
 
-    def _begun(self) -> ExitStack:
+    def _patch(self) -> ExitStack:
         forwards = Forwards()
 
         def take_over(module: Any) -> None:
-            # Its parts as well: of a copy, torch tells the outermost module alone.
+            # Includes the module's children: of a copy, torch reports the outermost module only.
             layers.take_over(
                 forwards,
                 (
-                    one
-                    for one in layers.recognized(module)
-                    if isinstance(one.recipe, NormRecipe) is self._norms
+                    layer
+                    for layer in layers.recognized(module)
+                    if isinstance(layer.recipe, NormRecipe) is self._norms
                 ),
             )
 
         with ExitStack() as stack:
             stack.callback(forwards.undo)
-            stack.enter_context(built.told(take_over))
+            stack.enter_context(built.listening(take_over))
             return stack.pop_all()
 
 
@@ -66,16 +66,16 @@ _norms, _products = _Shared(norms=True), _Shared(norms=False)
 
 @contextmanager
 def every_norm() -> Iterator[None]:
-    """Swap the recognized norms of all models that are built or were, until the block ends.
+    """Patch the recognized norms of all models, existing and new ones, until the block ends.
 
-    Blocks may overlap: the last one to end gives the layers their classes back.
+    Blocks may overlap: the last one to end removes the patch.
     """
-    with _norms.swapped():
+    with _norms.patched():
         yield
 
 
 @contextmanager
 def every_model() -> Iterator[None]:
-    """As `every_norm`, all recognized layers."""
-    with _norms.swapped(), _products.swapped():
+    """As `every_norm`, for all recognized layers."""
+    with _norms.patched(), _products.patched():
         yield

@@ -1,9 +1,9 @@
-"""`gemmsmith.compare`: whether a step of a program is faster with winners, told by the step itself.
+"""`gemmsmith.compare`: measures whether a step of a program is faster with winners.
 
-A winner beat cuBLAS by itself, many launches on end. In a program other kernels come between: they
-leave other things in L2, other clocks, and nothing to overlap with. Mostly the gain is what was
-measured, and now and then it is lost (docs/training.md has both). What a whole step gains, no
-tuner can tell beforehand; a minute of steps can.
+A winner beat cuBLAS alone, in many consecutive launches. In a program other kernels run between its
+launches. They change the content of L2 and the clocks, and consecutive launches cannot overlap.
+Usually the gain is as measured, but sometimes it is lost (docs/training.md shows both). A tuner
+cannot predict the gain of a whole step; a minute of steps measures it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TypeVar
 import torch
 
 from gemmsmith.answers.answer import Ratio
-from gemmsmith.ops.models.patching import opened
+from gemmsmith.ops.models.patching import open_patch
 
 log = logging.getLogger("gemmsmith")
 
 T = TypeVar("T")
 
 LEAST_BLOCKS = 6
-"""Fewer paired blocks give no 95% interval of a median."""
+"""Fewest pairs of blocks that give a 95% interval of a median."""
 
 WARM_STEPS = 3
 
@@ -69,18 +69,18 @@ def compare(
         raise ValueError(f"blocks must be at least {LEAST_BLOCKS}, not {blocks}")
     if steps < 1:
         raise ValueError(f"steps must be at least 1, not {steps}")
-    stock: list[float] = []
-    ours: list[float] = []
+    stock_seconds: list[float] = []
+    tuned_seconds: list[float] = []
     why_nothing = ""
 
     def run_stock(count: int) -> None:
-        stock.append(_seconds(step, count))
+        stock_seconds.append(_seconds(step, count))
 
     def run_tuned(count: int) -> None:
         nonlocal why_nothing
-        patch = opened(model)
+        patch = open_patch(model)
         with patch:
-            ours.append(_seconds(tuned or step, count))
+            tuned_seconds.append(_seconds(tuned or step, count))
             why_nothing = patch.why_nothing
 
     run_stock(WARM_STEPS)
@@ -92,14 +92,16 @@ def compare(
         sides = (run_stock, run_tuned) if block % 2 == 0 else (run_tuned, run_stock)
         for side in sides:
             side(steps)
-    return paired(_slowest(stock[1:]), _slowest(ours[1:]))
+    return paired(_slowest(stock_seconds[1:]), _slowest(tuned_seconds[1:]))
 
 
 def paired(stock: Sequence[float], tuned: Sequence[float]) -> Ratio:
-    """The median of stock ÷ tuned, pair by pair, and its 95% interval by order statistics."""
-    ratios = sorted(theirs / mine for theirs, mine in zip(stock, tuned, strict=True))
+    """The median of stock ÷ tuned over all pairs, and its 95% interval by order statistics."""
+    pairs = zip(stock, tuned, strict=True)
+    ratios = sorted(stock_s / tuned_s for stock_s, tuned_s in pairs)
     n = len(ratios)
-    # So many at either end lie beyond the median with a chance of 5%, by the normal distribution.
+    # The median lies between the k-th smallest and k-th largest of n values with a probability of
+    # 95% for k = n/2 - 1.96·√n/2, by the normal approximation of the binomial distribution.
     skipped = max(0, int(n / 2 - 0.98 * n**0.5))
     return Ratio(median=median(ratios), ci_low=ratios[skipped], ci_high=ratios[-1 - skipped])
 
@@ -119,12 +121,12 @@ def _settle() -> None:
 
 
 def _slowest(seconds: list[float]) -> list[float]:
-    """Block by block the time of the slowest rank."""
+    """The time of the slowest rank, for each block."""
     return [max(block) for block in zip(*_on_all_ranks(seconds), strict=True)]
 
 
 def _on_all_ranks(value: T) -> list[T]:
-    """The value of each rank; of this process alone without a process group."""
+    """The values of all ranks; the value of this process if there is no process group."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

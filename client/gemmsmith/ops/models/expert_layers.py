@@ -1,11 +1,11 @@
-"""transformers' mixtures of experts in a patched model: their experts by `gemmsmith.experts`.
+"""Mixtures of experts of transformers in a patched model, computed by `gemmsmith.experts`.
 
-Known by the very function that transformers puts in the place of their forward, which chooses an
-implementation by name. Where the model has one of transformers' plain ones, experts that are SwiGLU
-without biases are computed by `gemmsmith.experts`, as by the implementation `gemmsmith`
-(`experts_forward`), if one of their grouped products has a winner; the model's configuration is not
-touched. They run their own forward where a hook would be passed by, and where a program has
-replaced what they consist of.
+They are recognized by the function with which transformers replaces their forward, and which calls
+an implementation by its name. If the model uses a default implementation of transformers, experts
+that are SwiGLU without biases run as with the implementation `gemmsmith` (`experts_forward`),
+provided that one of their grouped products has a winner. The model's configuration is unchanged.
+The experts' own forward runs if hooks would be skipped, or if a program has replaced functions that
+it calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.models.forwards import is_plain, is_unheard
+from gemmsmith.ops.models.forwards import has_no_global_hooks, is_plain
 from gemmsmith.ops.models.originals import Original, originals, still
 from gemmsmith.ops.products import telling
 from gemmsmith.ops.products.grouped import grouped_mm
@@ -32,16 +32,17 @@ _FORWARD = (
     "use_experts_implementation.<locals>.wrapper.<locals>.forward",
 )
 _PLAIN = ("eager", "grouped_mm")
-"""Implementations that nobody chooses for speed: transformers' defaults."""
+"""transformers' default implementations. Others were chosen by the user, and are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsRecipe:
-    """Experts [E, 2 * I, K] and [E, K, I] of a routed layer.
+    """Experts with weights [E, 2 * I, K] and [E, K, I].
 
     Attributes:
-        interface: transformers' implementations by name.
-        grouped: the one called `grouped_mm`; `eager` is the layer's own forward, and not in there.
+        interface: transformers' registry of implementations, by name.
+        grouped: the implementation `grouped_mm`. `eager` is the layer's own forward, and not in the
+            registry.
         relies_on: functions that must be the originals.
     """
 
@@ -54,10 +55,10 @@ class ExpertsRecipe:
 
 
 def experts_recipe(module: nn.Module) -> ExpertsRecipe | None:
-    """What the module is known to compute; None: nothing that is taken over."""
+    """The recipe of a module of experts; None if the module is not recognized."""
     forward: Any = type(module).forward
     code = getattr(forward, "__code__", None)
-    # The wrapper wears the name of what it wraps; its code and its globals are its own.
+    # The wrapper has the name of the wrapped function, but its own code and globals.
     if code is None or code.co_qualname != _FORWARD[1]:
         return None
     if forward.__globals__.get("__name__") != _FORWARD[0] or not is_swiglu(module):
@@ -77,22 +78,22 @@ def run_experts(
     arguments: tuple[Any, ...],
     named: dict[str, Any],
 ) -> Any:
-    """Patched experts' forward; see `gemmsmith.ops.models.forwards`."""
+    """The forward of patched experts; see `gemmsmith.ops.models.forwards`."""
     if not named and len(arguments) == 3 and _pays(recipe, module, *arguments):
         return computed(*arguments, module.gate_up_proj, module.down_proj)
     return own(module, *arguments, **named)
 
 
 def _pays(recipe: ExpertsRecipe, module: Any, tokens: Any, index: Any, shares: Any) -> bool:
-    """Whether the layer is as it was found, and one of its products has a winner."""
+    """Whether the layer still matches its recipe, and one of its products has a winner."""
     config: Any = module.config
     name = config._experts_implementation
-    if name not in _PLAIN or not _is_passed_by(module) or not still(recipe.relies_on):
+    if name not in _PLAIN or not _is_replaceable(module) or not still(recipe.relies_on):
         return False
     if recipe.interface.get(name) is not (recipe.grouped if name == "grouped_mm" else None):
         return False
-    opened, down = module.gate_up_proj, module.down_proj
-    operands = (tokens, index, shares, opened, down)
+    gate_up, down = module.gate_up_proj, module.down_proj
+    operands = (tokens, index, shares, gate_up, down)
     if not all(isinstance(operand, torch.Tensor) for operand in operands):
         return False
     if telling.is_told() or torch.is_autocast_enabled(tokens.device.type):
@@ -101,17 +102,17 @@ def _pays(recipe: ExpertsRecipe, module: Any, tokens: Any, index: Any, shares: A
         return False
     if torch.compiler.is_compiling():
         return bool(_may_group())
-    return _has_winner(tokens, index.numel(), opened, down)
+    return _has_winner(tokens, index.numel(), gate_up, down)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _may_group() -> bool:
-    """Whether there are winners of grouped products; which sizes have one, a tracer cannot ask."""
+    """Whether there are winners of grouped products, of any size: a tracer has no sizes."""
     engine = current()
     return engine is not None and engine.may_run(lambda operation: operation.is_grouped)
 
 
-def _has_winner(tokens: torch.Tensor, rows: int, opened: torch.Tensor, down: torch.Tensor) -> bool:
+def _has_winner(tokens: torch.Tensor, rows: int, gate_up: torch.Tensor, down: torch.Tensor) -> bool:
     engine = current()
     if engine is None:
         return False
@@ -123,7 +124,7 @@ def _has_winner(tokens: torch.Tensor, rows: int, opened: torch.Tensor, down: tor
             groups=weight.shape[0],
         )
         is not None
-        for weight in (opened, down)
+        for weight in (gate_up, down)
     )
 
 
@@ -133,53 +134,56 @@ def experts_forward(
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
-    """What experts make of tokens, as transformers' `grouped_mm_experts_forward`.
+    """The weighted sum of the experts' outputs for each token.
+
+    The same as transformers' `grouped_mm_experts_forward`.
 
     Args:
-        module: the experts, a class under transformers' `use_experts_implementation` of 5.17.
-        hidden_states: [T, width].
-        top_k_index: [T, chosen], experts' numbers; from `module.num_experts` on they are those of
-            other ranks, and add nothing.
-        top_k_weights: [T, chosen], what each of them counts for.
+        module: the experts, a class with transformers' decorator `use_experts_implementation` of
+            release 5.17.
+        hidden_states: the tokens, [T, width].
+        top_k_index: [T, chosen], numbers of experts. Numbers from `module.num_experts` on are
+            experts of other ranks, and contribute nothing.
+        top_k_weights: [T, chosen], factors of the experts' outputs.
 
     Returns:
         [T, width], of the tokens' type.
     """
-    if _is_passed_by(module) and not torch.is_autocast_enabled(hidden_states.device.type):
+    if _is_replaceable(module) and not torch.is_autocast_enabled(hidden_states.device.type):
         return experts(
             hidden_states, top_k_index, top_k_weights, module.gate_up_proj, module.down_proj
         )
     number, order = top_k_index.flatten().sort()
     last = torch.arange(module.num_experts, device=number.device)
-    ends = torch.searchsorted(number, last, right=True, out_int32=True)
-    # Rows after the last end are left as the memory was, forwards and backwards: each mask keeps
-    # what may be no number out of the sums behind it, or before it in the backward pass.
+    offsets = torch.searchsorted(number, last, right=True, out_int32=True)
+    # A grouped product does not write the rows after the last offset, neither in the forward nor in
+    # the backward pass. They may hold NaN, so the masks keep them out of the sums that follow.
     others = (number >= module.num_experts)[:, None]
 
     def product(rows: torch.Tensor, name: str) -> torch.Tensor:
         weight = getattr(module, name)
-        out = grouped_mm(rows, weight if module.is_transposed else weight.mT, ends)
+        d = grouped_mm(rows, weight if module.is_transposed else weight.mT, offsets)
         if module.has_bias:
-            out = out + getattr(module, f"{name}_bias")[number.clamp(max=len(last) - 1)]
-        return out.masked_fill(others, 0)
+            d = d + getattr(module, f"{name}_bias")[number.clamp(max=len(last) - 1)]
+        return d.masked_fill(others, 0)
 
     rows = hidden_states[order // top_k_index.shape[-1]].masked_fill(others, 0)
     if module.has_gate:
         hidden = module._apply_gate(product(rows, "gate_up_proj"))
     else:
         hidden = module.act_fn(product(rows, "up_proj"))
-    shared = product(hidden, "down_proj") * top_k_weights.flatten()[order, None]
-    found = shared[order.argsort()].view(*top_k_index.shape, -1)
-    return found.sum(dim=1).to(hidden_states.dtype)
+    weighted = product(hidden, "down_proj") * top_k_weights.flatten()[order, None]
+    by_token = weighted[order.argsort()].view(*top_k_index.shape, -1)
+    return by_token.sum(dim=1).to(hidden_states.dtype)
 
 
 class _Known(NamedTuple):
-    """Of transformers, which may change: what stands for SwiGLU in a layer of experts.
+    """The functions and classes of transformers' SwiGLU experts. They differ between releases.
 
     Attributes:
-        gate: what multiplies the activated gate with up.
+        gate: the method that multiplies the activated gate with up.
         activations: classes that compute SiLU.
-        calls: the functions that all of this consists of.
+        calls: the functions that the experts call.
         grouped: the implementation `grouped_mm`.
     """
 
@@ -193,7 +197,7 @@ _known: _Known | None = None
 
 
 def learn() -> _Known:
-    """Look it up once, before anything is traced: imports of lazy modules cannot be."""
+    """Look up transformers' functions once. Must run before tracing, which cannot import them."""
     global _known
     if _known is None:
         from transformers.activations import SiLUActivation
@@ -201,7 +205,7 @@ def learn() -> _Known:
 
         name = "grouped_mm_experts_forward"
         _known = _Known(
-            gate=getattr(moe, "_default_apply_gate", None),  # not public: it may go
+            gate=getattr(moe, "_default_apply_gate", None),  # private: it may be removed
             activations=(nn.SiLU, SiLUActivation),
             calls=((moe, "_default_apply_gate"), (moe, name), (functional, "silu")),
             grouped=getattr(moe, name, None),
@@ -210,7 +214,7 @@ def learn() -> _Known:
 
 
 def is_swiglu(module: Any) -> bool:
-    """Whether `gemmsmith.experts` computes what the experts do."""
+    """Whether `gemmsmith.experts` computes the same as these experts."""
     known = learn() if _known is None else _known
     return (
         module.has_gate
@@ -223,6 +227,6 @@ def is_swiglu(module: Any) -> bool:
     )
 
 
-def _is_passed_by(module: Any) -> bool:
-    """Whether they are SwiGLU, and nothing listens to the activation that is not called then."""
-    return is_swiglu(module) and is_plain(module.act_fn) and is_unheard()
+def _is_replaceable(module: Any) -> bool:
+    """Whether the experts are SwiGLU, and their activation, without hooks, can be skipped."""
+    return is_swiglu(module) and is_plain(module.act_fn) and has_no_global_hooks()

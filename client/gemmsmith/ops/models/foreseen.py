@@ -1,9 +1,9 @@
-"""What recognized layers could run by one kernel, by the sizes of the products that ran.
+"""Predicts fused problems of recognized layers from the sizes of the plain products that ran.
 
-A capture of a whole program leaves its modules alone: whatever a layer shows, its program could
-notice, and compiled code has no modules. So a product is taken for a recognized layer's by the
-size of its weight. Where other linear layers have weights of that size, the layer gets its share of
-the calls. Whether gradients are wanted is seen by their products.
+A capture of a whole program does not patch its modules: the program could notice it, and compiled
+code does not call modules. So a product is assigned to a recognized layer by the size of its
+weight. If other linear layers have weights of the same size, the layer gets its share of the calls.
+Products that compute gradients show whether a layer is trained.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from gemmsmith.ops.products.feedforward import backward_epilogues
 
 
 class _Linear(NamedTuple):
-    """Linear layers of one size.
+    """Linear layers of the same size.
 
     Attributes:
-        n, k: of their weights [N, K].
-        layout: of their products.
+        n, k: size of their weights, [N, K].
+        layout: layout of their products.
     """
 
     n: int
@@ -49,24 +49,23 @@ class _Linear(NamedTuple):
 
     @classmethod
     def of(cls, layer: nn.Module) -> _Linear:
-        """That of a layer."""
         n, k = weight_of(layer).shape
         return cls(n, k, Layout.TT if is_transposed(layer) else Layout.TN)
 
     @property
     def backward(self) -> _Linear:
-        """As the product that gives the gradient of their input."""
+        """The product that computes the gradient of their input."""
         return _Linear(self.k, self.n, Layout.TN if self.layout is Layout.TT else Layout.TT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Fusion:
-    """What could follow a product.
+    """The epilogues that could follow a product.
 
     Attributes:
-        inference: where no gradient is wanted; None: nothing.
-        training: where one is.
-        doubled: the product is of two weights, gate's and up's.
+        inference: without gradients; None if there is no epilogue.
+        training: with gradients.
+        doubled: whether the product has two weights, of gate and up.
     """
 
     inference: Epilogue | None
@@ -75,18 +74,18 @@ class _Fusion:
 
 
 class Foreseen:
-    """The fusions of all models that were looked at."""
+    """The fusions of all models that were inspected."""
 
     def __init__(self) -> None:
         self._layers: dict[_Linear, int] = {}
         self._fusions: dict[_Linear, Counter[_Fusion]] = {}
 
     def look(self, modules: Iterable[nn.Module]) -> None:
-        """See what models are now; of sizes that are gone, what was seen before stays."""
+        """Inspect the current modules. Results for sizes that have disappeared are kept."""
         layers: Counter[_Linear] = Counter()
         fusions: dict[_Linear, Counter[_Fusion]] = {}
         for module in modules:
-            with suppress(Exception):  # a module of the program's may raise anything
+            with suppress(Exception):  # a program's own module may raise anything
                 if is_linear(module):
                     linear = _Linear.of(module)
                     layers.update((linear, linear.backward))
@@ -96,12 +95,12 @@ class Foreseen:
         self._fusions.update({linear: fusions.get(linear, Counter()) for linear in layers})
 
     def problems(self, ran: Counter[Problem]) -> Counter[Problem]:
-        """The fused problems that could have run, by the plain ones that did."""
+        """The fused problems that could have run instead of the plain ones that ran."""
         fused: Counter[Problem] = Counter()
         sizes = {(problem.m, problem.n, problem.k, problem.layout) for problem in ran}
         calls: Counter[Problem] = Counter()
         for problem, count in ran.items():
-            # A bias is torch's within the product, or compiled code's after it.
+            # torch adds a bias within the product, compiled code after it: count both as plain.
             operation = problem.operation
             is_plain = operation.epilogue in (Epilogue.NONE, Epilogue.BIAS)
             if is_plain and problem.batch == 1 and not operation.is_grouped:
@@ -120,7 +119,7 @@ class Foreseen:
 
 
 def _followed(problem: Problem, epilogue: Epilogue, *, doubled: bool = False) -> Problem:
-    """The same product with that epilogue, of one weight or of two.
+    """The product with an epilogue. If `doubled`, it has two weights.
 
     Raises:
         InvalidProblem: there is no such operation.
@@ -130,7 +129,7 @@ def _followed(problem: Problem, epilogue: Epilogue, *, doubled: bool = False) ->
 
 
 def _gradients(problem: Problem, linear: _Linear) -> set[tuple[int, int, int, Layout]]:
-    """The products that give the gradients of a layer's input and weight."""
+    """The sizes of the products that compute the gradients of a layer's input and weight."""
     m, n, k = problem.m, problem.n, problem.k
     return {
         (m, k, n, linear.backward.layout),
@@ -140,7 +139,7 @@ def _gradients(problem: Problem, linear: _Linear) -> set[tuple[int, int, int, La
 
 
 def _fusions(module: nn.Module, recipe: Recipe | None) -> Iterator[tuple[_Linear, _Fusion]]:
-    """What one kernel could compute of a module, and after which of its layers."""
+    """The fusions that a module could run, with the linear layer that each belongs to."""
     if isinstance(recipe, ResidualRecipe):
         layer = _child(module, recipe.layer)
         epilogue = Epilogue.made_of(bias=layer.bias is not None, residual=True)
@@ -150,9 +149,9 @@ def _fusions(module: nn.Module, recipe: Recipe | None) -> Iterator[tuple[_Linear
         then = [_child(module, name) for name in recipe.then]
         yield from _activated(module, recipe.first, up, then, is_gated=recipe.is_gated)
     elif isinstance(recipe, SequenceRecipe):
-        names, pairs = list(module._modules), {one.layer for one in recipe.pairs}
+        names, pairs = list(module._modules), {pair.layer for pair in recipe.pairs}
         for first in recipe.pairs:
-            # Up to the next layer with an activation, which is another kernel's.
+            # The next layer with an activation is fused by itself.
             rest = itertools.takewhile(
                 lambda name: name not in pairs, names[names.index(first.layer) + 2 :]
             )
@@ -163,7 +162,7 @@ def _fusions(module: nn.Module, recipe: Recipe | None) -> Iterator[tuple[_Linear
 def _activated(
     module: nn.Module, first: First, up: Any, then: list[Any], *, is_gated: bool
 ) -> Iterator[tuple[_Linear, _Fusion]]:
-    """Of a layer with an activation, and of the layer that its value goes to."""
+    """The fusions of a layer with an activation, and of the layer after it."""
     layer = _child(module, first.layer)
     bias = layer.bias
     if not (is_gated and bias is not None):

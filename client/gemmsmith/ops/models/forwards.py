@@ -1,13 +1,12 @@
-"""The forward of a patched module: an attribute of the module, so that its class stays its own.
+"""The forward of a patched module: an attribute of the module, so that its class is unchanged.
 
-`module.forward` is a `Forward` for as long as the patch is open. Types, parameters, hooks, buffers
-and `state_dict` stay as they are, and `torch.compile` compiles anew, because it guards on the
-presence of the attribute. The module's own forward runs whenever something differs from what was
-recognized: the class has another one by now, the patch has ended, or the program is written down
-for others (exported, traced).
+While the patch is open, `module.forward` is a `Forward`. Types, parameters, hooks, buffers and
+`state_dict` are unchanged, and `torch.compile` compiles again, because it guards on the attribute.
+The module's own forward runs if the class has got another forward since it was recognized, if the
+patch has ended, or if the program is exported or traced.
 
-The attribute never leaves the process: copies and pickles are made without it. It holds its module
-weakly, as the module holds it.
+The attribute never leaves the process: copies and pickles are made without it. The module refers to
+the `Forward`, which has only a weak reference to the module.
 """
 
 from __future__ import annotations
@@ -27,17 +26,18 @@ from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.originals import CALL
 
 Run = Callable[[Any, Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""A kind of layer: gets the recipe, the module, its own forward, and what it is called with."""
+"""Runs a kind of layer. Called with the recipe, the module, its own forward, and the arguments of
+the call (positional and by name)."""
 
 
 class _Switch:
-    """Whether a module is patched; shared with its replicas."""
+    """Whether a module is patched. A module shares it with its replicas."""
 
     is_on = False
 
 
 class Forward:
-    """What a patched module has for its forward."""
+    """The attribute `forward` of a patched module."""
 
     def __init__(self, module: torch.nn.Module, switch: _Switch | None = None) -> None:
         self._module = weakref.ref(module)
@@ -51,7 +51,7 @@ class Forward:
         """The module.
 
         Raises:
-            ReferenceError: the program kept the forward, but not the module.
+            ReferenceError: the program has kept the forward, but not the module.
         """
         module = self._module()
         if module is None:
@@ -59,13 +59,12 @@ class Forward:
         return module
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """As the module's own forward."""
         module = self._alive()
         own = type(module).forward
         if (
             not self._switch.is_on
             or own is not self._own
-            or is_written_down()
+            or is_exported()
             or not (torch.compiler.is_compiling() or _reaches_torch())
         ):
             return own(module, *arguments, **named)
@@ -73,22 +72,22 @@ class Forward:
 
     @property
     def __wrapped__(self) -> Any:
-        """The module's own, which has the signature."""
+        # The module's own forward, which has the signature.
         module = self._alive()
         return MethodType(type(module).forward, module)
 
     def __getattr__(self, name: str) -> Any:
-        """Name, code and defaults, as of a method; a function that takes `self` it has none."""
+        # Has the attributes of a method (name, code, defaults), but is not a bound method.
         if name in ("__func__", "__self__"):
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
     def __reduce__(self) -> Any:
-        """A copy that a class makes by itself has its own forward."""
+        # A class may copy the module's attributes itself. The copy then has its own forward.
         return getattr, (self._alive(), "forward")
 
     def install(self, run: Run, recipe: object) -> None:
-        """Open one more patch of the module."""
+        """Open a further patch of the module."""
         module = self._alive()
         self._run, self._recipe, self._own = run, recipe, type(module).forward
         self._patches += 1
@@ -96,7 +95,7 @@ class Forward:
         self._put(module)
 
     def remove(self) -> None:
-        """Close one; the last gives the module its own forward back."""
+        """Close a patch. The last one restores the module's own forward."""
         self._patches -= 1
         if self._patches:
             return
@@ -115,7 +114,7 @@ class Forward:
         )
 
     def _state(self) -> Any:
-        """What copies and pickles are made of."""
+        """The state for copies and pickles, without our attributes."""
         module = self._alive()
         state = type(module).__getstate__(module)  # type: ignore[call-arg]
         if not isinstance(state, dict):
@@ -123,7 +122,7 @@ class Forward:
         return {name: value for name, value in state.items() if name not in _PUT}
 
     def _replica(self) -> torch.nn.Module:
-        """For another GPU, as `nn.DataParallel` makes one for each call."""
+        """A replica for another GPU. `nn.DataParallel` makes replicas for each call."""
         module = self._alive()
         replica: torch.nn.Module = type(module)._replicate_for_data_parallel(module)
         forward = Forward(replica, self._switch)
@@ -132,7 +131,7 @@ class Forward:
         return replica
 
     def _scriptable(self) -> torch.nn.Module:
-        """What `torch.jit.script` compiles, which puts other children in."""
+        """A copy of the module for `torch.jit.script`, which replaces the children."""
         module = copy.copy(self._alive())
         module._modules = dict(module._modules)
         scriptable: torch.nn.Module = module
@@ -142,18 +141,19 @@ class Forward:
 _PUT = ("forward", "__getstate__", "_replicate_for_data_parallel", "__prepare_scriptable__")
 
 _made: weakref.WeakKeyDictionary[torch.nn.Module, Forward] = weakref.WeakKeyDictionary()
-"""Kept when a patch ends: a compiled graph is guarded by the very object."""
+"""The forwards of modules. They are kept when a patch ends, because compiled graphs have guards on
+the identity of these objects."""
 _lock = threading.RLock()
 
 
 class Forwards:
-    """The forwards that a patch put in."""
+    """The forwards that a patch has installed."""
 
     def __init__(self) -> None:
         self._forwards: list[Forward] = []
 
     def put(self, module: torch.nn.Module, run: Run, recipe: object) -> None:
-        """Patch a module; without effect if the program has given it a forward."""
+        """Patch a module, unless the program has given it a forward."""
         with _lock:
             if has_own_forward(module):
                 return
@@ -164,20 +164,19 @@ class Forwards:
             self._forwards.append(forward)
 
     def undo(self) -> None:
-        """Close the patch of all of them."""
         with _lock:
             while self._forwards:
                 self._forwards.pop().remove()
 
 
 def has_own_forward(module: torch.nn.Module) -> bool:
-    """Whether a program has put a forward into the module."""
+    """Whether a program has set the module's attribute `forward`."""
     forward = module.__dict__.get("forward")
     return forward is not None and type(forward) is not Forward
 
 
 def is_plain(module: torch.nn.Module) -> bool:
-    """Whether calling it is calling its class's forward: it has no hooks and no other forward."""
+    """Whether a call only runs the forward of its class, without hooks or another forward."""
     return not (
         module._forward_hooks
         or module._forward_pre_hooks
@@ -188,25 +187,24 @@ def is_plain(module: torch.nn.Module) -> bool:
     )
 
 
-def is_unheard() -> bool:
-    """Whether no hook listens to the calls of all modules; a compiler hears none."""
+def has_no_global_hooks() -> bool:
+    """Whether there are no global hooks on modules' calls. Compilers ignore such hooks."""
     return torch.compiler.is_compiling() or not _has_any_global_hook()  # type: ignore[no-untyped-call]
 
 
 def is_patched(module: torch.nn.Module) -> bool:
-    """Whether a patch of ours is in the module at present."""
     return type(module.__dict__.get("forward")) is Forward
 
 
-def is_written_down() -> bool:
-    """Whether the program is traced for others, who may have no gemmsmith: exported, or by jit."""
-    # Not `is_exporting()`, which is always true in a graph that torch 2.11 compiles.
+def is_exported() -> bool:
+    """Whether the program is exported or traced by jit, so that it may run without gemmsmith."""
+    # `is_exporting()` is always true in a graph that torch 2.11 compiles.
     exporting = getattr(torch.compiler, "_is_exporting_flag", False)
     return exporting or torch._C._get_tracing_state() is not None
 
 
 def _reaches_torch() -> bool:
-    """Whether no function mode of the program sees the calls that a layer makes."""
+    """Whether no torch function mode of the program would see the calls that a layer makes."""
     count = torch._C._len_torch_function_stack()
     return not count or all(
         isinstance(torch._C._get_function_stack_at(at), DeviceContext | Everywhere)

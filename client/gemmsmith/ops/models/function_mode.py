@@ -1,7 +1,8 @@
-"""torch's own products by tuned kernels, where the compiled binding cannot be had.
+"""Replaces torch's own products by tuned kernels if the compiled binding is not available.
 
-A torch function mode catches `F.linear` and the products of `torch` in this thread, at one to two
-microseconds for every call of any torch function. What is not plainly a product of ours is torch's.
+A torch function mode intercepts `F.linear` and the products of `torch` in this thread, which costs
+one to two microseconds for every call of any torch function. All calls that are not products of
+ours run torch's own operators.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _addmm(added: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    # A row added to every row is a linear layer's bias.
+    # A vector that is added to every row is a linear layer's bias.
     if added.dim() == 1 and a.dim() == b.dim() == 2 and added.shape[0] == b.shape[1]:
         return operators.linear(a, b.t(), added)
     return torch.addmm(added, a, b)
@@ -65,11 +66,12 @@ _REPLACED: dict[Any, tuple[Callable[..., torch.Tensor], tuple[str, ...]]] = {
 _WIDE: dict[Any, tuple[int, int]] = {
     getattr(torch, name): (int(adds), dims) for name, dims, adds in PRODUCTS
 }
-"""How many tensors come before the factors in a call with `out_dtype`, and their dimensions."""
+"""For calls with `out_dtype`: the number of tensors before the product's operands, and the number
+of dimensions of all tensors."""
 
 
 def _wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The product in `out_dtype` by a kernel; None where torch computes it, with its gradient."""
+    """The product in `out_dtype` by a kernel; None if torch has to compute it."""
     engine, (before, dims) = current(), _WIDE[func]
     rest = dict(kwargs)
     output, out = rest.pop("out_dtype"), rest.pop("out", None)
@@ -80,35 +82,36 @@ def _wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Ten
         or torch.compiler.is_compiling()
         or not observers.unobserved()
         or wants_gradient(*args)
-        or any(one.dim() != dims for one in args)
+        or any(tensor.dim() != dims for tensor in args)
     ):
         return None
     return by_kernel(engine, args[-2], args[-1], output, args[0] if before else None, rest, out)
 
 
-def _saved_by_hooks() -> bool:
-    """Whether somebody decides what is saved for the backward pass: activation checkpointing."""
-    if torch.compiler.is_compiling():  # graphs have a checkpointing of their own
+def _is_checkpointed() -> bool:
+    """Whether hooks decide what is saved for the backward pass, as in activation checkpointing."""
+    if torch.compiler.is_compiling():  # graphs have their own checkpointing
         return False
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 class Everywhere(TorchFunctionMode):
-    """Every product of this thread, while it is entered."""
+    """Replaces every product of this thread while the mode is active."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        # What a checkpoint saves it computes again in the backward pass, where modes are off.
-        found = None if _saved_by_hooks() else _REPLACED.get(func)
+        # A checkpointed region is computed again in the backward pass, where modes are inactive. It
+        # must save the same tensors both times.
+        replaced = None if _is_checkpointed() else _REPLACED.get(func)
         kwargs = kwargs or {}
         if func in _WIDE and "out_dtype" in kwargs:
-            out = _wide(func, args, kwargs)
-            return func(*args, **kwargs) if out is None else out
-        if found is not None:
-            replacement, names = found
+            d = _wide(func, args, kwargs)
+            return func(*args, **kwargs) if d is None else d
+        if replaced is not None:
+            replacement, names = replaced
             values = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
-            # `out`, `alpha` and `beta` are not ours, nor are numbers in a tensor's place.
+            # Calls with `out`, `alpha`, `beta`, or a number instead of a tensor are torch's.
             if len(values) == len(args) + len(kwargs) and all(
                 isinstance(value, torch.Tensor) or value is None for value in values
             ):

@@ -1,7 +1,7 @@
-"""Asked by a patched model's layers: a product and all that follows it by one kernel, or nothing.
+"""Computes a patched layer's product and everything that follows it with a single kernel.
 
-Where no winner runs all of it, the answer is None, and the layer's own forward computes it as if
-there were no patch.
+The functions return None if no winner computes all of it. Then the layer's own forward runs, as
+without a patch.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from gemmsmith.ops.engine import functions, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.plan import Plan
-from gemmsmith.ops.models.forwards import is_unheard
+from gemmsmith.ops.models.forwards import has_no_global_hooks
 from gemmsmith.ops.products import backward, feedforward, fused, operators, telling
 from gemmsmith.ops.products.gated import gated_linear, parts
 from gemmsmith.ops.products.registry import are_torchs, ours, wants_gradient
 
 
-def may_fuse(given: tuple[Any, ...]) -> bool:
-    """Whether these are operands that kernels may have, and somebody has kernels or listens."""
+def may_fuse(operands: tuple[Any, ...]) -> bool:
+    """Whether kernels or a recording are in use, and the operands are floating-point tensors."""
     if current() is None and not telling.is_told():
         return False
-    if not all(isinstance(one, torch.Tensor) and one.is_floating_point() for one in given):
+    if not all(
+        isinstance(operand, torch.Tensor) and operand.is_floating_point() for operand in operands
+    ):
         return False
-    return is_unheard()
+    return has_no_global_hooks()
 
 
 def may_be_ours(*operands: torch.Tensor | None) -> bool:
-    """Whether a kernel may compute with these, or a recorder counts what one could."""
+    """Whether a kernel may compute with the operands, or a recording may count the product."""
     return are_torchs(*operands) if telling.is_told() else ours(*operands)
 
 
@@ -42,7 +44,7 @@ def linear(
     activation: Activation | None = None,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """`gemmsmith.linear` of these if one kernel computes all of it; else None."""
+    """`gemmsmith.linear` with a single kernel; None if no kernel computes all of it."""
     if not may_be_ours(x, weight, bias, residual):
         return None
     if torch.compiler.is_compiling():
@@ -57,7 +59,7 @@ def linear(
     )
     if epilogue is None:
         return None
-    if telling.is_told():  # the products are seen by themselves as well, as torch runs them
+    if telling.is_told():  # torch runs the plain product, which is recorded as well
         telling.tell(x, weight, epilogue)
         return None
     plan = _plan(x, weight, epilogue)
@@ -73,9 +75,9 @@ def gated(
     bias: torch.Tensor | None,
     activation: Activation,
 ) -> torch.Tensor | None:
-    """`gemmsmith.gated_linear` of these if one kernel computes all of it; else None."""
+    """`gemmsmith.gated_linear` with a single kernel; None if no kernel computes all of it."""
     weights = [gate] if up is None else [gate, up]
-    # No kernel has a gate and a bias.
+    # Kernels with a gate do not add a bias.
     if bias is not None or activation not in GATES or not may_be_ours(x, *weights):
         return None
     if torch.compiler.is_compiling():
@@ -107,12 +109,12 @@ def mlp(
     *,
     is_gated: bool,
 ) -> torch.Tensor | None:
-    """`gemmsmith.mlp` of these if its backward pass has a fused kernel; else None.
+    """`gemmsmith.mlp`; None if its backward pass has no fused kernel.
 
-    Where no gradient is wanted, nothing is gained beyond `linear` and `gated`.
+    Without a gradient, `linear` and `gated` are as good, so the result is None as well.
     """
-    shaped = is_gated is feedforward.is_gated(weight, up, down)
-    if not shaped or not may_be_ours(x, weight, up, bias, down, down_bias):
+    shapes_match = is_gated is feedforward.is_gated(weight, up, down)
+    if not shapes_match or not may_be_ours(x, weight, up, bias, down, down_bias):
         return None
     if (is_gated and activation not in GATES) or not wants_gradient(x, weight, up, bias):
         return None
@@ -127,11 +129,11 @@ def mlp(
         if epilogue is None:
             return None
         if observers.unobserved() and not torch.is_autocast_enabled(x.device.type):
-            # What `feedforward.mlp` comes to, which would check and choose all of it once more.
-            out: torch.Tensor = feedforward.MLP.apply(  # type: ignore[no-untyped-call]
+            # `feedforward.mlp` would do the same after repeating all checks and the choice.
+            d: torch.Tensor = feedforward.MLP.apply(  # type: ignore[no-untyped-call]
                 x, weight, down, up, bias, down_bias, None, epilogue
             )[0]
-            return out
+            return d
     elif current() is None:
         return None
     return feedforward.mlp(
@@ -140,7 +142,7 @@ def mlp(
 
 
 def _plan(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> Plan | None:
-    """How the product would be launched, in the types that autocast gives."""
+    """The plan for the product, in the types after autocast."""
     engine = current()
     if engine is None or not functions.sizes_are_numbers(x, weight):
         return None
@@ -148,7 +150,7 @@ def _plan(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> Plan | N
 
 
 def _as_cast(tensor: torch.Tensor) -> torch.Tensor | Spec:
-    """An operand, or what autocast makes of it, where that is on."""
+    """An operand, or its description after autocast, if autocast is enabled."""
     kind = tensor.device.type
     if not torch.is_autocast_enabled(kind) or tensor.dtype is torch.float64:
         return tensor
@@ -158,5 +160,5 @@ def _as_cast(tensor: torch.Tensor) -> torch.Tensor | Spec:
 def _cast(bias: torch.Tensor | None) -> torch.Tensor | None:
     if bias is None or not torch.is_autocast_enabled(bias.device.type):
         return bias
-    found: torch.Tensor = operators.cast(bias, torch.get_autocast_dtype(bias.device.type))
-    return found
+    cast: torch.Tensor = operators.cast(bias, torch.get_autocast_dtype(bias.device.type))
+    return cast

@@ -1,10 +1,10 @@
-"""The forwards of a patched model's layers: a product and what follows it by one kernel.
+"""The forwards of a patched model's layers: a product and what follows it in a single kernel.
 
-Each asks at every call whether a winner runs this very product with all that follows; if none does,
-the module's own forward runs, untouched. It does so too where a child that would be passed by has
-hooks or is no plain layer by now, where a dropout in between drops, and for operands that are not
-torch's own tensors. While a graph is traced, an operator of ours goes into it that becomes torch's
-own steps where no kernel wins.
+At every call, a layer looks for a winner that computes this product with everything that follows.
+The module's own forward runs if there is no such winner, if a child that would be skipped has hooks
+or is not a plain layer any more, if a dropout between them is active, and if the operands are not
+plain torch tensors. In a traced graph, an operator of ours is used in any case; it runs torch's own
+operators if no kernel won.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Recognized:
     """A module that a patch takes over.
 
     Attributes:
-        name: within the model.
-        module: itself.
-        recipe: what it computes.
+        name: the module's name in the model.
+        module: the module.
+        recipe: what the module computes.
     """
 
     name: str
@@ -64,30 +64,29 @@ def recognized(model: nn.Module) -> Iterator[Recognized]:
 
 
 def take_over(forwards: Forwards, layers: Iterable[Recognized]) -> None:
-    """Patch modules."""
     for layer in layers:
         forwards.put(layer.module, _RUNS[type(layer.recipe)], layer.recipe)
 
 
 def take_over_linear(forwards: Forwards, layers: Iterable[nn.Module]) -> None:
-    """Patch linear layers, each by itself; those that are patched already stay as they are."""
+    """Patch linear layers. Their products run alone, without what follows them."""
     recipe = linear_recipe()
     for layer in layers if recipe is not None else ():
         forwards.put(layer, _linear, recipe)
 
 
-def counts(found: list[Recognized]) -> Counter[str]:
-    """How many of each kind there are."""
-    return Counter(map(str, found))
+def counts(layers: list[Recognized]) -> Counter[str]:
+    """The number of layers of each kind."""
+    return Counter(map(str, layers))
 
 
 def _is_ready(layer: object) -> bool:
-    """Whether a linear layer's product may be computed past the layer."""
+    """Whether this is a linear layer whose product may be computed without calling the layer."""
     return is_linear(layer) and isinstance(layer, nn.Module) and is_plain(layer)
 
 
 def _applies(module: nn.Module, first: First) -> bool:
-    """Whether the activation is still the one that was found, and nobody listens to it."""
+    """Whether the activation is unchanged and has no hooks."""
     if first.by is None:
         return True
     applied = getattr(module, first.by, None)
@@ -97,14 +96,17 @@ def _applies(module: nn.Module, first: First) -> bool:
 
 
 def _drops(dropout: object) -> bool:
-    """Whether it does anything to its argument, or somebody listens to it."""
+    """Whether a dropout must be called: it is active, has hooks, or is another kind of module."""
     if type(dropout) is nn.Dropout:
         return (dropout.training and dropout.p != 0) or not is_plain(dropout)
     return type(dropout) is not nn.Identity or not is_plain(dropout)
 
 
 def second(following: Sequence[nn.Module]) -> tuple[Any, int]:
-    """The layer that comes next, past dropouts that do nothing, and how many end with it."""
+    """The next linear layer after inactive dropouts, and its position, counted from 1.
+
+    Returns (None, 0) if another module comes first.
+    """
     for count, child in enumerate(following, 1):
         if _is_ready(child):
             return child, count
@@ -113,7 +115,7 @@ def second(following: Sequence[nn.Module]) -> tuple[Any, int]:
     return None, 0
 
 
-def _computed(
+def _run_activated(
     x: torch.Tensor,
     first: First,
     layer: Any,
@@ -122,26 +124,30 @@ def _computed(
     *,
     is_gated: bool,
 ) -> tuple[torch.Tensor | None, int]:
-    """The activation's value, or what a layer after it makes of that, by kernels where they win.
+    """A layer, its activation and possibly the layer after it, computed by kernels.
 
-    None where they do not; and how many of the children that follow are done with.
+    Returns the value, or None if no kernel won, and the number of following children that it
+    includes.
     """
-    weight, raised = weight_of(layer), None if up is None else weight_of(up)
+    weight, up_weight = weight_of(layer), None if up is None else weight_of(up)
     down, count = second(following)
     if down is not None:
-        whole = fusing.mlp(
-            *(x, weight, raised, layer.bias, weight_of(down), down.bias, first.activation),
+        value = fusing.mlp(
+            *(x, weight, up_weight, layer.bias, weight_of(down), down.bias, first.activation),
             is_gated=is_gated,
         )
-        if whole is not None:
-            return whole, count
+        if value is not None:
+            return value, count
     if is_gated:
-        return fusing.gated(x, weight, raised, layer.bias, first.activation), 0
+        return fusing.gated(x, weight, up_weight, layer.bias, first.activation), 0
     return fusing.linear(x, weight, layer.bias, first.activation), 0
 
 
 def _by_part(part: Part) -> Run:
-    """Tries to compute a part by one kernel, and goes on from there, or leaves all to the class."""
+    """A forward that computes a part with kernels, then calls the remaining children.
+
+    If no kernel won, it runs the module's own forward.
+    """
 
     def run(
         recipe: Any,
@@ -162,7 +168,8 @@ def _by_part(part: Part) -> Run:
 
 
 Part = Callable[..., tuple[torch.Tensor | None, int]]
-"""What was computed, None where nothing was, and of `then` how many are done with."""
+"""Computes a part of a module. Returns the value, or None if no kernel won, and the number of
+children in `then` that it includes."""
 
 
 def _feed_forward(
@@ -174,11 +181,11 @@ def _feed_forward(
         return None, 0
     if recipe.up is not None:
         up = getattr(module, recipe.up)
-        # Two biases are two tensors, which no kernel takes.
+        # Kernels with a gate do not add a bias.
         if not _is_ready(up) or layer.bias is not None or up.bias is not None:
             return None, 0
     following = [getattr(module, name) for name in recipe.then]
-    return _computed(operands[0], first, layer, up, following, is_gated=recipe.is_gated)
+    return _run_activated(operands[0], first, layer, up, following, is_gated=recipe.is_gated)
 
 
 def _residual(
@@ -200,18 +207,18 @@ def _sequence(
     arguments: tuple[Any, ...],
     named: dict[str, Any],
 ) -> Any:
-    """Pairs by one kernel, or with the layer after them; all else as ever."""
+    """The forward of a `Sequential`: runs its pairs with kernels, and calls all other children."""
     if named or len(arguments) != 1 or not still(recipe.relies_on):
         return own(module, *arguments, **named)
     (value,) = arguments
-    pairs = {one.layer: one for one in recipe.pairs}
+    pairs = {pair.layer: pair for pair in recipe.pairs}
     children: dict[str, Any] = module._modules
     names, at = list(children), 0
     while at < len(names):
         hidden, count, name = None, 0, names[at]
         if name in pairs:
-            # A layer with an activation of its own is left to its own kernel. By a loop:
-            # torch 2.11 does not compile `takewhile`.
+            # The next layer with an activation runs its own kernel. This is a loop because torch
+            # 2.11 does not compile `takewhile`.
             rest = []
             for following in names[at + 2 :]:
                 if following in pairs:
@@ -230,7 +237,7 @@ def _pair(
 ) -> tuple[torch.Tensor | None, int]:
     if not fusing.may_fuse((x,)) or not _is_ready(layer) or not _applies(module, pair):
         return None, 0
-    return _computed(x, pair, layer, None, following, is_gated=False)
+    return _run_activated(x, pair, layer, None, following, is_gated=False)
 
 
 def _linear(

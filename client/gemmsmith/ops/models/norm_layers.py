@@ -1,11 +1,12 @@
-"""RMS norms of a patched model: one fused kernel of torch's in the place of six to eight steps.
+"""RMS norms of a patched model: a fused kernel of torch replaces six to eight operators.
 
-The kernel is `torch.nn.functional.rms_norm`'s, with torch's backward pass or, where that is worth a
-launch, ours (`gemmsmith.ops.products.norms`). It runs where winners run, while there are some in
-use: without them a patch leaves every bit as it is. It rounds once, to the result; most models
-round the normalized value and then the product. Both are within a step of the type of the exact
-value. For operands that torch has no fused kernel for, and in compiled graphs, which Inductor fuses
-itself, the module's own forward runs; `nn.RMSNorm`'s does too where its backward pass is torch's.
+The kernel is that of `torch.nn.functional.rms_norm`, with torch's backward pass or with ours if the
+norm is large enough (`gemmsmith.ops.products.norms`). It is used only while winners are in use;
+without winners, a patch does not change any bit. The kernel rounds only the result, while most
+models round the normalized value and then the product. Both results differ from the exact value by
+less than a unit in the last place. The module's own forward runs if torch has no fused kernel for
+the operands, in compiled graphs, which Inductor fuses itself, and for `nn.RMSNorm` if torch's
+backward pass would run anyway.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from gemmsmith.ops.products.registry import ours
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST = 2**32
-"""Elements from which torch's fused kernel reads other rows: it counts them in 32 bits (2.11)."""
+"""Number of elements from which torch's fused kernel (2.11) reads wrong rows: its 32-bit index
+overflows."""
 
 
 def kind_in_use() -> str | None:
-    """The kind of device whose norms are replaced: winners run there; None: none are in use."""
+    """The type of device for which winners are in use; None if no winners are in use."""
     engine = current()
     if engine is None or not engine.may_run(lambda _: True):
         return None
@@ -42,27 +44,27 @@ def run_norm(
     arguments: tuple[Any, ...],
     named: dict[str, Any],
 ) -> Any:
-    """A patched norm's forward; see `gemmsmith.ops.models.forwards`."""
+    """The forward of a patched norm; see `gemmsmith.ops.models.forwards`."""
     if not named and len(arguments) == 1 and still(recipe.relies_on):
         weight = _suitable(recipe, module, *arguments)
         if weight is not None:
-            return _computed(recipe, module, arguments[0], weight)
+            return _run_fused(recipe, module, arguments[0], weight)
     return own(module, *arguments, **named)
 
 
-def _computed(
+def _run_fused(
     recipe: NormRecipe, module: Any, x: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
     epsilon: float | None = getattr(module, recipe.epsilon)
     if not recipe.adds_one:
         return norms.rms_norm(x, weight, epsilon)
-    # In bf16 the sum would lose bits, and an FP32 weight has a fused kernel for FP32 alone.
+    # The sum needs FP32, and torch's fused kernel needs the same type for x and the weight.
     scale = 1.0 + weight.float()
     return norms.rms_norm(x.float(), scale, epsilon).type_as(x)
 
 
 def _suitable(recipe: NormRecipe, module: Any, x: Any) -> torch.Tensor | None:
-    """The weight, if torch's fused kernel computes what the module would."""
+    """The weight, if torch's fused kernel computes the same as the module; else None."""
     if torch.compiler.is_compiling():
         return None
     kind = kind_in_use()
@@ -78,7 +80,8 @@ def _suitable(recipe: NormRecipe, module: Any, x: Any) -> torch.Tensor | None:
         and x.dtype in _TYPES
         and weight.dim() == 1
         and x.shape[-1:] == weight.shape
-        # The kernel's result always is, and what views it later may count on strides.
+        # The kernel's result is contiguous. That of the module has x's strides, which a later view
+        # may depend on.
         and x.is_contiguous()
         and 0 < x.numel() < MOST
         and _has_epsilon(recipe, module)

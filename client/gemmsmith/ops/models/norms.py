@@ -1,7 +1,7 @@
-"""RMS norms: torch's own module, and those that models write out.
+"""Recognizes RMS norms: torch's own module, and classes of models.
 
-These are recognized by the source of a class's `forward`, which must be one of the forms below to
-the letter, but for the names of its variables and of the attribute that holds epsilon.
+A class is recognized by the source of its `forward`. It must be equal to a form below, except for
+the names of variables and of the attribute that holds epsilon.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ class NormRecipe:
     """`x / sqrt(mean(x²) + epsilon) * weight`, over the last dimension.
 
     Attributes:
-        epsilon: name of the attribute that holds it.
-        scales: name of one that must be true, or nothing is multiplied with the weight.
-        adds_one: to the weight, in FP32.
-        is_fused: it runs torch's fused kernel already, whose backward pass can be faster.
+        epsilon: name of the attribute that holds epsilon.
+        scales: name of an attribute that must be true, because otherwise the weight is not used;
+            None if there is no such attribute.
+        adds_one: whether 1 is added to the weight, in FP32.
+        is_fused: whether the module itself runs torch's fused kernel, so that only the backward
+            pass can become faster.
         relies_on: functions that must be the originals.
     """
 
@@ -93,28 +95,29 @@ _FORMS = (
     (_GEMMA, _NORM),  # 1 to 3
     (_GEMMA4, _NORM_BY_POWER),
 )
-"""`forward`, and the method `_norm` if it calls one."""
+"""The source of `forward`, and that of the method `_norm` if `forward` calls it."""
 
 _WRITTEN_WITH = ((torch, "rsqrt"), (torch, "pow"), (torch.Tensor, "pow"), (torch.Tensor, "mean"))
-"""What the forms call."""
+"""The functions of torch that the forms call."""
 
 _KEPT = ("weight", "_norm", "with_scale")
-"""Attributes of the module that must have these very names."""
+"""Attributes of the module that must have exactly these names."""
 
 
 class _Canonical(ast.NodeTransformer):
-    """Names variables by the order in which they appear, and the other attribute `epsilon`."""
+    """Renames variables to the order of their appearance, and unknown attributes to `epsilon`."""
 
     def __init__(self, tree: ast.FunctionDef) -> None:
-        names = [one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)]
-        stored = [one for one in ast.walk(tree) if isinstance(one, ast.Name)]
-        self._self = names[0] if names else None
-        self._local = {*names, *(one.id for one in stored if isinstance(one.ctx, ast.Store))}
-        self._given: dict[str, str] = {}
+        parameters = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        assigned = (node.id for node in names if isinstance(node.ctx, ast.Store))
+        self._self = parameters[0] if parameters else None
+        self._local = {*parameters, *assigned}
+        self._new_names: dict[str, str] = {}
         self.others: set[str] = set()
 
     def text(self, tree: ast.FunctionDef) -> str:
-        """The same for functions that differ in nothing else, nor in annotations."""
+        """A text that is equal for functions that differ only in names, docstring, annotations."""
         tree.returns = None
         if ast.get_docstring(tree, clean=False) is not None:
             del tree.body[0]
@@ -123,18 +126,15 @@ class _Canonical(ast.NodeTransformer):
     def _renamed(self, name: str) -> str:
         if name not in self._local:
             return name
-        return self._given.setdefault(name, str(len(self._given)))
+        return self._new_names.setdefault(name, str(len(self._new_names)))
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
-        """An argument."""
         return ast.arg(arg=self._renamed(node.arg))
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
-        """A variable, or a global."""
         return ast.Name(id=self._renamed(node.id), ctx=node.ctx)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """An attribute of the module, or of something else."""
         is_own = isinstance(node.value, ast.Name) and node.value.id == self._self
         if is_own and node.attr not in _KEPT:
             self.others.add(node.attr)
@@ -144,7 +144,7 @@ class _Canonical(ast.NodeTransformer):
 
 def _written(source: str) -> str:
     (tree,) = ast.parse(source).body
-    assert isinstance(tree, ast.FunctionDef)  # noqa: S101 - one of ours
+    assert isinstance(tree, ast.FunctionDef)  # noqa: S101 - the source is a form above
     return _Canonical(tree).text(tree)
 
 
@@ -153,7 +153,10 @@ _ADDS_ONE = _written(_GEMMA)
 
 
 def _text(function: object, others: set[str]) -> str | None:
-    """Canonical; None where its source is not known, or means something else."""
+    """The canonical text of a function; None if its source or its names' meaning is not known.
+
+    Adds the other attributes of the module that the function uses to `others`.
+    """
     tree = parsed(function)
     if tree is None or tree.decorator_list or not isinstance(function, FunctionType):
         return None
@@ -167,7 +170,7 @@ def _text(function: object, others: set[str]) -> str | None:
 
 @functools.cache
 def _recipe(forward: Callable[..., Any], norm: object) -> NormRecipe | None:
-    """Of a class's `forward` and `_norm`."""
+    """The recipe for a class's `forward` and `_norm`; None if they are not a known form."""
     others: set[str] = set()
     text = _text(forward, others)
     if text is None or text not in _KNOWN:
@@ -180,7 +183,7 @@ def _recipe(forward: Callable[..., Any], norm: object) -> NormRecipe | None:
 
 
 def norm_recipe(module: nn.Module) -> NormRecipe | None:
-    """What the module is known to compute; None: nothing that is taken over."""
+    """The recipe of a norm; None if the module is not recognized."""
     weight, kind = module._parameters.get("weight"), type(module)
     if weight is None or weight.dim() != 1 or module._modules or "_norm" in module.__dict__:
         return None

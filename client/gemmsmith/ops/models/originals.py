@@ -1,7 +1,7 @@
-"""Functions as their library wrote them: a program or another library may have replaced some.
+"""Checks whether functions are a library's originals, or a program has replaced them.
 
-Whether `F.gelu` is torch's own cannot be seen by comparing it with itself. A builtin of torch keeps
-its name, and a function in Python knows the file and the definition that its code comes from.
+There is no second copy of `F.gelu` to compare it with. Instead, a builtin function must have its
+own name, and a Python function must come from its library's file and definition.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 
 
 class Original(NamedTuple):
-    """An attribute that must stay what it is.
+    """An attribute that must not change.
 
     Attributes:
         owner: a module or a class.
-        name: of the attribute.
-        value: what it was when a layer was recognized by it.
+        name: the attribute's name.
+        value: its value when a layer was recognized.
     """
 
     owner: Any
@@ -29,11 +29,11 @@ class Original(NamedTuple):
 
 
 def original(owner: Any, name: str) -> Original | None:
-    """Returns None if `owner.name` is not what the library that defines `owner` put there.
+    """The attribute `owner.name`. Returns None if it is not the one of `owner`'s library.
 
     Args:
-        owner: a module, or a class, whose attribute may be inherited.
-        name: of a function or method.
+        owner: a module or a class. A class may inherit the attribute.
+        name: name of a function or method.
     """
     value = getattr(owner, name, None)
     if isinstance(value, BuiltinFunctionType | MethodDescriptorType):
@@ -51,19 +51,19 @@ def original(owner: Any, name: str) -> Original | None:
 
 
 def originals(*attributes: tuple[Any, str]) -> tuple[Original, ...] | None:
-    """Returns None if one of the attributes is not the original."""
-    all_of_them = [original(owner, name) for owner, name in attributes]
-    known = tuple(one for one in all_of_them if one is not None)
+    """The attributes. Returns None if any of them is not an original."""
+    candidates = [original(owner, name) for owner, name in attributes]
+    known = tuple(candidate for candidate in candidates if candidate is not None)
     return known if len(known) == len(attributes) else None
 
 
 def still(relied_on: Iterable[Original]) -> bool:
-    """Whether nothing was replaced since."""
-    for owner, name, value in relied_on:  # noqa: SIM110 - at every call of a layer
+    """Whether no attribute has been replaced since."""
+    for owner, name, value in relied_on:  # noqa: SIM110 - runs at every call of a layer
         if getattr(owner, name, None) is not value:
             return False
     return True
 
 
 CALL = torch.nn.Module._wrapped_call_impl
-"""What `module(x)` runs, unless its class or a program has another way."""
+"""The function that `module(x)` runs, unless the class or the program has replaced it."""

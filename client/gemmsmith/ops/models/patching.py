@@ -1,27 +1,28 @@
 """`gemmsmith.patch`: tuned kernels in code that calls torch's own operators.
 
-All products of two matrices, or with a model those of its `nn.Linear` modules, run tuned kernels in
-every thread, by a compiled binding below autograd that costs a call a fraction of a microsecond
-(`gemmsmith.ops.below.dispatch`). Products into FP32 and added to FP32 sums, INT8 ones, and FP32
-ones while torch may multiply them in TF32, are among them, and so are the grouped products of
-experts and the FP8 ones of `torch._scaled_mm`, with or without the binding. `addmm` of a bias is
-replaced, by Python, if there are winners that add one. A model's products are known by their sizes.
+A patch replaces products in three ways.
 
-Some modules of a model get a forward of ours while the patch is open
-(`gemmsmith.ops.models.forwards`): linear layers with a bias that no winner adds, at some ten
-microseconds a call; layers that end in an activation, a gate or a residual, which run the product
-and what follows it by one kernel where such a kernel wins (`gemmsmith.ops.models.layers`); and RMS
-norms, which run torch's fused one (`gemmsmith.ops.models.norm_layers`). A product that a compiler
-makes one `addmm` with a sum, as with a residual of two dimensions, stays torch's.
+1. A compiled binding below autograd replaces all products of two matrices in every thread, or with
+   a model those with the sizes of its `nn.Linear` modules. It costs a fraction of a microsecond per
+   call (`gemmsmith.ops.below.dispatch`). This includes products with FP32 output or added to FP32
+   sums, INT8 products, and FP32 products while torch may compute them in TF32. Experts' grouped
+   products and the FP8 products of `torch._scaled_mm` are replaced with or without the binding.
+   `addmm` with a bias is replaced, in Python, if there are winners that add a bias.
+2. Some modules of a model get another forward while the patch is open
+   (`gemmsmith.ops.models.forwards`): linear layers with a bias that no winner adds, which costs
+   about ten microseconds per call; layers that end in an activation, a gate or a residual, which
+   run everything in a single kernel if it won (`gemmsmith.ops.models.layers`); and RMS norms, which
+   run torch's fused kernel (`gemmsmith.ops.models.norm_layers`). Without the binding, and for a
+   report, all `nn.Linear` modules get such a forward.
+3. Without the binding and without a model, a torch function mode intercepts the products of this
+   thread (`gemmsmith.ops.models.function_mode`).
 
-Without the binding, and for a report, all `nn.Linear` modules of a model get such a forward;
-without a model a torch function mode catches the products in this thread
-(`gemmsmith.ops.models.function_mode`). Autograd and `torch.compile` know all three: a forward is
-guarded on, modes are traced, and compiled graphs are torch's own and call the products that the
-binding replaces while a patch is open.
+All three work with autograd and `torch.compile`: graphs have guards on forwards, modes are traced,
+and a compiled graph calls torch's operators, which the binding replaces. If a compiler merges a
+product and a sum into an `addmm`, as with a residual of two dimensions, it stays torch's.
 
-The operators' own rules hold: what no kernel is tuned for is torch's, and so is whatever a program
-does that kernels know nothing of (docs/fusing.md).
+Products without a tuned kernel stay torch's, and so does everything that kernels do not support
+(docs/fusing.md).
 """
 
 from __future__ import annotations
@@ -80,20 +81,20 @@ def patch(
     """
     if in_use() is None and not report and not telling.is_told():
         _warn_once()
-    return opened(model, report=report, file=file)
+    return open_patch(model, report=report, file=file)
 
 
-def opened(
+def open_patch(
     model: torch.nn.Module | None = None, *, report: bool = False, file: TextIO | None = None
 ) -> Patch:
-    """As `patch`, without a word where nothing is in use."""
-    made = Patch(model, file=file, report=report)
+    """As `patch`, without a warning if no winners are in use."""
+    new = Patch(model, file=file, report=report)
     with _Patches.lock:
-        for forgotten in [one for one in _Patches.open if one._is_forgotten]:
+        for forgotten in [active for active in _Patches.open if active._is_forgotten]:
             forgotten.close()
-        made._open()
-        _Patches.open.append(made)
-    return made
+        new._open()
+        _Patches.open.append(new)
+    return new
 
 
 def unpatch(model: torch.nn.Module | None = None) -> None:
@@ -101,17 +102,17 @@ def unpatch(model: torch.nn.Module | None = None) -> None:
 
     `with` blocks end by themselves. Without such a call, nothing happens.
     """
-    for one in list(_Patches.open):
-        if not one._is_block and (model is None or one._model is model):
-            one.close()
+    for active in list(_Patches.open):
+        if not active._is_block and (model is None or active._model is model):
+            active.close()
 
 
 class Patch(AbstractContextManager[None]):
     """An active patch; it lasts until `close`, `unpatch`, or the end of its `with` block."""
 
     def __init__(self, model: torch.nn.Module | None, *, report: bool, file: TextIO | None) -> None:
-        # A model that its program has forgotten is not kept for us.
-        self._of = None if model is None else weakref.ref(model)
+        # A weak reference: a patch must not keep a model alive.
+        self._reference = None if model is None else weakref.ref(model)
         self._file = file
         self._report = ProductsReport() if report else None
         self._engine: Engine | None = None
@@ -121,7 +122,7 @@ class Patch(AbstractContextManager[None]):
         self._stack = ExitStack()
 
     def __enter__(self) -> None:
-        """Last until the end of this block, and no `unpatch`."""
+        # The patch lasts until the end of the block, and `unpatch` does not end it.
         self._is_block = True
 
     def __exit__(
@@ -130,7 +131,6 @@ class Patch(AbstractContextManager[None]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End it."""
         self.close()
 
     def close(self) -> None:
@@ -138,21 +138,21 @@ class Patch(AbstractContextManager[None]):
         with _Patches.lock:
             if self not in _Patches.open:
                 return
-            # What is replaced is a stack: those that began later are taken off, and put on again.
+            # Replacements form a stack: close all later patches, and open them again without this.
             at = _Patches.open.index(self)
             later = _Patches.open[at + 1 :]
-            for one in reversed(_Patches.open[at:]):
-                one._stack.close()
+            for active in reversed(_Patches.open[at:]):
+                active._stack.close()
             del _Patches.open[at:]
-            for one in later:
-                one._open()
-                _Patches.open.append(one)
+            for active in later:
+                active._open()
+                _Patches.open.append(active)
         if self._report is not None:
             print(self._report.text(self._why_none), file=self._file or sys.stderr)
 
     @property
     def why_nothing(self) -> str:
-        """Why nothing that has run by now was replaced; empty if something was."""
+        """Why nothing has been replaced so far; empty if something has."""
         if self._engine is None:
             return self._why_none
         if self._engine.has_plans or (self._has_norms and kind_in_use() is not None):
@@ -161,16 +161,16 @@ class Patch(AbstractContextManager[None]):
 
     @property
     def _is_forgotten(self) -> bool:
-        """Whether its model is no more, and nobody will ask for its end."""
-        return self._of is not None and self._of() is None and not self._is_block
+        """Whether the model has been deleted, so that nothing will close the patch."""
+        return self._reference is not None and self._model is None and not self._is_block
 
     @property
     def _model(self) -> torch.nn.Module | None:
-        return None if self._of is None else self._of()
+        return None if self._reference is None else self._reference()
 
     def _open(self) -> None:
         model = self._model
-        if self._of is not None and model is None:
+        if self._reference is not None and model is None:
             return
         self._engine = current()
         self._why_none = why_none() if self._engine is None else ""
@@ -187,14 +187,14 @@ class Patch(AbstractContextManager[None]):
             self._stack = stack.pop_all()
 
     def _replace_below(self, stack: ExitStack) -> bool:
-        """Replace torch's operators below autograd. Returns whether the binding replaces some."""
+        """Replace torch's operators below autograd. Returns whether the binding is used."""
         engine, model = self._engine, self._model
         if engine is None or engine.platform.kind is None:
             return False
         weights = None if model is None else experts.weights_of(model)
         for replaced in (experts, scaling):
             stack.enter_context(replaced.on(engine.platform.kind, weights))
-        # The binding tells no watcher of a product.
+        # The binding does not report products to a watcher.
         dispatch = Dispatch.of(engine.platform.kind) if engine.watcher is None else None
         if dispatch is None:
             return False
@@ -205,31 +205,32 @@ class Patch(AbstractContextManager[None]):
         return True
 
     def _follow(self) -> None:
-        """Replace what there were no winners for when the patch was opened."""
+        """Replace operators below autograd if winners came into use after the patch was opened."""
         if self._engine is None:
             self._engine = in_use()
             self._why_none = why_none() if self._engine is None else ""
             self._replace_below(self._stack)
 
     def _within(self, model: torch.nn.Module, forwards: Forwards, *, has_binding: bool) -> None:
-        found, linears = [*layers.recognized(model)], _linears(model)
-        self._has_norms = any(isinstance(layer.recipe, NormRecipe) for layer in found)
+        recognized, linears = [*layers.recognized(model)], _linears(model)
+        self._has_norms = any(isinstance(layer.recipe, NormRecipe) for layer in recognized)
         if has_binding and self._engine is not None:
-            # Their products are below. A bias makes one torch's addmm, which is replaced only if a
-            # winner adds it; else a class of ours adds it to the product of a plain kernel.
+            # The binding replaces the products of layers without a bias. With a bias, torch calls
+            # addmm, which is replaced only if a winner adds a bias. Otherwise a forward of ours
+            # adds it to the product of a plain kernel.
             biases = self._engine.may_add_biases
             linears = [layer for layer in linears if layer.bias is not None and not biases]
         layers.take_over_linear(forwards, linears)
-        layers.take_over(forwards, found)
+        layers.take_over(forwards, recognized)
         if self._report is not None:
-            self._report.recognized(layers.counts(found))
+            self._report.recognized(layers.counts(recognized))
 
 
 class _Patches:
-    """Those that are open in this process, in the order in which they began."""
+    """The open patches of this process, oldest first."""
 
     lock = threading.RLock()
-    open: list[Patch] = []  # noqa: RUF012 - one a process
+    open: list[Patch] = []  # noqa: RUF012 - shared by the whole process
     warned = False
 
 
@@ -248,24 +249,26 @@ def _linears(model: torch.nn.Module) -> list[torch.nn.Linear]:
 
 
 def _follow() -> None:
-    """Have open patches follow the engine in use."""
     with _Patches.lock:
         for active in _Patches.open:
             active._follow()
 
 
 def _as_open_now() -> Again:
-    """For a recomputation: what was open when the region was computed."""
+    # A recomputation of a checkpointed region needs the patches that were open at first.
     return partial(_open_again, tuple(_Patches.open))
 
 
 @contextmanager
 def _open_again(patches: tuple[Patch, ...]) -> Iterator[None]:
-    """Patches of models that have ended since; others save what torch saves."""
+    """Open patches of models again that have been closed since.
+
+    Patches without a model are not needed: they save the same tensors as torch.
+    """
     with ExitStack() as stack:
-        for before in patches:
-            if before not in _Patches.open and (model := before._model) is not None:
-                stack.enter_context(opened(model))
+        for earlier in patches:
+            if earlier not in _Patches.open and (model := earlier._model) is not None:
+                stack.enter_context(open_patch(model))
         yield
 
 
@@ -275,7 +278,7 @@ remember(_as_open_now)
 
 @atexit.register
 def _at_the_end() -> None:
-    """Print the reports of what was never undone."""
-    for one in list(_Patches.open):
-        if one._report is not None and not one._is_block:
-            one.close()
+    """Print the reports of patches that were never closed."""
+    for active in list(_Patches.open):
+        if active._report is not None and not active._is_block:
+            active.close()

@@ -1,10 +1,10 @@
-"""What a module's `forward` computes, read from its source: how models' layers are recognized.
+"""Reads from the source of a module's `forward` what it computes, to recognize models' layers.
 
-Only straight lines of calls of the module's own children, of torch's activations, halving, sums and
-products are understood. Whatever else there is, a branch, a default, another attribute, a call
-whose result is dropped, makes the whole forward unknown. Nothing of it is run. What is read is the
-function that the class has now, not what its name suggests; the source must compile to its very
-code. Functions of torch must be those that torch ships.
+The reader supports straight-line code with calls of the module's own children and of torch's
+activations, with halving, sums and products. Anything else makes the whole forward unknown: a
+branch, a default, another attribute, or a call whose result is not used. The code is not run. The
+reader takes the function that the class has now, whatever its name, and its source must compile to
+its code. Functions of torch must be torch's originals.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gemmsmith.ops.models.originals import Original, original
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Given:
-    """An argument of the forward."""
+    """A parameter of the forward."""
 
     position: int
 
@@ -44,22 +44,22 @@ class Called:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Activated:
-    """A function of torch, applied to each element."""
+    """An activation function of torch."""
 
-    activation: Activation | None  # None: ReLU, which is none of ours until it is squared
+    activation: Activation | None  # None: ReLU, which has no epilogue unless it is squared
     argument: Expression
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Halved:
-    """The last dimension in two halves; what each is called is a `Half`."""
+    """A tensor whose last dimension is split into two halves."""
 
     argument: Expression
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Half:
-    """One of them."""
+    """The first or the second half."""
 
     of: Halved
     second: bool
@@ -67,7 +67,7 @@ class Half:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Combined:
-    """Two factors or two terms."""
+    """A product of two factors or a sum of two terms."""
 
     is_product: bool
     left: Expression
@@ -79,21 +79,21 @@ Expression: TypeAlias = Given | Called | Activated | Halved | Half | Combined
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Formula:
-    """What a forward computes, as long as the functions that it calls stay what they are."""
+    """The expression that a forward computes, provided that `relies_on` has not changed."""
 
     expression: Expression
     relies_on: tuple[Original, ...]
 
 
 class _NotUnderstoodError(Exception):
-    """The forward is not of the kind that is read here."""
+    """The forward has something that the reader does not support."""
 
 
 def read(forward: Callable[..., Any]) -> Formula | None:
-    """What the function makes of its arguments; None if it is not understood.
+    """The expression that a function computes; None if the reader does not support it.
 
     Args:
-        forward: a class's, that takes `self` and positional arguments.
+        forward: the forward of a class, with `self` and positional parameters.
     """
     if not isinstance(forward, FunctionType) or (tree := parsed(forward)) is None:
         return None
@@ -105,7 +105,7 @@ def read(forward: Callable[..., Any]) -> Formula | None:
 
 @functools.cache
 def parsed(function: object) -> ast.FunctionDef | None:
-    """The source of a function, if it is that of its very code; None of anything else."""
+    """The parsed source of a function; None if it is not the source of the function's code."""
     if not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
         return None
     try:
@@ -118,7 +118,7 @@ def parsed(function: object) -> ast.FunctionDef | None:
 
 
 def _is_code_of(forward: FunctionType, tree: ast.FunctionDef) -> bool:
-    """Whether the source is that of the function, not what its file has become since."""
+    """Whether the source compiles to the function's code: its file may have changed since."""
     plain = ast.Module(body=[tree], type_ignores=[])
     flags = forward.__code__.co_flags & _FUTURES
     whole = compile(plain, "<forward>", "exec", flags=flags, dont_inherit=True)
@@ -127,8 +127,10 @@ def _is_code_of(forward: FunctionType, tree: ast.FunctionDef) -> bool:
 
 
 def _steps(code: CodeType) -> list[tuple[str, Any]]:
-    """What it does, without how: an attribute of a module is loaded in another way than a method,
-    which the compiler only knows of a whole file.
+    """The instructions of a function, in a form in which the two compilations are comparable.
+
+    The compiler uses other instructions to load an attribute if it knows from the rest of the file
+    that its owner is a module.
     """
     same = {"LOAD_METHOD": "LOAD_ATTR"}
     return [
@@ -147,7 +149,7 @@ class _Reader:
     def __init__(self, forward: FunctionType, tree: ast.FunctionDef) -> None:
         self._module = sys.modules.get(forward.__globals__.get("__name__", ""))
         if getattr(self._module, "__dict__", None) is not forward.__globals__:
-            raise _NotUnderstoodError  # what its names mean could change unseen
+            raise _NotUnderstoodError  # a change of its globals could not be detected
         self._tree = tree
         self._relies_on: list[Original] = []
         arguments = tree.args
@@ -168,7 +170,7 @@ class _Reader:
         self._calls: list[Called] = []
 
     def result(self) -> Formula:
-        """What it returns."""
+        """The expression that the function returns."""
         body = list(self._tree.body)
         if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
             body = body[1:]  # the docstring
@@ -177,7 +179,7 @@ class _Reader:
         for statement in body[:-1]:
             self._assign(statement)
         result = self._value(body[-1].value)
-        # What is computed and dropped would be missed: a child's hooks, its random numbers.
+        # A call whose result is not used has effects: a child's hooks, its random numbers.
         if set(map(id, self._calls)) - set(map(id, _parts(result))):
             raise _NotUnderstoodError
         return Formula(expression=result, relies_on=tuple(dict.fromkeys(self._relies_on)))
@@ -264,7 +266,7 @@ class _Reader:
                 return False
 
     def _function(self, node: ast.expr) -> object:
-        """The function of torch that a dotted name is in the function's module."""
+        """The function of torch that a dotted name means in the function's module."""
         function = self._global(node)
         name = getattr(function, "__name__", "")
         for owner in (functional, torch):
@@ -319,7 +321,7 @@ def _activation(function: object, named: dict[str, ast.expr]) -> Activation | No
 
 
 def _parts(of: Expression) -> list[Expression]:
-    """All that an expression is made of."""
+    """An expression and all expressions in it."""
     match of:
         case Given():
             inner: list[Expression] = []

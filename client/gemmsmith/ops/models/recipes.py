@@ -1,11 +1,11 @@
-"""Which modules of a model are taken over: a product and what follows it, experts, norms.
+"""Recognizes the modules of a model that are patched: products with what follows, experts, norms.
 
-A module is known by what its class's forward computes (`gemmsmith.ops.models.reading`), never by
-its name alone, and by the exact types of the children that are taken over. Subclasses with a
-forward of their own are read as such; a forward of the instance, hooks on a child that would be
-passed by, and children of other classes (quantized, adapted, sharded on their own) leave it alone.
-So does a forward or a function of torch's or transformers' that a program has replaced
-(`gemmsmith.ops.models.originals`), before or after the module was recognized.
+A module is recognized by what the forward of its class computes (`gemmsmith.ops.models.reading`),
+not by its name, and by the exact types of the children that are replaced. Subclasses with their own
+forward are read like any other class. A module is not patched if the instance has its own forward,
+if a child that would be skipped has hooks, if children are of other classes (quantized, adapted,
+sharded), or if a program has replaced the forward, or a function of torch or transformers, before
+or after the module was recognized (`gemmsmith.ops.models.originals`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class First:
     """A layer and the activation of its result.
 
     Attributes:
-        layer: name of the child, or its place in a `Sequential`.
-        activation: what follows.
-        by: name or place of the child that applies it; None: a function of torch does.
-        kind: that child's class.
+        layer: name of the child, or its position in a `Sequential`.
+        activation: the activation.
+        by: name or position of the child that applies the activation; None if a function of torch
+            applies it.
+        kind: class of that child.
     """
 
     layer: str
@@ -49,10 +50,11 @@ class FeedForwardRecipe:
     """`then(activation(layer(x)))`, or `then(activation(gate(x)) * up(x))`: an MLP, or half of one.
 
     Attributes:
-        first: the layer, of a gated one the gate's, and the activation.
-        is_gated: whether a product follows.
-        up: name of its other factor's layer; None: it is half of the one layer's result.
-        then: children that go on, one after the other; the first layer among them is the second.
+        first: the layer (with a gate, the gate's layer) and the activation.
+        is_gated: whether the activation is multiplied by `up`.
+        up: name of the layer of the other factor; None if both factors are halves of the result of
+            the same layer.
+        then: names of the children that are called after that, in this order.
         relies_on: functions that must be the originals.
     """
 
@@ -68,7 +70,7 @@ class FeedForwardRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualRecipe:
-    """`then(dropout(layer(x)) + y)`, where the dropout does nothing."""
+    """`then(dropout(layer(x)) + y)`. It is fused only while the dropout is inactive."""
 
     layer: str
     dropout: str | None
@@ -81,18 +83,18 @@ class ResidualRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceRecipe:
-    """Layers of a `Sequential` that an activation follows."""
+    """The layers of a `Sequential` that are followed by an activation."""
 
     pairs: tuple[First, ...]
     relies_on: tuple[Original, ...]
 
     def __str__(self) -> str:
-        return "linear + " + ", ".join(sorted({one.activation.value for one in self.pairs}))
+        return "linear + " + ", ".join(sorted({pair.activation.value for pair in self.pairs}))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearRecipe:
-    """A linear layer alone, where its product is not replaced below autograd."""
+    """A single linear layer whose product is not replaced below autograd."""
 
     relies_on: tuple[Original, ...]
 
@@ -122,17 +124,17 @@ _OF_TRANSFORMERS: dict[str, tuple[Activation, tuple[tuple[Any, str], ...]]] = {
 
 
 def is_linear(module: object) -> bool:
-    """Whether it multiplies by a weight and adds a bias, and does nothing else."""
+    """Whether the module multiplies by a weight and adds a bias, and does nothing else."""
     return type(module) is nn.Linear or is_transposed(module)
 
 
 def is_transposed(module: object) -> bool:
-    """Whether its weight is [K, N]."""
+    """Whether the module is a linear layer with a weight [K, N]."""
     return (type(module).__module__, type(module).__qualname__) == _CONV1D
 
 
 def activation_of(applied: object) -> Activation | None:
-    """What a module or a function of torch applies to each element; None: not one of ours."""
+    """The activation that a module or a function of torch computes; None if it is unknown."""
     if applied is functional.silu:
         return Activation.SILU
     if applied is functional.gelu:
@@ -143,20 +145,21 @@ def activation_of(applied: object) -> Activation | None:
     if isinstance(applied, nn.GELU) and kind is nn.GELU:
         return {"none": Activation.GELU, "tanh": Activation.GELU_TANH}.get(applied.approximate)
     if kind.__module__ == "transformers.activations" and kind.__qualname__ in _OF_TRANSFORMERS:
-        act = getattr(applied, "act", None)  # a function of torch, or a method that does the same
+        # `act` is a function of torch, or a method that computes the same.
+        act = getattr(applied, "act", None)
         if act is None or getattr(act, "func", act) is functional.gelu or _is_method(act, applied):
             return _OF_TRANSFORMERS[kind.__qualname__][0]
     return None
 
 
 def _is_method(function: object, of: object) -> bool:
-    """Whether a bound method is one that the class has."""
+    """Whether `function` is a bound method of `of`."""
     name = getattr(function, "__name__", "")
     return getattr(function, "__self__", None) is of and getattr(of, name, None) == function
 
 
 def _calls(module: object) -> tuple[tuple[Any, str], ...]:
-    """The functions that a linear layer, an activation or a dropout consists of."""
+    """The functions that a linear layer, an activation or a dropout calls."""
     kind = type(module)
     if module is functional.silu or module is functional.gelu:
         return ((functional, module.__name__),)
@@ -174,7 +177,7 @@ def _calls(module: object) -> tuple[tuple[Any, str], ...]:
 def _relied_on(
     recipe: FeedForwardRecipe | ResidualRecipe, module: nn.Module
 ) -> tuple[Original, ...] | None:
-    """What the children that are passed by consist of; None if some of it is replaced."""
+    """The functions that the skipped children call; None if any of them is replaced."""
     if isinstance(recipe, ResidualRecipe):
         names = [recipe.layer, recipe.dropout]
     else:
@@ -184,7 +187,7 @@ def _relied_on(
 
 
 def recipe_of(module: nn.Module) -> Recipe | None:
-    """What the module is known to compute; None: nothing that is taken over."""
+    """The recipe of a module; None if the module is not recognized."""
     forward = type(module).forward
     if has_own_forward(module):
         return None
@@ -215,7 +218,7 @@ def recipe_of(module: nn.Module) -> Recipe | None:
 
 
 def linear_recipe() -> LinearRecipe | None:
-    """Of any `nn.Linear`; None if a program has replaced what it consists of."""
+    """The recipe of every `nn.Linear`; None if a program has replaced functions that it calls."""
     relies_on = originals((nn.Linear, "forward"), (functional, "linear"))
     return None if relies_on is None else LinearRecipe(relies_on=relies_on)
 
@@ -248,7 +251,7 @@ def _matched(
 
 
 def _first(module: nn.Module, of: Expression) -> First | None:
-    """`activation(layer(x))`."""
+    """Matches `activation(layer(x))`."""
     applied = _applied(module, of)
     if applied is None:
         return None
@@ -261,7 +264,7 @@ def _first(module: nn.Module, of: Expression) -> First | None:
 
 
 def _applied(module: nn.Module, of: Expression) -> tuple[Activation, str | None, Expression] | None:
-    """The activation, who applies it, and to what."""
+    """Matches an activation. Returns it, the child that applies it, and its argument."""
     if isinstance(of, Activated) and of.activation is not None:
         return of.activation, None, of.argument
     if not isinstance(of, Called):
@@ -271,7 +274,7 @@ def _applied(module: nn.Module, of: Expression) -> tuple[Activation, str | None,
 
 
 def _layer(module: nn.Module, of: Expression, position: int = 0) -> str | None:
-    """The linear layer that is called with an argument of the forward."""
+    """Matches a linear layer that is called with an argument of the forward. Returns its name."""
     if not isinstance(of, Called) or not isinstance(of.argument, Given):
         return None
     known = of.argument.position == position and is_linear(module._modules.get(of.child))
@@ -315,7 +318,7 @@ def _residual(module: nn.Module, of: Combined, then: tuple[str, ...]) -> Residua
 
 
 def recipes(model: nn.Module) -> Iterator[tuple[str, nn.Module, Recipe]]:
-    """The modules of a model that are known, by name."""
+    """The recognized modules of a model: their names, the modules, and their recipes."""
     for name, module in model.named_modules():
         recipe = recipe_of(module)
         if recipe is not None:
@@ -323,7 +326,7 @@ def recipes(model: nn.Module) -> Iterator[tuple[str, nn.Module, Recipe]]:
 
 
 def weight_of(layer: nn.Module) -> torch.Tensor:
-    """[N, K]."""
+    """The weight as [N, K]."""
     weight = layer.weight
-    assert isinstance(weight, torch.Tensor)  # noqa: S101 - a linear layer's
+    assert isinstance(weight, torch.Tensor)  # noqa: S101 - linear layers have a weight
     return weight.t() if is_transposed(layer) else weight

@@ -1,4 +1,4 @@
-"""What `gemmsmith.patch(report=True)` says at its end: who computed what, fused with what."""
+"""The report of `gemmsmith.patch(report=True)`: which kernels ran, and what was fused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gemmsmith.ops.engine.plan import Plan
 
 
 class ProductsReport:
-    """Counts products by form, problem and who computes them; an engine's watcher."""
+    """Counts products by problem, form and kernel. It is a watcher of an engine."""
 
     def __init__(self) -> None:
         self._calls: Counter[tuple[str, str, str]] = Counter()
@@ -19,14 +19,13 @@ class ProductsReport:
         self._fused: dict[tuple[str, str, str], str] = {}
         self._recognized: Counter[str] = Counter()
 
-    def recognized(self, what: Counter[str]) -> None:
-        """Modules of the model that may run fused products, by their kind."""
-        self._recognized = what
+    def recognized(self, counts: Counter[str]) -> None:
+        """Set the number of modules that may run fused products, by kind."""
+        self._recognized = counts
 
     def saw(
         self, form: Form, a: torch.Tensor, b: torch.Tensor, plan: Plan | None, groups: int
     ) -> None:
-        """One product."""
         if plan is not None:
             problem = plan.shape.problem
             key = (str(problem), form.value, plan.config.kernel.name)
@@ -35,24 +34,24 @@ class ProductsReport:
                 self._fused[key] = problem.operation.epilogue.value
         else:
             ways = present_shapes(form, Spec.of(a), Spec.of(b), groups=groups)
-            what = f"{tuple(a.shape)} and {tuple(b.shape)} {a.dtype}".replace("torch.", "")
-            key = (str(ways[0].problem) if ways else what, form.value, "torch")
+            operands = f"{tuple(a.shape)} and {tuple(b.shape)} {a.dtype}".replace("torch.", "")
+            key = (str(ways[0].problem) if ways else operands, form.value, "torch")
         self._calls[key] += 1
 
     def text(self, why_none: str) -> str:
-        """The report, most called first; `why_none` is why there was no engine, if so."""
+        """The report, most frequent products first. `why_none`: why there was no engine, if so."""
         if why_none:
             return f"gemmsmith: nothing replaced: {why_none}"
         if not self._calls:
             return "gemmsmith: no matrix product ran"
         tuned = sum(count for key, count in self._calls.items() if key[2] != "torch")
         lines = [f"gemmsmith: {tuned} of {self._calls.total()} products ran tuned kernels"]
-        lines += [f"  recognized: {count} × {what}" for what, count in self._recognized.items()]
+        lines += [f"  recognized: {count} × {kind}" for kind, count in self._recognized.items()]
         gain, unknown = 0.0, False
         for key, count in self._calls.most_common():
-            problem, form, who = key
-            line = f"  {count:6d} × {problem} ({form}): {who}"
-            if who != "torch":
+            problem, form, kernel = key
+            line = f"  {count:6d} × {problem} ({form}): {kernel}"
+            if kernel != "torch":
                 saved = self._saved[key]
                 unknown = unknown or saved is None
                 gain += count * (saved or 0.0)
@@ -65,7 +64,7 @@ class ProductsReport:
         return "\n".join(lines)
 
     def _of_fused(self) -> list[str]:
-        """A line for each epilogue: how many products had it, and what that saves."""
+        """A line for each epilogue: the number of products, and the time that they save."""
         calls: Counter[str] = Counter()
         gain: Counter[str] = Counter()
         for key, epilogue in self._fused.items():

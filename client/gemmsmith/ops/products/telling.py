@@ -46,4 +46,4 @@ def tell(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, groups: int 
     """
     x, weight = operators.autocast(x, weight)
     for calls in recording():
-        calls.tell(x, weight, epilogue.value, groups)
+        calls.record(x, weight, epilogue.value, groups)
