@@ -16,7 +16,7 @@ from tuner.backends.cutlass.shared import FLOATS, CutlassBackend
 
 
 class Cute(CutlassBackend):
-    """Our own kernels around CUTLASS's mainloop."""
+    """This project's own kernels around CUTLASS's mainloop."""
 
     name = Backend.CUTE
     rules = RULES
@@ -31,16 +31,16 @@ class Cute(CutlassBackend):
         }
     )
     groupings = frozenset({Grouping.NONE, Grouping.ROWS})
-    grouped_epilogues = frozenset({Epilogue.NONE, *(each for each in Epilogue if each.is_gated)})
+    grouped_epilogues = frozenset(
+        {Epilogue.NONE, *(epilogue for epilogue in Epilogue if epilogue.is_gated)}
+    )
 
     def legal(
         self, problem: Problem, arch: Architecture, level: Level
     ) -> tuple[CutlassKernel, ...]:
-        """The kernels that suit the problem; remembered."""
         return space.legal(problem, arch, level)
 
     def part(self, kernel: AnyKernel) -> Part:
-        """What the kernel is compiled from."""
         return part(cutlass(kernel))
 
 

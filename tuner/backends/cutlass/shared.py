@@ -1,4 +1,4 @@
-"""What the backends made of CUTLASS's parts do alike."""
+"""The shared base of the backends that use CUTLASS."""
 
 from __future__ import annotations
 
@@ -38,31 +38,30 @@ class CutlassBackend(ABC):
     operands: ClassVar[frozenset[Element]]
     """Element types of A and B."""
     scalings: ClassVar[frozenset[tuple[Element, Scaling, Grouping]]] = frozenset()
-    """Scaling of products of these types, beside plain FP8's one factor for each operand."""
+    """Further scalings by type of A and grouping. By default FP8 has one factor per operand."""
 
     groupings: ClassVar[frozenset[Grouping]] = frozenset({Grouping.NONE})
-    """How products may be grouped."""
 
     epilogues: ClassVar[frozenset[Epilogue]] = frozenset({Epilogue.NONE})
-    """What may follow single products."""
+    """Epilogues of products without groups."""
 
     grouped_epilogues: ClassVar[frozenset[Epilogue]] = frozenset({Epilogue.NONE})
-    """What may follow grouped ones."""
+    """Epilogues of grouped products."""
 
     @abstractmethod
     def legal(
         self, problem: Problem, arch: Architecture, level: Level
     ) -> tuple[CutlassKernel, ...]:
-        """The kernels that suit the problem; remembered."""
+        """The kernels that take the problem; cached."""
 
     @abstractmethod
     def part(self, kernel: AnyKernel) -> Part:
-        """What the kernel is compiled from."""
+        """The kernel's share of a translation unit."""
 
     def supports(self, operation: Operation, arch: Architecture) -> bool:
-        """Whether there are kernels: single or batched products, FP8 with its scales.
+        """Whether the backend has kernels of the operation on the architecture.
 
-        Where CUTLASS's own list is all there is, of the operations that are on it.
+        On architectures other than sm90, only the operations that CUTLASS generates kernels for.
         """
         plain_fp8 = operation.is_narrow_float and not operation.is_grouped
         usual = Scaling.TENSOR if plain_fp8 else Scaling.NONE
@@ -82,29 +81,27 @@ class CutlassBackend(ABC):
     def kernels(
         self, problem: Problem, arch: Architecture, level: Level
     ) -> tuple[CutlassKernel, ...]:
-        """The legal kernels for a problem; whether it adds to D makes no difference to them."""
+        # `alike` maps the problems that all rules judge alike to one key of the caches of `legal`.
         return self.legal(alike(of_kernels(problem), arch), arch, level)
 
     def fitted(self, problem: Problem, device: DeviceModel) -> Sequence[CutlassKernel]:  # noqa: ARG002
-        """None."""
         return ()
 
     def prepare(self, problem: Problem, device: DeviceModel) -> None:  # noqa: B027
-        """Nothing to do."""
+        """Do nothing: the first call is fast enough."""
 
     def launches(self, kernel: AnyKernel, problem: Problem, device: DeviceModel) -> list[Launch]:
-        """The launches worth measuring."""
         return launches(cutlass(kernel), problem, device)
 
     def refusal(self, kernel: AnyKernel, problem: Problem | None = None) -> str | None:
-        """Why a kernel is not legal (for the problem, if one is given); None when it is."""
+        """The reason why a kernel is not legal, or not for `problem`; None if it is legal."""
         known = cutlass(kernel)
         if reason := _kernel_refusal(self, known):
             return reason
         return None if problem is None else legality.problem_refusal(known, problem)
 
     def variety(self, kernel: AnyKernel) -> tuple[object, ...]:
-        """All that a kernel's templates depend on, clusters and stages apart."""
+        """Everything that a kernel's templates depend on except cluster and stages."""
         known = cutlass(kernel)
         return (
             known.tile,
@@ -117,13 +114,12 @@ class CutlassBackend(ABC):
         )
 
     def features(self, kernel: AnyKernel) -> Features[float]:
-        """What the analytic cost model knows of it."""
         return features(cutlass(kernel))
 
 
 @lru_cache(maxsize=4096)
 def _kernel_refusal(backend: CutlassBackend, kernel: CutlassKernel) -> str | None:
-    """Why the kernel is not legal, whatever the problem; remembered, as neighbours share theirs."""
+    """The reason why the kernel is legal for no problem; cached, as problems share kernels."""
     if reason := operation_exists(kernel):
         return reason
     if generated.is_generated(kernel):

@@ -25,11 +25,9 @@ class Cutlass2x(CutlassBackend):
     def legal(
         self, problem: Problem, arch: Architecture, level: Level
     ) -> tuple[CutlassKernel, ...]:
-        """The kernels that suit the problem; remembered."""
         return space.legal(problem, arch, level)
 
     def part(self, kernel: AnyKernel) -> Part:
-        """What the kernel is compiled from."""
         return part(cutlass(kernel))
 
 

@@ -35,28 +35,26 @@ class Cutlass3x(CutlassBackend):
     def legal(
         self, problem: Problem, arch: Architecture, level: Level
     ) -> tuple[CutlassKernel, ...]:
-        """The kernels that suit the problem; remembered."""
         return space.legal(problem, arch, level)
 
     def part(self, kernel: AnyKernel) -> Part:
-        """What the kernel is compiled from."""
         return part(cutlass(kernel))
 
     def fitted(self, problem: Problem, device: DeviceModel) -> Sequence[CutlassKernel]:
-        """Kernels whose tiles fill whole waves, where a TMA mainloop runs the problem."""
+        """Kernels whose tiles fill whole waves; none if TMA mainloops cannot read the problem."""
         like = self._like(problem, device)
         return () if like is None else fitted.kernels(like, problem, device)
 
     def prepare(self, problem: Problem, device: DeviceModel) -> None:
-        """Make every fitted kernel of such problems."""
+        """Create all fitted kernels that `fitted` may return for problems like this one."""
         like = self._like(problem, device)
         if like is not None:
             fitted.build(like)
 
     def _like(self, problem: Problem, device: DeviceModel) -> CutlassKernel | None:
-        """A kernel with what the fitted ones share: types, layout, alignment and epilogue."""
-        found = self.kernels(problem, architecture(device.arch), Level.CORE)
-        return found[0] if found and found[0].mainloop in TMA_MAINLOOPS else None
+        """A kernel that has the fitted kernels' types, layout, alignment and epilogue."""
+        kernels = self.kernels(problem, architecture(device.arch), Level.CORE)
+        return kernels[0] if kernels and kernels[0].mainloop in TMA_MAINLOOPS else None
 
 
 CUTLASS3X: Final = Cutlass3x()
