@@ -45,7 +45,6 @@ __all__ = [
 
 @lru_cache(maxsize=1024)
 def supporting(operation: Operation, arch: Architecture) -> tuple[KernelBackend, ...]:
-    """The backends that have kernels of an operation on an architecture."""
     return tuple(backend for backend in BACKENDS.values() if backend.supports(operation, arch))
 
 
@@ -83,7 +82,7 @@ def candidates(
         for launch in launches(kernel, problem, device)
     ]
     if not legal:
-        raise NoLegalCandidate(f"no kernel that takes {problem} is made for so many tiles")
+        raise NoLegalCandidate(f"all kernels that take {problem} are for problems with fewer tiles")
     return legal
 
 
@@ -141,17 +140,14 @@ def splits_refusal(kernel: AnyKernel, launch: Launch, problem: Problem) -> str |
 
 
 def compiles(kernel: AnyKernel) -> bool:
-    """Whether the kernel can be compiled here: its backend and its architecture are known."""
     return backend_of(kernel) is not None and kernel.arch in ARCHITECTURES
 
 
 def variety(kernel: AnyKernel) -> tuple[object, ...]:
-    """A key that is equal for kernels which share most of their compile time in one unit."""
     backend = backend_of(kernel)
     return () if backend is None else backend.variety(kernel)
 
 
 def features(kernel: AnyKernel) -> Features[float] | None:
-    """The cost model's description of a kernel; None if its backend is not known."""
     backend = backend_of(kernel)
     return None if backend is None else backend.features(kernel)

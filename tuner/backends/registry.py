@@ -16,5 +16,4 @@ BACKENDS: dict[Backend, KernelBackend] = {backend.name: backend for backend in _
 
 
 def backend_of(kernel: Kernel) -> KernelBackend | None:
-    """The kernel's backend; None if it is not one of these."""
     return BACKENDS.get(kernel.backend)

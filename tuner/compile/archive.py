@@ -99,7 +99,7 @@ def _read(source: Path) -> Iterator[tuple[str, bytes, Manifest]]:
             hashlib.sha256(content).hexdigest() != pack_hash
             or len(content) != manifest[pack_hash].bytes
         ):
-            raise _no_archive(source, f"pack {pack_hash} has other bytes")
+            raise _no_archive(source, f"the bytes of pack {pack_hash} do not match its hash")
         else:
             number += 1
             yield pack_hash, content, manifest[pack_hash]
@@ -135,12 +135,12 @@ def _checked(member: tarfile.TarInfo) -> tuple[str, str]:
     if name is None:
         raise tarfile.TarError(f"it holds {member.name!r:.100}")
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
-        raise tarfile.TarError(f"{member.name} in it is no plain file")
+        raise tarfile.TarError(f"{member.name} in it is not a plain file")
     return name[1], name[2]
 
 
 def _no_archive(source: Path, reason: str) -> PackCorrupt:
-    return PackCorrupt(f"{source} is no whole archive of packs ({reason})")
+    return PackCorrupt(f"{source} is not a complete archive of packs ({reason})")
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -102,6 +102,6 @@ def check_names(pack_hash: str, manifest: Manifest, content: bytes) -> None:
     Raises:
         PackCorrupt: a name is missing.
     """
-    lacking = [name for name in manifest.kernels if name.encode() + b"\0" not in content]
-    if lacking:
-        raise PackCorrupt(f"pack {pack_hash} is refused: nothing in it is named {lacking[0]}")
+    missing = [name for name in manifest.kernels if name.encode() + b"\0" not in content]
+    if missing:
+        raise PackCorrupt(f"pack {pack_hash} is refused: it does not contain {missing[0]}")

@@ -96,7 +96,6 @@ class Compilation:
 
     @property
     def seconds(self) -> float:
-        """Wall time since the start, in seconds."""
         return time.monotonic() - self.started
 
     def log(self) -> str:

@@ -75,7 +75,6 @@ class Builder:
         self._run: _CompileRun | None = None
 
     def has(self, kernel: AnyKernel) -> bool:
-        """Whether the store holds the kernel as built by this toolchain."""
         return compiles(kernel) and self._find(kernel) is not None
 
     def _find(self, kernel: AnyKernel) -> Pack | None:

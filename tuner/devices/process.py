@@ -83,7 +83,7 @@ class Child:
         try:
             return decode_reply(line)
         except msgspec.DecodeError as error:
-            raise ChildLost(f"the measuring process said {line[:200]!r}: {error}") from error
+            raise ChildLost(f"the measuring process wrote {line[:200]!r}: {error}") from error
 
     def kill(self) -> None:
         # The driver stops what the process was running on the GPU.

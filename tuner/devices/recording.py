@@ -306,7 +306,7 @@ def _parse(
     decoded = _decoded(lines, path)
     first = next(decoded, None)
     if not isinstance(first, Header):
-        raise RecordingCorrupt(f"{path} is not a recording: its first line is no header")
+        raise RecordingCorrupt(f"{path} is not a recording: its first line is not a header")
     sweep = Sweep(header=first)
     kernels: dict[int, AnyKernel] = {}
     last: _Line | None = None

@@ -63,7 +63,6 @@ class ReplayDevice:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """The problems that can be replayed, in order."""
         return tuple(sorted(self._problems))
 
     def recorded(self, problem: Problem) -> Sequence[Candidate] | None:

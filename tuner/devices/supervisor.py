@@ -117,7 +117,9 @@ class Supervisor:
                         finished = True
                         raise _refusal(reply)
                     case Ready():
-                        raise DeviceError("the measuring process answered out of turn; try again")
+                        raise DeviceError(
+                            "the measuring process sent an unexpected reply; try again"
+                        )
                     case _:
                         finished = True
                 yield reply
@@ -161,7 +163,9 @@ def _greeting(child: Child, timeout_s: float) -> Ready:
     if isinstance(reply, Refused):
         raise _refusal(reply)
     if not isinstance(reply, Ready):
-        raise DeviceError(f"the measuring process greeted with {type(reply).__name__}")
+        raise DeviceError(
+            f"the measuring process started with an unexpected {type(reply).__name__}"
+        )
     return reply
 
 

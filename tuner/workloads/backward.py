@@ -163,5 +163,4 @@ def _sigmas(parts: Backward, product: float) -> tuple[float, ...]:
 
 
 def slope_spread(activation: Activation) -> float:
-    """Root mean square of an activation's derivative, for arguments from N(0, 1)."""
     return root_mean_square(lambda x: through(activation, torch.ones_like(x), x))

@@ -35,7 +35,6 @@ _CALLS = {
 
 
 def defaults(problem: Problem) -> Sequence[Way]:
-    """Eager calls."""
     parts = _parts(problem)
     return (Way(name=_named(parts), launches=_gated if parts.gated else _plain),)
 

@@ -57,7 +57,6 @@ class Footprint:
 
     @property
     def one_set(self) -> int:
-        """Bytes of one operand set."""
         return self.a + self.b + self.d + self.factors + self.epilogue
 
     @property

@@ -53,7 +53,6 @@ def with_factor(
 
 
 def set_addresses(arguments: Arguments, operands: OperandSet) -> None:
-    """Set the addresses of a set's factor and largest value."""
     arguments.scale_d = drawn_with(operands.scale_d).data_ptr()
     arguments.amax = drawn_with(operands.amax).data_ptr()
 

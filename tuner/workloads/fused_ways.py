@@ -158,7 +158,6 @@ def _run(epilogue: Epilogue, s: OperandSet, scratch: Sequence[torch.Tensor]) -> 
 
 
 def _multiplied_and_added(s: OperandSet) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors, and what is added after them."""
     if s.row_scale is not None:
         return drawn_with(s.row_scale)[0], drawn_with(s.bias).view(-1)
     return drawn_with(s.column_scale).view(-1), drawn_with(s.residual)[0]

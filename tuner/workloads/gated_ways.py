@@ -53,7 +53,6 @@ def _named(call: str, problem: Problem) -> str:
 
 
 def activation_of(problem: Problem) -> Activation:
-    """The gate's activation."""
     activation = problem.operation.epilogue.activation
     assert activation is not None  # noqa: S101 - every gate has one
     return activation

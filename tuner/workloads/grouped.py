@@ -212,5 +212,4 @@ def _by_depth(operands: OperandSet, block: Block, precision: torch.dtype) -> tor
 
 
 def _ungrouped(problem: Problem) -> Workload:
-    """The family of the same operation without groups."""
     return Scaled() if problem.operation.is_scaled else Dense()

@@ -108,12 +108,10 @@ class GroupedGated:
 
 
 def root_mean_square_of_shares() -> float:
-    """Root mean square of factors that are uniform between _LEAST_SHARE and 1."""
     low = _LEAST_SHARE
     return float(((1 + low + low * low) / 3) ** 0.5)
 
 
 def _laid(d: torch.Tensor) -> torch.Tensor:
-    """The outputs side by side in the rows of one matrix."""
     outputs, m, n = d.shape
     return d.as_strided((outputs, m, n), (n, outputs * n, 1))

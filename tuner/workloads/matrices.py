@@ -104,7 +104,6 @@ def packed_arguments(
 
 
 def exact_product(operands: OperandSet, block: Block, precision: torch.dtype) -> torch.Tensor:
-    """A block of A·B, computed in `precision`."""
     a = operands.a[block.batches, block.rows].to(precision)
     b = operands.b[block.batches, :, block.columns].to(precision)
     return torch.bmm(a, b)

@@ -67,7 +67,7 @@ class Operands:
         except torch.cuda.OutOfMemoryError as error:
             raise DoesNotFit(
                 f"{problem} needs {count * footprint(problem).one_set / 1e9:.1f} GB for operands, "
-                f"but only {free / 1e9:.1f} GB of {device.name} are free; stop what else uses it"
+                f"but only {free / 1e9:.1f} GB of {device.name} are free; stop other programs on it"
             ) from error
         self.sets, self.check, self.sigma = drawn.sets, drawn.check, drawn.sigma
         first = Case(operands=drawn.sets[0], written=problem.m, sigmas=(drawn.sigma,))
@@ -80,7 +80,6 @@ class Operands:
         return free_bytes(self.ordinal) // 4
 
     def arguments(self, operands: OperandSet, d: torch.Tensor | None = None) -> Arguments:
-        """The C ABI's arguments of a set, without those of the launch."""
         arguments = self.workload.arguments(self.problem, operands, operands.d if d is None else d)
         arguments.device = self.ordinal
         return arguments
@@ -108,7 +107,6 @@ class Operands:
 
 
 def place(ordinal: int) -> torch.device:
-    """The GPU with that ordinal; the CPU for HOST."""
     return torch.device("cpu") if ordinal == HOST else torch.device("cuda", ordinal)
 
 

@@ -34,7 +34,6 @@ KEPT_BYTES = 8 * 2**30
 
 
 def tolerance(problem: Problem, *, fast_accumulation: bool) -> Tolerance:
-    """The bounds that an output of this problem must meet."""
     workload = workload_of(problem.operation)
     return workload.tolerance(problem, fast_accumulation=fast_accumulation)
 
@@ -111,8 +110,8 @@ class _CaseReference:
         self._norms, self._peaks = list(map(_hypot, norms)), list(map(_largest, peaks))
         if not all(map(math.isfinite, (*self._norms, *self._peaks))):
             raise ReferenceBroken(
-                f"the {self._name} reference of {problem} is not finite though its inputs are "
-                "plain normal samples; suspect this GPU or another process on it, and try again"
+                f"the {self._name} reference of {problem} is not finite although its inputs are "
+                "normal samples; suspect this GPU or another process on it, and try again"
             )
         floor = tolerance(problem, fast_accumulation=False).floor
         largest = self._peaks[0]

@@ -119,7 +119,6 @@ class Scaled:
         return Tolerance(error=_ERROR + drift, max_error=_MAX_ERROR + drift)
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
-        """`torch._scaled_mm`, or bf16 if cuBLAS does not take the extents."""
         return (Way(name="torch._scaled_mm", launches=_fast, takes=is_taken), _in_bf16(problem))
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
@@ -136,7 +135,6 @@ class Scaled:
 
 
 def factors(operands: OperandSet) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors of A and B, of a set that has them."""
     scale_a, scale_b = operands.scale_a, operands.scale_b
     assert scale_a is not None and scale_b is not None  # noqa: S101, PT018 - drawn with them
     return scale_a, scale_b

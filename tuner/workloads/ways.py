@@ -55,7 +55,6 @@ def mm_name(problem: Problem) -> str:
 
 
 def products(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
-    """A·B by `torch.mm(out=)`, or by `torch.bmm(out=)` for a batch."""
     return [_bmm(s) if problem.batch > 1 else _mm(s) for s in sets]
 
 

@@ -54,7 +54,7 @@ class CublasLt:
     def refusal(self, kernel: AnyKernel, problem: Problem | None = None) -> str | None:
         # Whether an algorithm suits the problem is for the library to decide, at the launch.
         if kernel != kernel_of(kernel.operation, kernel.arch):
-            return "it is not what the pack has for its operation"
+            return "the pack has another kernel for this operation"
         return None if problem is None else legality.problem_refusal(kernel, problem)
 
     def part(self, kernel: AnyKernel) -> Part:

@@ -83,11 +83,9 @@ class Proposal:
 
     @property
     def chosen(self) -> Algorithm:
-        """The algorithm in the form that a launch stores."""
         return Algorithm.of(self.library_version, self.algorithm, self.workspace_bytes)
 
     def launch(self, arguments: Arguments) -> None:
-        """Set the algorithm and the workspace of a launch."""
         arguments.set_algorithm(self.library_version, self.algorithm, self.workspace_bytes)
 
 

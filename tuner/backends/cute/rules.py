@@ -36,7 +36,7 @@ def groups_are_stored_in_16_bits(kernel: CutlassKernel) -> str | None:
     operation = kernel.operation
     scaling = Scaling.ROW if operation.is_narrow_float else Scaling.NONE
     if operation.d.bits != 16 or operation.scaling is not scaling or operation.a.bits > 16:
-        return f"no kernels of {operation} that walk groups"
+        return f"no kernels of {operation} iterate over groups"
     return None
 
 
@@ -44,7 +44,7 @@ def gates_have_whole_slabs(kernel: CutlassKernel) -> str | None:
     """A tile of `GatedRows` alternates between eight rows of the gate and eight of up."""
     columns = kernel.tile[0 if kernel.swapped else 1]
     if kernel.operation.epilogue.is_gated and columns % 16:
-        return f"a tile with {columns} columns is not made of eight of a gate and eight of up"
+        return f"a tile of gate and up has a multiple of 16 columns, not {columns}"
     return None
 
 

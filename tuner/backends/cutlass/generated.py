@@ -61,12 +61,10 @@ _TCGEN05 = {
 
 
 def kernels(operation: Operation, arch: Architecture) -> tuple[CutlassKernel, ...]:
-    """Every generated kernel of an operation, in the generators' order."""
     return tuple(kernel for kernel, _ in _generated(operation, arch).values())
 
 
 def is_generated(kernel: CutlassKernel) -> bool:
-    """Whether the kernel equals a generated one in every field."""
     generated = _find(kernel)
     return generated is not None and generated[0] == kernel
 

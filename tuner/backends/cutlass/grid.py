@@ -24,5 +24,4 @@ def effective_swizzle(grid: TileGrid, largest: int) -> int:
 
 
 def heuristic_raster(grid: TileGrid) -> RasterOrder:
-    """The raster order that CUTLASS's heuristic chooses."""
     return RasterOrder.ALONG_M if grid.tiles_n > grid.tiles_m else RasterOrder.ALONG_N

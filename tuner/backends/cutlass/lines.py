@@ -77,7 +77,6 @@ def expand_all(
     epilogue: EpilogueSchedule,
     alignment: int | None = None,
 ) -> Iterator[CutlassKernel]:
-    """The kernels of all lines, one line after another."""
     for line in lines:
         yield from expand(line, operation, epilogue, alignment)
 
@@ -91,5 +90,4 @@ def legal(
 
 
 def suited(kernels: Iterable[CutlassKernel], problem: Problem) -> tuple[CutlassKernel, ...]:
-    """The kernels that take the problem."""
     return tuple(kernel for kernel in kernels if problem_refusal(kernel, problem) is None)

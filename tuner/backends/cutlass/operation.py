@@ -132,7 +132,6 @@ def operands(operation: Operation, *, swapped: bool) -> OperandTypes:
 
 
 def warps_2x(tile: tuple[int, int, int]) -> tuple[int, int, int] | None:
-    """Warps along (M, N, K) of a CUTLASS 2.x tile; None if the tile is not in this space."""
     return _WARPS_2X.get(tile[:2])
 
 
@@ -178,7 +177,6 @@ def kernel(
 
 
 def backend_of(mainloop: MainloopSchedule, scheduler: TileScheduler) -> Backend:
-    """CUTLASS 2.x for multistage kernels, `cute` for our own schedulers, else CUTLASS 3.x."""
     if mainloop is MainloopSchedule.MULTISTAGE:
         return Backend.CUTLASS2X
     return Backend.CUTE if scheduler in OWN_SCHEDULERS else Backend.CUTLASS3X
@@ -225,7 +223,6 @@ def struct_suffix(kernel: CutlassKernel) -> str:
 
 
 def scales_rows(kernel: CutlassKernel) -> bool:
-    """Whether there is a factor for each row of A and each column of B."""
     return kernel.operation.scaling is Scaling.ROW
 
 
@@ -241,7 +238,6 @@ def is_padded(kernel: CutlassKernel) -> bool:
 
 
 def tma_alignment(operation: Operation) -> int:
-    """Elements of A and B in the 16 bytes to which TMA aligns rows."""
     return TMA_BYTES * 8 // operation.a.bits
 
 

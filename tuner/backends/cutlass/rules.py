@@ -29,7 +29,6 @@ KernelRule = Callable[[CutlassKernel], str | None]
 
 
 def by_name(*rules: KernelRule) -> Mapping[str, KernelRule]:
-    """A backend's rules by their names; read-only."""
     return MappingProxyType({rule.__name__: rule for rule in rules})
 
 
@@ -118,7 +117,7 @@ def cluster_is_portable(kernel: CutlassKernel) -> str | None:
     arch = architecture(kernel.arch)
     powers = m in (1, 2, 4) and n in (1, 2, 4)
     if not powers or max(m, n) > arch.max_cluster_side or m * n > arch.max_cluster:
-        return f"cluster {m}×{n} is not 1, 2 or 4 a side, {arch.max_cluster} in all"
+        return f"cluster {m}×{n}: sides must be 1, 2 or 4, with {arch.max_cluster} blocks at most"
     return None
 
 

@@ -84,10 +84,8 @@ def operand(tensor: TensorDescription) -> str:
 
 
 def static(extents: tuple[int, ...]) -> str:
-    """Extents that are known at compile time, as CuTe writes them."""
     return ", ".join(f"cute::Int<{extent}>" for extent in extents)
 
 
 def boolean(value: bool) -> str:
-    """A C++ literal."""
     return "true" if value else "false"

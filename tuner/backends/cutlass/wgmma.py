@@ -84,13 +84,13 @@ def registers_suffice(kernel: CutlassKernel) -> str | None:
     cpasync = kernel.mainloop is MainloopSchedule.CPASYNC_WARP_SPECIALIZED
     limit = MAX_ACCUMULATORS_CPASYNC if cpasync else MAX_ACCUMULATORS
     used = footprint.accumulator_registers(kernel)
-    return None if used <= limit else f"{used} accumulator registers a thread exceed {limit}"
+    return None if used <= limit else f"{used} accumulator registers per thread exceed {limit}"
 
 
 def pipeline_is_deep_enough(kernel: CutlassKernel) -> str | None:
     # A static assertion of CUTLASS.
     depth = footprint.stages(kernel)
-    return None if depth >= 2 else f"a pipeline of {depth} stages is no pipeline"
+    return None if depth >= 2 else f"a pipeline needs 2 stages, not {depth}"
 
 
 def alignment_suits_mainloop(kernel: CutlassKernel) -> str | None:

@@ -223,14 +223,12 @@ _CPASYNC_COOPERATIVE_TILES = ((128, 64), (128, 128), (128, 256))
 
 @lru_cache(maxsize=16)
 def tma_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[CutlassKernel, ...]:
-    """The curated kernels with a TMA mainloop and this epilogue."""
     lines = _TMA if epilogue is EpilogueSchedule.TMA else _NO_SMEM
     return legal(expand_all(lines, operation, epilogue), RULES)
 
 
 @lru_cache(maxsize=16)
 def padded_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[CutlassKernel, ...]:
-    """The curated kernels that copy operands which TMA cannot read."""
     return legal(expand_all(_PADDED, operation, epilogue, alignment=1), RULES)
 
 

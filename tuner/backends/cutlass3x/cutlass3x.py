@@ -46,7 +46,6 @@ class Cutlass3x(CutlassBackend):
         return () if like is None else fitted.kernels(like, problem, device)
 
     def prepare(self, problem: Problem, device: DeviceModel) -> None:
-        """Create all fitted kernels that `fitted` may return for problems like this one."""
         like = self._like(problem, device)
         if like is not None:
             fitted.build(like)

@@ -115,12 +115,10 @@ def legal(like: CutlassKernel, way: Fit, n: int) -> CutlassKernel | None:
 
 
 def step_of(operation: Operation) -> int:
-    """The step between the widths to try."""
     return 8 if operation.is_narrow_float else 16
 
 
 def widths(operation: Operation) -> range:
-    """All widths (tile N) of fitted kernels."""
     step = step_of(operation)
     return range(ceil(NARROWEST / step) * step, WIDEST + 1, step)
 

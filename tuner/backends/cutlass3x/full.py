@@ -30,14 +30,12 @@ _PADDED_SCHEDULES = (
 
 @lru_cache(maxsize=16)
 def tma_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[CutlassKernel, ...]:
-    """Kernels with a TMA mainloop and this epilogue."""
     alignment = tma_alignment(operation)
     return legal(tma_products(_TMA_SCHEDULES, operation, epilogue, alignment, RULES), RULES)
 
 
 @lru_cache(maxsize=16)
 def padded_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[CutlassKernel, ...]:
-    """Kernels with a TMA mainloop that copy operands which TMA cannot read."""
     return legal(tma_products(_PADDED_SCHEDULES, operation, epilogue, 1, RULES), RULES)
 
 

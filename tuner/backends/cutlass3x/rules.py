@@ -34,7 +34,7 @@ def promotion_interval_divides(kernel: CutlassKernel) -> str | None:
     """Precise FP8 kernels promote their sums after whole mainloop iterations (`can_implement`)."""
     precise = kernel.operation.is_narrow_float and not kernel.fast_accumulation
     if precise and kernel.mainloop in TMA_MAINLOOPS and kernel.tile[2] > 128:
-        return f"precise FP8 accumulates over at most {32 * MMA_PROMOTION_INTERVAL} of K at once"
+        return f"tile K of precise FP8 must be at most {32 * MMA_PROMOTION_INTERVAL}"
     return None
 
 
@@ -111,7 +111,7 @@ def activation_leaves_registers(kernel: CutlassKernel) -> str | None:
     heavy = kernel.operation.epilogue.activation in (Activation.GELU, Activation.SILU)
     used = footprint.accumulator_registers(kernel)
     if heavy and kernel.swapped and used > MAX_ACCUMULATORS_BESIDE_ACTIVATION:
-        return f"{used} accumulator registers a thread leave too few for the activation"
+        return f"{used} accumulator registers per thread leave too few for the activation"
     return None
 
 
@@ -138,7 +138,7 @@ def gates_leave_registers(kernel: CutlassKernel) -> str | None:
     used = footprint.accumulator_registers(kernel)
     three = backward is not None and backward.gated and backward.activated
     if three and used > MAX_ACCUMULATORS_BESIDE_GATES:
-        return f"{used} accumulator registers a thread leave too few for gate, up and outputs"
+        return f"{used} accumulator registers per thread leave too few for gate, up and outputs"
     return None
 
 
