@@ -133,6 +133,7 @@ class ArtifactStore:
                 return None
             status = path.stat()
             stamp = (status.st_size, status.st_mtime_ns)
+            # Hashing reads the whole file: an unchanged one is not hashed again.
             if self._verified.get(pack_hash) != stamp:
                 with path.open("rb") as file:
                     actual = hashlib.file_digest(file, "sha256").hexdigest()
@@ -266,6 +267,7 @@ class ArtifactStore:
             )
         here = self._read_manifest(pack_hash)
         if here is not None and self._whole(pack_hash) is not None:
+            # If it was taken before for other kernels, it is used for both.
             if here.statement(pack_hash) == manifest.statement(pack_hash):
                 manifest = manifest.joined(here)
             elif here.taken is None:
@@ -282,6 +284,7 @@ class ArtifactStore:
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
+            # A shared object without a manifest is not a pack, and would only take space.
             if self._read_manifest(pack_hash) is None:
                 self._pack_path(pack_hash).unlink(missing_ok=True)
             raise DiskFull(

@@ -104,6 +104,7 @@ class Evictor:
 
     def _evict(self, packs: dict[str, _Files], keep: Collection[str], total: int) -> int:
         for pack_hash, files in sorted(packs.items(), key=lambda item: (item[1].used, item[0])):
+            # The packs are in order of use: once one is in use, so are all that follow.
             if total <= self._limit.bytes * TARGET or _in_use(files.used):
                 break
             if pack_hash not in keep and _remove(self._root, pack_hash):

@@ -82,6 +82,7 @@ class Compilation:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    # nvcc's temporary files are removed with the directory.
                     env={**os.environ, "TMPDIR": str(directory)},
                     start_new_session=True,
                 )

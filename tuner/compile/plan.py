@@ -104,9 +104,11 @@ def _pack(family: list[AnyKernel], parallel: int) -> list[list[AnyKernel]]:
     groups = [
         piece for group in _varieties(family).values() for piece in _pieces(group, LARGEST_UNIT)
     ]
+    # Fewer groups than workers: divide the largest until every worker has a group.
     while len(groups) < parallel and len(largest := max(groups, key=len)) > 1:
         groups.remove(largest)
         groups += _pieces(largest, len(largest) - 1)
+    # One unit per worker, but more if a limit of varieties or kernels would be exceeded.
     number = max(
         min(parallel, len(groups)),
         -(-len(groups) // MOST_VARIETIES),

@@ -208,7 +208,9 @@ class _CompileRun:
         if fault is not None:
             raise fault
         if nvcc.out_of_memory(returncode, log):
-            alone = self._parallel == 1  # then less memory cannot be used: the kernel has failed
+            # Other units may have taken the memory: run fewer at once. A kernel that ran out of
+            # memory alone has failed.
+            alone = self._parallel == 1
             self._parallel = max(1, self._parallel // 2)
             if len(compilation.kernels) == 1 and not alone:
                 self._waiting.append(compilation.kernels)

@@ -153,6 +153,7 @@ class CudaDevice:
         with gpu_lock(self._uuid, self._locks):
             blameless = 0
             while left:
+                # Replies count in the request, which is shorter after a child was lost.
                 indices = list(left)
                 request = Screen(
                     problem=problem,
@@ -162,6 +163,7 @@ class CudaDevice:
                     best_us=self._best_us.get(problem),
                 )
                 try:
+                    # Closing kills the child if the caller does not want the other trials.
                     with closing(self._supervisor.exchange(request, policy)) as replies:
                         for reply in replies:
                             if isinstance(reply, EntrantOutcome):

@@ -192,7 +192,7 @@ class SweepWriter:
 
     def append(self, recorded: RecordedProblem) -> None:
         """Add a problem; it is on disk when this returns."""
-        lines: list[_Line] = []
+        lines: list[_Line] = []  # new kernels come first: trials refer to them by number
         trials: list[_Line] = []
         for trial in recorded.trials:
             kernel = trial.candidate.kernel

@@ -119,6 +119,7 @@ class ReplayDevice:
         recorded, _ = self._recorded(problem)
         trials = [self._trial(problem, contender.candidate) for contender in contenders]
         field = [trial for trial in trials if trial.failure is None]
+        # Rounds are paired only among candidates that took part in the same ones.
         further = bool(recorded.baseline_further_us) and all(t.further_us for t in field)
         return Finals(
             problem=problem,

@@ -100,6 +100,7 @@ class Supervisor:
         try:
             child.send(request)
             while not finished:
+                # While no candidate runs, the child imports torch or computes the reference.
                 limit = self._setup_timeout_s if blamed == NOBODY else policy.candidate_timeout_s
                 reply = child.receive(limit)
                 match reply:

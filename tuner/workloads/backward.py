@@ -101,6 +101,7 @@ class BackwardProducts:
         first, last = block.rows.start, block.rows.stop
         outputs = _outputs(problem, operands, replace(block, rows=slice(first, min(last, m))))
         if last > m:
+            # The last row is the sum of all others, which are computed in blocks of this height.
             step = last - first
             sums = sum(
                 _outputs(problem, operands, replace(block, rows=slice(row, min(row + step, m))))[

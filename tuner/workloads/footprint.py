@@ -77,6 +77,7 @@ def footprint(problem: Problem) -> Footprint:
     operation = problem.operation
     elements = m * problem.columns * of_d
     d = _aligned(elements * operation.d.bytes)
+    # Bytes of an element of the reference: FP32, or FP64 for a D of 32 bits and for integers.
     wide = 4 if operation.d.bytes <= 2 and not operation.a.is_integer else 8
     scratch = min(elements, max(CHUNK_ELEMENTS, n)) * wide * 4
     upcast = wide * (min(m * k, max(CHUNK_ELEMENTS, k)) + min(k * n, max(CHUNK_ELEMENTS, k)))

@@ -76,6 +76,7 @@ class Grouped:
             for d in (start, *(s.d for s in memory)):
                 fill(d, operation.d, 1.0, source)
         sets = []
+        # Spreads alternate; the draw's number rises when each spread has been used.
         for i in range(_rotation(problem, count)):
             spread = _SPREADS[i % len(_SPREADS)]
             sets.append(

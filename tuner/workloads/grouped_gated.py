@@ -108,10 +108,12 @@ class GroupedGated:
 
 
 def root_mean_square_of_shares() -> float:
+    # The mean square of a uniform variable between a and 1 is (1 + a + a²) / 3.
     low = _LEAST_SHARE
     return float(((1 + low + low * low) / 3) ** 0.5)
 
 
 def _laid(d: torch.Tensor) -> torch.Tensor:
+    # Packed outputs become columns of one matrix: D, then gate and up in every row.
     outputs, m, n = d.shape
     return d.as_strided((outputs, m, n), (n, outputs * n, 1))

@@ -113,6 +113,7 @@ class _CaseReference:
                 f"the {self._name} reference of {problem} is not finite although its inputs are "
                 "normal samples; suspect this GPU or another process on it, and try again"
             )
+        # A few elements can be small by chance: errors are then relative to the expected size.
         floor = tolerance(problem, fast_accumulation=False).floor
         largest = self._peaks[0]
         root = math.sqrt(max(1, self._elements) / len(case.sigmas))
@@ -132,6 +133,7 @@ class _CaseReference:
             expected = (
                 self._kept[i] if self._kept else self._operands.expected(self._case.operands, block)
             )
+            # Bits, not values: a NaN differs from itself.
             masks = [poisoned(part), bits(part) != bits(block.of(second))]
             counts = [mask.sum(dim=self._dims).view(1, -1).to(expected.dtype) for mask in masks]
             if part.dtype.itemsize == 1:  # torch does not mix FP8 with other types
@@ -165,7 +167,7 @@ class _CaseReference:
             )
         if (amax := self._case.operands.amax) is not None:
             off = abs(float(amax) - self._amax)
-            if not off <= bound.amax * self._amax_floor:
+            if not off <= bound.amax * self._amax_floor:  # also true of NaN
                 return Failure(
                     kind=FailureKind.WRONG,
                     message=(

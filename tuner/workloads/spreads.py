@@ -74,6 +74,7 @@ def run_multiple(problem: Problem) -> int:
 def _weights(spread: Spread, groups: int, source: random.Random) -> list[float]:
     if spread is Spread.SKEWED:
         return [source.gammavariate(2.0, 1.0) for _ in range(groups)]
+    # Independent gamma samples, divided by their sum, are a sample of a Dirichlet distribution.
     weights = [source.gammavariate(0.5, 1.0) for _ in range(groups)]
     hot, *empty = source.sample(range(groups), 1 + groups // 4)
     for group in empty:

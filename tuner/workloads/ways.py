@@ -34,7 +34,7 @@ def first_that_runs(
         try:
             return _launched(way, problem, sets, room)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
-            raise
+            raise  # other ways would fail too: no memory is left, or the context is corrupt
         except (RuntimeError, TypeError, ValueError) as error:
             # Other versions of torch and of cuBLAS take other extents and keywords.
             reason = str(error).strip().splitlines()[:1]

@@ -15,7 +15,7 @@ from gemmsmith.core.problem import Problem
 from tuner.arch import Architecture
 from tuner.backends.backend import Level
 from tuner.backends.cute.rules import RULES
-from tuner.backends.cutlass.alignment import d_is_whole, tma_reads
+from tuner.backends.cutlass.alignment import tma_reads, tma_stores
 from tuner.backends.cutlass.lines import BOTH, ONE, PLAIN, SWAPPED, KernelLine, expand_all, suited
 from tuner.backends.cutlass.lines import legal as allowed
 from tuner.backends.cutlass.operation import tma_alignment
@@ -73,7 +73,7 @@ def legal(problem: Problem, arch: Architecture, level: Level) -> tuple[CutlassKe
         return suited(grouped(operation, level), problem)
     if level is Level.FULL:
         return suited(every(operation), problem)
-    return suited(curated(operation, d_is_whole(problem)), problem)
+    return suited(curated(operation, tma_stores(problem)), problem)
 
 
 @lru_cache(maxsize=16)

@@ -23,8 +23,8 @@ def cluster_is_the_launchs(kernel: CutlassKernel) -> str | None:
 
 def scheduler_suits_grouping(kernel: CutlassKernel) -> str | None:
     """A kernel iterates over groups if and only if the operation has groups of rows."""
-    walks = kernel.scheduler is TileScheduler.GROUPS
-    if walks is not (kernel.operation.grouping is Grouping.ROWS):
+    iterates = kernel.scheduler is TileScheduler.GROUPS
+    if iterates is not (kernel.operation.grouping is Grouping.ROWS):
         return f"no kernels of grouping {kernel.operation.grouping} with {kernel.scheduler}"
     return None
 

@@ -19,7 +19,7 @@ def tma_reads(problem: Problem) -> bool:
     return _rows_aligned(problem, TMA_BYTES)
 
 
-def d_is_whole(problem: Problem) -> bool:
+def tma_stores(problem: Problem) -> bool:
     """Whether TMA can store D: all its rows start at multiples of 16 bytes."""
     return problem.columns * problem.operation.d.bytes % TMA_BYTES == 0
 

@@ -122,9 +122,10 @@ def _k_tile(kernel: CutlassKernel) -> tuple[float, float]:
     if kernel.operation.is_narrow_float and not kernel.fast_accumulation:
         compute *= PRECISE_FP8
     ingest = float(footprint.stage_bytes(kernel))
-    seen = operands(kernel.operation, swapped=kernel.swapped)
-    along_m = 0 if seen.a_row_major else m
-    along_n = n if seen.b_row_major else 0
+    # An operand that is contiguous along M or N has 128-byte rows there only for some extents.
+    types = operands(kernel.operation, swapped=kernel.swapped)
+    along_m = 0 if types.a_row_major else m
+    along_n = n if types.b_row_major else 0
     if any(extent * bits % 1024 for extent in (along_m, along_n)):
         compute *= NARROW_SWIZZLE
     compute *= ODD_TILE if n > 8 and n % 16 else 1

@@ -171,6 +171,7 @@ def _kernel_3x(
         return
     if not 0 < cluster_m * cluster_n <= arch.max_cluster:
         return
+    # CUTLASS's tile is that of all blocks that share an instruction, ours is that of one block.
     mainloop, sharing = _TCGEN05[described.kernel_schedule]
     m, n, k = _extents(described.get_collective_tile_shape())
     yield Cutlass3xKernel(
@@ -192,13 +193,13 @@ def _kernel_3x(
 
 
 def _computes(described: GemmOperation, operation: Operation, *, swapped: bool) -> bool:
-    seen = operands(operation, swapped=swapped)
+    types = operands(operation, swapped=swapped)
     return (
-        described.A.element == DATA_TYPES[seen.element_a]
-        and described.B.element == DATA_TYPES[seen.element_b]
+        described.A.element == DATA_TYPES[types.element_a]
+        and described.B.element == DATA_TYPES[types.element_b]
         and described.C.element == DATA_TYPES[operation.d]
-        and (described.A.layout == LayoutType.RowMajor) is seen.a_row_major
-        and (described.B.layout == LayoutType.RowMajor) is seen.b_row_major
+        and (described.A.layout == LayoutType.RowMajor) is types.a_row_major
+        and (described.B.layout == LayoutType.RowMajor) is types.b_row_major
     )
 
 

@@ -276,7 +276,7 @@ def _operation_2x(kernel: CutlassKernel) -> GemmOperation:
     arch = 89 if fp8 else 80
     shape = [16, 8, 32 if fp8 else 16]
     instruction = _instruction(shape, a.element, b.element, DataType.f32)
-    warps = warps_2x(kernel.tile) or (2, 2, 1)
+    warps = warps_2x(kernel.tile) or (2, 2, 1)  # illegal tiles have names too
     description = TileDescription(
         list(kernel.tile), kernel.stages, list(warps), instruction, arch, 90
     )
@@ -327,6 +327,7 @@ def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
     if grouped:
         scheduler = TileSchedulerType.Default  # CUTLASS's group scheduler
     source = d
+    # Without a C to read, the epilogue needs no buffers for it.
     if kernel.operation.is_fused and not kernel.operation.epilogue.reads:
         source = TensorDescription(DataType.void, d.layout, d.alignment)
     return GemmOperation(

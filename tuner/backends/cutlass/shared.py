@@ -64,7 +64,7 @@ class CutlassBackend(ABC):
         On architectures other than sm90, only the operations that CUTLASS generates kernels for.
         """
         plain_fp8 = operation.is_narrow_float and not operation.is_grouped
-        usual = Scaling.TENSOR if plain_fp8 else Scaling.NONE
+        default = Scaling.TENSOR if plain_fp8 else Scaling.NONE
         scaling = (operation.a, operation.scaling, operation.grouping)
         epilogues = self.grouped_epilogues if operation.is_grouped else self.epilogues
         return (
@@ -73,7 +73,7 @@ class CutlassBackend(ABC):
             and {operation.a, operation.b} <= self.operands
             and (operation.a is not Element.TF32 or operation.layout.is_k_major)
             and operation.grouping in self.groupings
-            and (operation.scaling is usual or scaling in self.scalings)
+            and (operation.scaling is default or scaling in self.scalings)
             and operation.epilogue in epilogues
             and (arch is SM90 or bool(generated.kernels(operation.of_kernels, arch)))
         )
@@ -95,22 +95,21 @@ class CutlassBackend(ABC):
 
     def refusal(self, kernel: AnyKernel, problem: Problem | None = None) -> str | None:
         """The reason why a kernel is not legal, or not for `problem`; None if it is legal."""
-        known = cutlass(kernel)
-        if reason := _kernel_refusal(self, known):
+        if reason := _kernel_refusal(self, cutlass(kernel)):
             return reason
-        return None if problem is None else legality.problem_refusal(known, problem)
+        return None if problem is None else legality.problem_refusal(kernel, problem)
 
     def variety(self, kernel: AnyKernel) -> tuple[object, ...]:
         """Everything that a kernel's templates depend on except cluster and stages."""
-        known = cutlass(kernel)
+        choices = cutlass(kernel)
         return (
-            known.tile,
-            known.mainloop,
-            known.epilogue,
-            known.scheduler,
-            known.swapped,
-            known.fast_accumulation,
-            known.alignment_a,
+            choices.tile,
+            choices.mainloop,
+            choices.epilogue,
+            choices.scheduler,
+            choices.swapped,
+            choices.fast_accumulation,
+            choices.alignment_a,
         )
 
     def features(self, kernel: AnyKernel) -> Features[float]:

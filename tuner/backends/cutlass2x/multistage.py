@@ -15,7 +15,7 @@ from gemmsmith.core.problem import Problem
 from tuner.arch import SM90, SM100, Architecture
 from tuner.backends.backend import Level
 from tuner.backends.cutlass import generated
-from tuner.backends.cutlass.alignment import cpasync_alignment, d_is_whole, tma_reads
+from tuner.backends.cutlass.alignment import cpasync_alignment, tma_reads, tma_stores
 from tuner.backends.cutlass.lines import legal as allowed
 from tuner.backends.cutlass.lines import suited
 from tuner.backends.cutlass.operation import kernel
@@ -38,7 +38,7 @@ def legal(problem: Problem, arch: Architecture, level: Level) -> tuple[CutlassKe
 def _is_for_3x(problem: Problem, arch: Architecture) -> bool:
     if arch is SM90:
         return cpasync_alignment(problem) > 0
-    return arch is SM100 and tma_reads(problem) and d_is_whole(problem)
+    return arch is SM100 and tma_reads(problem) and tma_stores(problem)
 
 
 @lru_cache(maxsize=16)

@@ -17,7 +17,7 @@ from gemmsmith.core.problem import Problem
 from tuner.arch import SM90, Architecture
 from tuner.backends.backend import Level
 from tuner.backends.cutlass import generated
-from tuner.backends.cutlass.alignment import cpasync_alignment, d_is_whole, tma_reads
+from tuner.backends.cutlass.alignment import cpasync_alignment, tma_reads, tma_stores
 from tuner.backends.cutlass.lines import suited
 from tuner.backends.cutlass3x import core, full, grouped
 
@@ -39,18 +39,18 @@ def _families(problem: Problem, level: Level) -> list[tuple[CutlassKernel, ...]]
         return [grouped.kernels(problem.operation, level)]
     source = core if level is Level.CORE else full
     operation = problem.operation
-    tma_stores = d_is_whole(problem)
+    aligned_d = tma_stores(problem)
     families: list[tuple[CutlassKernel, ...]] = []
     if tma_reads(problem):
         from_registers = source.tma_kernels(operation, EpilogueSchedule.NO_SMEM)
-        if tma_stores:
+        if aligned_d:
             best = source.tma_kernels(operation, EpilogueSchedule.TMA)
             if level is Level.FULL:
                 best = tuple(dict.fromkeys((*best, *from_registers)))
             families.append(best)
         families.append(from_registers)
     padded = source.padded_kernels(
-        operation, EpilogueSchedule.TMA if tma_stores else EpilogueSchedule.NO_SMEM
+        operation, EpilogueSchedule.TMA if aligned_d else EpilogueSchedule.NO_SMEM
     )
     alignment = cpasync_alignment(problem)
     cpasync = source.cpasync_kernels(operation, alignment) if alignment else ()

@@ -130,6 +130,7 @@ def _width(
 
     Returns None if that is impossible, or fills less than LEAST_FILL of them.
     """
+    # Tiles along M in whole clusters, and the tiles along N for which blocks are left.
     tiles_m = ceil(extents[0] / (m * cluster[0])) * cluster[0]
     across = blocks // (tiles_m * batch) // cluster[1] * cluster[1]
     if across < 1:
