@@ -90,7 +90,8 @@ class Part:
 class KernelBackend(Protocol):
     """A backend. All its methods are deterministic, and none needs a compiler or a GPU."""
 
-    name: Backend
+    @property
+    def name(self) -> Backend: ...
 
     def supports(self, operation: Operation, arch: Architecture) -> bool:
         """Whether the backend has kernels of the operation on the architecture."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 from gemmsmith.core import legality
 from gemmsmith.core.device import DeviceModel
@@ -29,34 +28,31 @@ from tuner.backends.cutlass.rules import (
 FLOATS = frozenset({Element.BF16, Element.F16, Element.E4M3, Element.E5M2})
 
 
-class CutlassBackend(ABC):
-    """A backend whose kernels are `CutlassKernel`s."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CutlassBackend:
+    """A backend whose kernels are `CutlassKernel`s.
+
+    Attributes:
+        rules: the legality rules of its kernels, by name.
+        legal: the kernels that take a problem on an architecture; cached.
+        write: a kernel's share of a translation unit.
+        architectures: names of the architectures that it has kernels for.
+        operands: element types of A and B.
+        scalings: further scalings by type of A and grouping. By default FP8 has one factor per
+            operand, and other types have none.
+        epilogues, grouped_epilogues: epilogues of products without and with groups.
+    """
 
     name: Backend
     rules: Mapping[str, KernelRule]
-    architectures: ClassVar[frozenset[str]]
-    operands: ClassVar[frozenset[Element]]
-    """Element types of A and B."""
-    scalings: ClassVar[frozenset[tuple[Element, Scaling, Grouping]]] = frozenset()
-    """Further scalings by type of A and grouping. By default FP8 has one factor per operand."""
-
-    groupings: ClassVar[frozenset[Grouping]] = frozenset({Grouping.NONE})
-
-    epilogues: ClassVar[frozenset[Epilogue]] = frozenset({Epilogue.NONE})
-    """Epilogues of products without groups."""
-
-    grouped_epilogues: ClassVar[frozenset[Epilogue]] = frozenset({Epilogue.NONE})
-    """Epilogues of grouped products."""
-
-    @abstractmethod
-    def legal(
-        self, problem: Problem, arch: Architecture, level: Level
-    ) -> tuple[CutlassKernel, ...]:
-        """The kernels that take the problem; cached."""
-
-    @abstractmethod
-    def part(self, kernel: AnyKernel) -> Part:
-        """The kernel's share of a translation unit."""
+    legal: Callable[[Problem, Architecture, Level], tuple[CutlassKernel, ...]]
+    write: Callable[[CutlassKernel], Part]
+    architectures: frozenset[str]
+    operands: frozenset[Element]
+    scalings: frozenset[tuple[Element, Scaling, Grouping]] = frozenset()
+    groupings: frozenset[Grouping] = frozenset({Grouping.NONE})
+    epilogues: frozenset[Epilogue] = frozenset({Epilogue.NONE})
+    grouped_epilogues: frozenset[Epilogue] = frozenset({Epilogue.NONE})
 
     def supports(self, operation: Operation, arch: Architecture) -> bool:
         """Whether the backend has kernels of the operation on the architecture.
@@ -87,7 +83,7 @@ class CutlassBackend(ABC):
     def fitted(self, problem: Problem, device: DeviceModel) -> Sequence[CutlassKernel]:  # noqa: ARG002
         return ()
 
-    def prepare(self, problem: Problem, device: DeviceModel) -> None:  # noqa: B027
+    def prepare(self, problem: Problem, device: DeviceModel) -> None:
         """Do nothing: the first call is fast enough."""
 
     def launches(self, kernel: AnyKernel, problem: Problem, device: DeviceModel) -> list[Launch]:
@@ -98,6 +94,9 @@ class CutlassBackend(ABC):
         if reason := _kernel_refusal(self, cutlass(kernel)):
             return reason
         return None if problem is None else legality.problem_refusal(kernel, problem)
+
+    def part(self, kernel: AnyKernel) -> Part:
+        return self.write(cutlass(kernel))
 
     def variety(self, kernel: AnyKernel) -> tuple[object, ...]:
         """Everything that a kernel's templates depend on except cluster and stages."""

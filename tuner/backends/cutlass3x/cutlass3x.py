@@ -1,4 +1,4 @@
-"""The backend `cutlass3x`."""
+"""The backend `cutlass3x`: instances of CUTLASS 3.x's `GemmUniversal`."""
 
 from __future__ import annotations
 
@@ -6,39 +6,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from gemmsmith.core.device import DeviceModel
-from gemmsmith.core.kernel import TMA_MAINLOOPS, AnyKernel, Backend, CutlassKernel, cutlass
+from gemmsmith.core.kernel import TMA_MAINLOOPS, Backend, CutlassKernel
 from gemmsmith.core.operation import Element, Epilogue, Grouping, Scaling
 from gemmsmith.core.problem import Problem
-from tuner.arch import Architecture, architecture
-from tuner.backends.backend import Level, Part
+from tuner.arch import architecture
+from tuner.backends.backend import Level
 from tuner.backends.cutlass.shared import FLOATS, CutlassBackend
-from tuner.backends.cutlass3x import families as space
 from tuner.backends.cutlass3x import fitted
 from tuner.backends.cutlass3x.build import part
+from tuner.backends.cutlass3x.families import legal
 from tuner.backends.cutlass3x.rules import RULES
 
 
 class Cutlass3x(CutlassBackend):
-    """Instances of CUTLASS 3.x's `GemmUniversal`."""
-
-    name = Backend.CUTLASS3X
-    rules = RULES
-    architectures = frozenset({"sm90", "sm100"})
-    operands = FLOATS | {Element.S8, Element.TF32}
-    scalings = frozenset(
-        (element, Scaling.ROW, Grouping.NONE)
-        for element in (Element.S8, Element.E4M3, Element.E5M2)
-    )
-    groupings = frozenset(Grouping)
-    epilogues = frozenset(Epilogue)
-
-    def legal(
-        self, problem: Problem, arch: Architecture, level: Level
-    ) -> tuple[CutlassKernel, ...]:
-        return space.legal(problem, arch, level)
-
-    def part(self, kernel: AnyKernel) -> Part:
-        return part(cutlass(kernel))
+    """The backend, which also fits tiles to a problem."""
 
     def fitted(self, problem: Problem, device: DeviceModel) -> Sequence[CutlassKernel]:
         """Kernels whose tiles fill whole waves; none if TMA mainloops cannot read the problem."""
@@ -56,4 +37,17 @@ class Cutlass3x(CutlassBackend):
         return kernels[0] if kernels and kernels[0].mainloop in TMA_MAINLOOPS else None
 
 
-CUTLASS3X: Final = Cutlass3x()
+CUTLASS3X: Final = Cutlass3x(
+    name=Backend.CUTLASS3X,
+    rules=RULES,
+    legal=legal,
+    write=part,
+    architectures=frozenset({"sm90", "sm100"}),
+    operands=FLOATS | {Element.S8, Element.TF32},
+    scalings=frozenset(
+        (element, Scaling.ROW, Grouping.NONE)
+        for element in (Element.S8, Element.E4M3, Element.E5M2)
+    ),
+    groupings=frozenset(Grouping),
+    epilogues=frozenset(Epilogue),
+)
