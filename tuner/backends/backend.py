@@ -5,14 +5,17 @@ computes on which architecture, lists its kernels and launches, judges whether t
 writes the C++ that they are compiled from. The rest of the tuner uses `tuner.backends`.
 """
 
+# ruff: noqa: ARG002, B027 - the default methods list nothing, whatever the arguments
+
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import AnyKernel, Backend
@@ -87,47 +90,48 @@ class Part:
     include: tuple[Path, ...]
 
 
-class KernelBackend(Protocol):
-    """A backend. All its methods are deterministic, and none needs a compiler or a GPU."""
+class KernelBackend(ABC):
+    """A backend. All its methods are deterministic, and none needs a compiler or a GPU.
 
-    @property
-    def name(self) -> Backend: ...
+    The methods that list kernels and launches list none by default.
+    """
+
+    name: Backend
 
     def supports(self, operation: Operation, arch: Architecture) -> bool:
         """Whether the backend has kernels of the operation on the architecture."""
-        ...
+        return False
 
     def kernels(self, problem: Problem, arch: Architecture, level: Level) -> Sequence[AnyKernel]:
         """The legal kernels for a problem whose operation the backend supports; may be empty.
 
         No two kernels share a name, and every kernel passes `refusal`.
         """
-        ...
+        return ()
 
     def fitted(self, problem: Problem, device: DeviceModel) -> Sequence[AnyKernel]:
         """Further legal kernels, with tiles that fit this problem on this device."""
-        ...
+        return ()
 
     def prepare(self, problem: Problem, device: DeviceModel) -> None:
         """Fill the caches that the first calls for problems like this one would fill slowly."""
-        ...
 
     def launches(self, kernel: AnyKernel, problem: Problem, device: DeviceModel) -> list[Launch]:
         """The launches worth measuring, in a fixed order; may be empty."""
-        ...
+        return []
 
+    @abstractmethod
     def refusal(self, kernel: AnyKernel, problem: Problem | None = None) -> str | None:
         """The reason why a kernel is not legal, or not for `problem`; None if it is legal."""
-        ...
 
+    @abstractmethod
     def part(self, kernel: AnyKernel) -> Part:
         """The kernel's share of a translation unit."""
-        ...
 
+    @abstractmethod
     def variety(self, kernel: AnyKernel) -> tuple[object, ...]:
         """A key that is equal for kernels which share most of their compile time in one unit."""
-        ...
 
+    @abstractmethod
     def features(self, kernel: AnyKernel) -> Features[float]:
         """The cost model's description of a kernel."""
-        ...

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from gemmsmith.core import legality
-from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import AnyKernel, Backend
-from gemmsmith.core.launch import Launch
-from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import Problem
-from tuner.arch import Architecture
-from tuner.backends.backend import UNKNOWN, Features, Level, Part
+from tuner.backends.backend import UNKNOWN, Features, KernelBackend, Part
 from tuner.backends.cublaslt.algorithms import kernel_of
 from tuner.backends.cublaslt.build import part
 
 
-class CublasLt:
+class CublasLt(KernelBackend):
     """cuBLASLt's own algorithms.
 
     Nothing is enumerated: a tuning run gets the algorithms from the device (`Device.proposals`),
@@ -25,31 +20,6 @@ class CublasLt:
     """
 
     name = Backend.CUBLASLT
-
-    def supports(self, operation: Operation, arch: Architecture) -> bool:  # noqa: ARG002
-        return False
-
-    def kernels(
-        self,
-        problem: Problem,  # noqa: ARG002
-        arch: Architecture,  # noqa: ARG002
-        level: Level,  # noqa: ARG002
-    ) -> Sequence[AnyKernel]:
-        return ()
-
-    def fitted(self, problem: Problem, device: DeviceModel) -> Sequence[AnyKernel]:  # noqa: ARG002
-        return ()
-
-    def prepare(self, problem: Problem, device: DeviceModel) -> None:
-        """Do nothing: no kernel is enumerated."""
-
-    def launches(
-        self,
-        kernel: AnyKernel,  # noqa: ARG002
-        problem: Problem,  # noqa: ARG002
-        device: DeviceModel,  # noqa: ARG002
-    ) -> list[Launch]:
-        return []
 
     def refusal(self, kernel: AnyKernel, problem: Problem | None = None) -> str | None:
         # Whether an algorithm suits the problem is for the library to decide, at the launch.

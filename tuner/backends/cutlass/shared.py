@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +13,7 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.operation import Element, Epilogue, Grouping, Operation, Scaling
 from gemmsmith.core.problem import Problem
 from tuner.arch import SM90, Architecture
-from tuner.backends.backend import Features, Level, Part
+from tuner.backends.backend import Features, KernelBackend, Level, Part
 from tuner.backends.cutlass import generated
 from tuner.backends.cutlass.alignment import alike, of_kernels
 from tuner.backends.cutlass.features import features
@@ -29,7 +29,7 @@ FLOATS = frozenset({Element.BF16, Element.F16, Element.E4M3, Element.E5M2})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CutlassBackend:
+class CutlassBackend(KernelBackend):
     """A backend whose kernels are `CutlassKernel`s.
 
     Attributes:
@@ -79,12 +79,6 @@ class CutlassBackend:
     ) -> tuple[CutlassKernel, ...]:
         # `alike` maps the problems that all rules judge alike to one key of the caches of `legal`.
         return self.legal(alike(of_kernels(problem), arch), arch, level)
-
-    def fitted(self, problem: Problem, device: DeviceModel) -> Sequence[CutlassKernel]:  # noqa: ARG002
-        return ()
-
-    def prepare(self, problem: Problem, device: DeviceModel) -> None:
-        """Do nothing: the first call is fast enough."""
 
     def launches(self, kernel: AnyKernel, problem: Problem, device: DeviceModel) -> list[Launch]:
         return launches(cutlass(kernel), problem, device)
