@@ -365,7 +365,7 @@ class ArtifactStore:
         with self._index_lock:
             self._forget(pack_hash)
             self._manifests[pack_hash] = manifest
-            for digest in manifest.found_for:
+            for digest in manifest.used_for:
                 self._by_kernel.setdefault(digest, []).append(pack_hash)
         return manifest
 
@@ -373,7 +373,7 @@ class ArtifactStore:
         with self._index_lock:
             manifest = self._manifests.pop(pack_hash, None)
             self._verified.pop(pack_hash, None)
-            for digest in manifest.found_for if manifest else []:
+            for digest in manifest.used_for if manifest else []:
                 self._by_kernel[digest].remove(pack_hash)
 
     def _discard(self, pack_hash: str) -> None:

@@ -55,7 +55,7 @@ def take(
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
             known = here.get(path.stem)
-            if known is not None and {*manifest.digests} <= {*known.found_for}:
+            if known is not None and {*manifest.digests} <= {*known.used_for}:
                 continue
             if trusted is not None:
                 manifest = _believed(path.stem, manifest, trusted, shipped, signer)

@@ -58,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True):
             raise ValueError(f"{len(self.kernels)} kernels, but {len(self.digests)} digests")
 
     @property
-    def found_for(self) -> list[str]:
+    def used_for(self) -> list[str]:
         """Digests of the kernels that the pack is used for."""
         return self.digests if self.taken is None else self.taken
 
@@ -66,7 +66,7 @@ class Manifest(msgspec.Struct, frozen=True):
     def held(self) -> tuple[str | None, ...]:
         """Names of the kernels by index; None for a kernel that the pack is not used for."""
         named = zip(self.kernels, self.digests, strict=True)
-        return tuple(name if digest in self.found_for else None for name, digest in named)
+        return tuple(name if digest in self.used_for else None for name, digest in named)
 
     def signed(self, pack_hash: str, signer: Signer) -> Manifest:
         signature = signer.sign(Purpose.PACK, self.statement(pack_hash))
