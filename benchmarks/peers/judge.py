@@ -30,7 +30,7 @@ class Judge:
         self._wanted = torch.empty(first.d.shape, dtype=precision, device=first.d.device)
         for entry in range(matrices):
             whole = Block(batches=slice(entry, entry + 1), rows=slice(0, m), columns=slice(0, n))
-            self._wanted[entry] = operands.wanted(first, whole)[0]
+            self._wanted[entry] = operands.expected(first, whole)[0]
         self._bound = tolerance(
             operands.problem, fast_accumulation=operands.problem.operation.is_narrow_float
         )

@@ -109,8 +109,8 @@ def test_a_forged_figure_is_told(path: str, value: object, says: str) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        ("candidate.kernel.alignment_a", 1, "not what the pack has"),
-        ("candidate.kernel.name", "cublaslt_bf16_bf16_f32_bf16_tt.", "not what the pack has"),
+        ("candidate.kernel.alignment_a", 1, "the pack has another kernel"),
+        ("candidate.kernel.name", "cublaslt_bf16_bf16_f32_bf16_tt.", "the pack has another kernel"),
         ("candidate.launch.algorithm.library", -1, "no cuBLASLt has"),
         ("candidate.launch.algorithm.workspace_bytes", 2**50, "no cuBLASLt has"),
     ],

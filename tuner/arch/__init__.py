@@ -1,4 +1,4 @@
-"""GPU architectures, one file each. A new one is a file and a line in `_ALL`."""
+"""GPU architectures, one file each. To add an architecture, write a file and a line in `_ALL`."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ __all__ = [
 
 _ALL = (SM80, SM89, SM90, SM100, SM120)
 
-ARCHITECTURES: dict[str, Architecture] = {each.name: each for each in _ALL}
-"""By name: all that kernels can be compiled for."""
+ARCHITECTURES: dict[str, Architecture] = {arch.name: arch for arch in _ALL}
+"""Every architecture that kernels can be compiled for, by name."""
 
-MEASURED = tuple(each.name for each in _ALL if each.measured)
-"""Those that kernels are tuned on."""
+MEASURED = tuple(arch.name for arch in _ALL if arch.measured)
+"""Names of the architectures that kernels are tuned on."""
 
 
 def architecture(name: str) -> Architecture:
-    """The architecture of a kernel or a device model.
+    """Return the architecture of that name.
 
     Raises:
-        NoLegalCandidate: there are no kernels for it; says which there are.
+        NoLegalCandidate: no kernels can be compiled for it; the message lists the known names.
     """
-    if (found := ARCHITECTURES.get(name)) is None:
+    if name not in ARCHITECTURES:
         raise NoLegalCandidate(
             f"no kernels for architecture {name!r}: choose one of {', '.join(ARCHITECTURES)}"
         )
-    return found
+    return ARCHITECTURES[name]

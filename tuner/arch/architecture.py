@@ -1,4 +1,4 @@
-"""What a GPU architecture is to those who make kernels for it: limits, compiler flags, rates."""
+"""A GPU architecture as the tuner needs it: limits, compiler flags and peak rates."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Architecture:
-    """One architecture; there is one object of each, so two are equal if they are the same.
+    """One GPU architecture. Each has exactly one object per process, compared by identity.
 
     Attributes:
-        name: `sm90` and so on, as kernels and device models say it.
-        gpus: models that have it, for people.
-        target: the compiler's, such as `90a`. A letter: nothing else runs the code, and it may use
-            every instruction.
-        measured: whether kernels are tuned on it; of the others kernels can only be compiled.
-        compiler_flags: what the compiler is told beside the target.
-        shared_bytes: shared memory that one thread block may own.
-        max_cluster: thread blocks in a cluster that every GPU can run (portable size); 1: none.
-        max_cluster_side: of these along M or N.
+        name: such as `sm90`, as kernels and device models spell it.
+        gpus: GPU models of this architecture, for messages.
+        target: the compiler's name, such as `90a`. Code for a target with a letter may use every
+            instruction of the architecture, and runs on no other.
+        measured: whether kernels are tuned on it; otherwise they can only be compiled.
+        compiler_flags: compiler options beside the target.
+        shared_bytes: bytes of shared memory that one thread block may own.
+        max_cluster: thread blocks in the largest portable cluster; 1 without clusters.
+        max_cluster_side: the most thread blocks of a cluster along M or along N.
         reads_fp8: whether tensor cores take FP8 operands.
-        sms_per_gpc: streaming multiprocessors of a whole GPU processing cluster: a cluster of
-            blocks stays inside. 0 where there are no clusters.
-        resident: measured numbers of blocks that run at once, by SM count and cluster size.
-        flops_per_clock: 16-bit FLOP that one SM's tensor cores do in a clock, FP32 sums.
-        typical_sm_count: SMs of the model that constants were fitted on, or the usual one; for a
-            device of which no more is known.
-        l2_bytes: level-2 cache of that model.
+        sms_per_gpc: streaming multiprocessors of a complete GPU processing cluster (GPC); a cluster
+            of thread blocks stays inside one. 0 without clusters.
+        resident: measured numbers of thread blocks that run at once, by SM count and cluster size.
+        flops_per_clock: 16-bit FLOP of one SM's tensor cores in a clock, summed in FP32.
+        typical_sm_count: SMs of the model that constants were fitted on, or of the usual model;
+            used for a device whose SM count is not known.
+        l2_bytes: bytes of the level-2 cache of that model.
     """
 
     name: str
@@ -49,23 +49,23 @@ class Architecture:
 
     @property
     def target_flags(self) -> tuple[str, ...]:
-        """What makes the compiler build for this architecture and no other. No PTX is kept."""
+        # Machine code for this architecture only: no PTX, which a driver would compile again.
         target = f"-gencode=arch=compute_{self.target},code=sm_{self.target}"
         return (target, *self.compiler_flags)
 
     def peak_flops_per_clock(self, bits: int) -> int:
-        """FLOP of one SM's tensor cores in a clock, with operands of so many bits."""
+        """FLOP of one SM's tensor cores in a clock, with operands of `bits` bits."""
         return self.flops_per_clock * 16 // bits
 
     def __reduce__(self) -> tuple[Callable[[str], Architecture], tuple[str]]:
-        """Another process has its own object of the same architecture."""
+        # Architectures are compared by identity: an unpickled one is its own process's object.
         return _named, (self.name,)
 
     def resident_blocks(self, sm_count: int, cluster: int) -> int:
-        """Thread blocks that run at once, one per SM, clusters inside their GPC.
+        """Thread blocks that run at once, with one block per SM and clusters of `cluster` blocks.
 
-        What was measured, else CUTLASS's `get_max_cta_occupancy`, which takes all GPCs for whole
-        ones.
+        The measured number if there is one. Otherwise CUTLASS's `get_max_cta_occupancy`, which
+        assumes that all GPCs but the last are complete.
         """
         return _resident_blocks(self, sm_count, cluster)
 
@@ -82,6 +82,7 @@ def _resident_blocks(arch: Architecture, sm_count: int, cluster: int) -> int:
         return sm_count
     if measured := arch.resident.get(sm_count, {}).get(cluster):
         return measured
-    whole, rest = divmod(sm_count, arch.sms_per_gpc)
+    # A cluster does not span GPCs: the SMs of a GPC beyond a multiple of the cluster stay idle.
+    complete, rest = divmod(sm_count, arch.sms_per_gpc)
     per_gpc = arch.sms_per_gpc - arch.sms_per_gpc % cluster
-    return min(sm_count, whole * per_gpc + rest - rest % cluster)
+    return min(sm_count, complete * per_gpc + rest - rest % cluster)

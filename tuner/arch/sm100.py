@@ -12,7 +12,8 @@ SM100: Final = Architecture(
     # tcgen05 exists only in the architecture-specific target.
     target="100a",
     measured=False,
-    # The adapters launch TMA kernels so that they overlap the grid before: they must wait for it.
+    # The adapters launch TMA kernels so that they overlap the grid before them. Without this flag
+    # CUTLASS leaves out the instruction that waits for that grid's results.
     compiler_flags=("-DCUTLASS_ENABLE_GDC_FOR_SM100",),
     shared_bytes=227 << 10,
     max_cluster=8,

@@ -10,9 +10,9 @@ from tuner.arch.architecture import Architecture
 _RESIDENT = {
     132: {4: 120, 6: 102, 8: 120, 10: 70, 12: 84, 14: 98, 16: 112},
 }
-"""Blocks in clusters that run at once, by SM count and cluster size, as
-`cudaOccupancyMaxActiveClusters` said on one NVIDIA H200 (2026-11-21). GPCs differ from one GPU to
-the next, so it is an estimate there too; a launch asks its own device."""
+"""Thread blocks that run at once, by SM count and cluster size, from
+`cudaOccupancyMaxActiveClusters` on one NVIDIA H200 (2026-11-21). GPCs differ from one GPU to the
+next, so this is an estimate even for other H200s; a launch queries its own device."""
 
 SM90: Final = Architecture(
     name="sm90",

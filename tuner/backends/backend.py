@@ -1,18 +1,21 @@
-"""What a backend is: where kernels come from.
+"""The interface of a backend, which is a source of kernels.
 
 A backend is a folder here and a line in `tuner.backends.registry`. It says which operations it
-computes on which architecture, names its kernels and launches, judges them, and writes the C++
-that they are compiled from. Everything else in the tuner asks through `tuner.backends`.
+computes on which architecture, lists its kernels and launches, judges whether they are legal, and
+writes the C++ that they are compiled from. The rest of the tuner uses `tuner.backends`.
 """
+
+# ruff: noqa: ARG002, B027 - the default methods list nothing, whatever the arguments
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import AnyKernel, Backend
@@ -25,14 +28,14 @@ N = TypeVar("N")
 
 
 class Level(StrEnum):
-    """How much of the space to look at."""
+    """How much of the space of kernels to list."""
 
-    CORE = "core"  # the curated list and what fits the problem: where winners have been found
+    CORE = "core"  # the curated list and tiles fitted to the problem, among which winners were
     FULL = "full"  # every legal kernel, thousands
 
 
 class Features(NamedTuple, Generic[N]):
-    """What the analytic cost model knows of a kernel, whatever the problem. Yes is 1, no is 0."""
+    """The cost model's description of a kernel, for any problem. True is 1, false is 0."""
 
     tile_m: N
     tile_n: N
@@ -40,14 +43,14 @@ class Features(NamedTuple, Generic[N]):
     cluster_m: N
     cluster_n: N
     swapped: N
-    sliced: N  # K is: a second kernel adds up
+    sliced: N  # K is split among thread blocks, and a second kernel adds the slices
     cluster_split: N  # K is split within a cluster
-    padded: N  # operands are copied first
-    overlapped: N  # a tile's epilogue with the next tile's products
-    fixed_us: N
-    compute_clocks: N  # tensor cores, one K tile
-    ingest_bytes: N  # copies into shared memory, one K tile, as TMA would do them
-    store_clocks: N  # of one output tile
+    padded: N  # operands are copied first, because TMA cannot read their rows
+    overlapped: N  # a tile's epilogue runs beside the next tile's products
+    fixed_us: N  # start, prologue and last epilogue
+    compute_clocks: N  # of the tensor cores, for one K tile
+    ingest_bytes: N  # copied into shared memory for one K tile; scaled up if slower than TMA
+    store_clocks: N  # to store one output tile
 
 
 UNKNOWN = Features(
@@ -66,7 +69,7 @@ UNKNOWN = Features(
     ingest_bytes=1.0,
     store_clocks=1.0,
 )
-"""Of a kernel of which nothing is known: never before any other."""
+"""Of a kernel that the model cannot describe: it is ranked after all others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,10 +77,11 @@ class Part:
     """One kernel's share of a translation unit.
 
     Attributes:
-        header: what defines the adapter that `entry` names; lies below one of `include`.
-        definition: C++ that defines what the adapter wraps; kernels may share one.
+        header: the header that defines the adapter in `entry`; a path below one of `include`.
+        definition: C++ that defines the type which the adapter wraps; kernels may share it.
         entry: the kernel's line in the pack's table.
-        include: folders for the compiler's `-I`: the project's own, which are part of the digest.
+        include: the project's own folders for the compiler's `-I`; headers in them are part of the
+            digest.
     """
 
     header: str
@@ -86,46 +90,48 @@ class Part:
     include: tuple[Path, ...]
 
 
-class KernelBackend(Protocol):
-    """A backend. All answers are deterministic, and none needs a compiler or a GPU."""
+class KernelBackend(ABC):
+    """A backend. All its methods are deterministic, and none needs a compiler or a GPU.
+
+    The methods that list kernels and launches list none by default.
+    """
 
     name: Backend
 
     def supports(self, operation: Operation, arch: Architecture) -> bool:
-        """Whether it has kernels of the operation on the architecture."""
-        ...
+        """Whether the backend has kernels of the operation on the architecture."""
+        return False
 
     def kernels(self, problem: Problem, arch: Architecture, level: Level) -> Sequence[AnyKernel]:
-        """The legal kernels for a problem of an operation that it supports; may be none.
+        """The legal kernels for a problem whose operation the backend supports; may be empty.
 
-        No two share a name, and each passes `refusal`.
+        No two kernels share a name, and every kernel passes `refusal`.
         """
-        ...
+        return ()
 
     def fitted(self, problem: Problem, device: DeviceModel) -> Sequence[AnyKernel]:
-        """Legal kernels made for this problem on this device, beside the curated ones."""
-        ...
+        """Further legal kernels, with tiles that fit this problem on this device."""
+        return ()
 
     def prepare(self, problem: Problem, device: DeviceModel) -> None:
-        """Do now what the first calls for such problems would be slow by."""
-        ...
+        """Fill the caches that the first calls for problems like this one would fill slowly."""
 
     def launches(self, kernel: AnyKernel, problem: Problem, device: DeviceModel) -> list[Launch]:
-        """The launches worth measuring, in a fixed order; may be none."""
-        ...
+        """The launches worth measuring, in a fixed order; may be empty."""
+        return []
 
+    @abstractmethod
     def refusal(self, kernel: AnyKernel, problem: Problem | None = None) -> str | None:
-        """Why a kernel is not legal (for the problem, if one is given); None when it is."""
-        ...
+        """The reason why a kernel is not legal, or not for `problem`; None if it is legal."""
 
+    @abstractmethod
     def part(self, kernel: AnyKernel) -> Part:
-        """What the kernel is compiled from."""
-        ...
+        """The kernel's share of a translation unit."""
 
+    @abstractmethod
     def variety(self, kernel: AnyKernel) -> tuple[object, ...]:
-        """What kernels of one family that compile cheaply beside each other have in common."""
-        ...
+        """A key that is equal for kernels which share most of their compile time in one unit."""
 
+    @abstractmethod
     def features(self, kernel: AnyKernel) -> Features[float]:
-        """What the analytic cost model knows of it."""
-        ...
+        """The cost model's description of a kernel."""

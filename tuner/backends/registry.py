@@ -1,4 +1,4 @@
-"""The backends there are. A new one is a folder and a line in `_ALL`."""
+"""All backends. To add a backend, write a folder and a line in `_ALL`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from tuner.backends.cutlass3x.cutlass3x import CUTLASS3X
 
 _ALL: tuple[KernelBackend, ...] = (CUTLASS3X, CUTLASS2X, CUTE, CUBLASLT)
 
-BACKENDS: dict[Backend, KernelBackend] = {each.name: each for each in _ALL}
+BACKENDS: dict[Backend, KernelBackend] = {backend.name: backend for backend in _ALL}
 """In the order in which their kernels are listed."""
 
 
 def backend_of(kernel: Kernel) -> KernelBackend | None:
-    """The kernel's backend; None where it is not one of these."""
     return BACKENDS.get(kernel.backend)

@@ -1,9 +1,9 @@
-"""One C++ translation unit per batch of kernels: the backends' own text and a table of them.
+"""Writes one C++ translation unit for a batch of kernels: the backends' text and a table.
 
-Invariants: the text depends only on the kernels, their order, and the installed CUTLASS; a
-kernel's place in the table is its index in the pack. What the text compiles from is covered by
-`kernel_digest` together with the toolchain's digest (compiler, flags, CUTLASS release).
-Emitting needs no compiler and no GPU.
+Invariants: the text depends only on the kernels, their order, and the installed CUTLASS; a kernel's
+position in the table is its index in the pack. `kernel_digest` and the toolchain's digest
+(compiler, flags, CUTLASS release) together cover everything that is compiled. Neither a compiler
+nor a GPU is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def unit_source(kernels: Sequence[AnyKernel]) -> str:
     """The translation unit of a pack holding `kernels`, in their order.
 
     Raises:
-        ValueError: no kernels, two with the same name, or one of a backend that is not known.
+        ValueError: there are no kernels, two have the same name, or a kernel's backend is not
+            known.
     """
     if not kernels:
         raise ValueError("a unit needs at least one kernel")
@@ -37,7 +38,8 @@ def unit_source(kernels: Sequence[AnyKernel]) -> str:
         raise ValueError("a unit cannot hold two kernels of the same name")
     parts = [_part(kernel) for kernel in kernels]
     headers = [*sorted({part.header for part in parts}), _TABLE]
-    # Two kernels can be made of one definition: with and without copies of unaligned operands.
+    # Two kernels can share a definition: one reads its operands directly, the other copies
+    # unaligned operands first.
     definitions = dict.fromkeys(part.definition for part in parts)
     entries = ",\n".join(f"    {part.entry}" for part in parts)
     return "\n".join(
@@ -54,16 +56,15 @@ def unit_source(kernels: Sequence[AnyKernel]) -> str:
 
 
 def include_dirs(kernels: Sequence[AnyKernel]) -> list[Path]:
-    """The project's own headers that the unit of these kernels includes, for `-I`."""
+    """The folders of the project's headers that these kernels include, for `-I`."""
     return list(dict.fromkeys(folder for kernel in kernels for folder in _part(kernel).include))
 
 
 @lru_cache(maxsize=65536)
 def kernel_digest(kernel: AnyKernel) -> str:
-    """Hash of everything of ours that the kernel compiles from: its own text and its headers.
+    """Hash of everything in this project that the kernel is compiled from: its text and headers.
 
-    Of a kernel whose backend is not known here nothing can be compiled: its digest is its own, and
-    no pack's.
+    A kernel whose backend is not known cannot be compiled: its digest is one that no pack has.
     """
     if backend_of(kernel) is None:
         text = f"{kernel.backend}\0{kernel.name}"
@@ -75,21 +76,21 @@ def kernel_digest(kernel: AnyKernel) -> str:
 
 @cache
 def headers_digest(header: str, *folders: Path) -> str:
-    """Hash of one of our headers, the table of kernels, and all of ours that the two include.
+    """Hash of a header, the table's header, and all headers of the project that they include.
 
-    A pack built with other headers is another pack; one that a kernel never sees makes none.
+    A change in a header changes the digests of the kernels that include it, and of no others.
     """
-    wanted = [header, _TABLE]
-    found: dict[str, bytes] = {}
-    while wanted:
-        name = wanted.pop()
+    pending = [header, _TABLE]
+    texts: dict[str, bytes] = {}
+    while pending:
+        name = pending.pop()
         path = next((folder / name for folder in folders if (folder / name).is_file()), None)
-        if path is None or name in found:  # CUTLASS's own are the toolchain's
+        if path is None or name in texts:  # CUTLASS's headers are in the toolchain's digest
             continue
-        found[name] = path.read_bytes()
-        wanted += _INCLUDE.findall(found[name].decode())
+        texts[name] = path.read_bytes()
+        pending += _INCLUDE.findall(texts[name].decode())
     digest = hashlib.sha256()
-    for name, text in sorted(found.items()):
+    for name, text in sorted(texts.items()):
         digest.update(name.encode() + b"\0" + text + b"\0")
     return digest.hexdigest()
 

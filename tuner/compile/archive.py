@@ -1,8 +1,8 @@
-"""All packs of a folder in one tar file, and back.
+"""Writes all packs of a folder to one tar file, and reads them back.
 
-A pack goes in with its manifest; the last member says how many there are, since a tar file that is
-cut off between two members looks like a shorter one. Coming back, each pack is taken in as one from
-another machine is: under the hash that its bytes have, or not at all.
+A pack follows its manifest. The last member holds the number of packs, because a tar file that is
+cut off between two members looks like a shorter archive. When read back, a pack is taken in like a
+pack from another machine: only if its bytes have the hash in its name.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class _End(msgspec.Struct, frozen=True):
 
 
 def archive(store: ArtifactStore, target: Path) -> int:
-    """Write the whole packs to the file `target`, which appears when complete; their number.
+    """Write all whole packs to the file `target`, which appears when it is complete.
 
-    Packs that are evicted meanwhile are left out.
+    Packs that are evicted meanwhile are left out. Returns the number of packs written.
 
     Raises:
         OSError: no space, or no permission; no file is left.
@@ -56,21 +56,24 @@ def archive(store: ArtifactStore, target: Path) -> int:
 
 
 def check(source: Path) -> None:
-    """Read a whole archive, so that it can be refused before anything is changed.
+    """Read a whole archive, so that a bad archive is refused before anything is changed.
 
     Raises:
-        PackCorrupt: not such an archive, or damaged.
+        PackCorrupt: the file is not an archive of packs, or is damaged.
     """
     for _ in _read(source):
         pass
 
 
 def unarchive(source: Path, store: ArtifactStore) -> int:
-    """Take in the packs of an archive; their number. Packs that are here already stay.
+    """Take the packs of an archive into the store. Packs that are in it already stay.
+
+    Returns the number of packs in the archive.
 
     Raises:
-        PackCorrupt: not such an archive, or damaged; the packs before the fault are here, whole.
-        DiskFull: no space for a pack; likewise.
+        PackCorrupt: the file is not an archive of packs, or is damaged.
+        DiskFull: no space for a pack.
+            In both cases the packs before the fault are in the store, whole.
     """
     number = 0
     for pack_hash, content, manifest in _read(source):
@@ -80,12 +83,12 @@ def unarchive(source: Path, store: ArtifactStore) -> int:
 
 
 def _read(source: Path) -> Iterator[tuple[str, bytes, Manifest]]:
-    """The packs of an archive: hash, bytes that have it, and manifest."""
+    """Yield the hash, the verified bytes and the manifest of each pack of an archive."""
     number, end = 0, None
-    manifest: dict[str, Manifest] = {}  # of the pack that follows
+    manifest: dict[str, Manifest] = {}  # only that of the pack that follows
     for pack_hash, content in _members(source):
         if end is not None:
-            raise _no_archive(source, "it goes on after its end")
+            raise _no_archive(source, "it continues after its end")
         if isinstance(content, _End):
             end = content.packs
         elif isinstance(content, Manifest):
@@ -96,7 +99,7 @@ def _read(source: Path) -> Iterator[tuple[str, bytes, Manifest]]:
             hashlib.sha256(content).hexdigest() != pack_hash
             or len(content) != manifest[pack_hash].bytes
         ):
-            raise _no_archive(source, f"pack {pack_hash} has other bytes")
+            raise _no_archive(source, f"the bytes of pack {pack_hash} do not match its hash")
         else:
             number += 1
             yield pack_hash, content, manifest[pack_hash]
@@ -105,7 +108,7 @@ def _read(source: Path) -> Iterator[tuple[str, bytes, Manifest]]:
 
 
 def _members(source: Path) -> Iterator[tuple[str, bytes | Manifest | _End]]:
-    """The hash in each member's name, and its content."""
+    """Yield the hash in each member's name, and the member's content."""
     try:
         with tarfile.open(source, "r:") as tar:
             for member in tar:
@@ -122,22 +125,22 @@ def _members(source: Path) -> Iterator[tuple[str, bytes | Manifest | _End]]:
 
 
 def _checked(member: tarfile.TarInfo) -> tuple[str, str]:
-    """The hash in the member's name, and what of a pack it is; nothing of either for the end.
+    """The hash and the suffix in the member's name; both None for the last member.
 
     Raises:
-        tarfile.TarError: another name, or no plain file: a link, a device, a folder, a file with
-            holes.
+        tarfile.TarError: the name is another, or the member is not a plain file but a link, a
+            device, a folder or a sparse file.
     """
     name = _NAME.fullmatch(member.name)
     if name is None:
         raise tarfile.TarError(f"it holds {member.name!r:.100}")
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
-        raise tarfile.TarError(f"{member.name} in it is no plain file")
+        raise tarfile.TarError(f"{member.name} in it is not a plain file")
     return name[1], name[2]
 
 
-def _no_archive(source: Path, why: str) -> PackCorrupt:
-    return PackCorrupt(f"{source} is no whole archive of packs ({why})")
+def _no_archive(source: Path, reason: str) -> PackCorrupt:
+    return PackCorrupt(f"{source} is not a complete archive of packs ({reason})")
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -1,15 +1,15 @@
 """Compiled kernel packs on disk, each under the SHA-256 of its bytes.
 
-A pack is `<hash>.so` with a manifest `<hash>.json` that says which kernels it holds, in order, and
-which toolchain built it. Publication is atomic: both files are written aside, flushed and renamed,
-the manifest last, and a pack without a manifest does not exist. What is damaged or truncated is
-removed and counts as a miss. Several processes may publish the same kernels at once: each
-pack is whole, and any of them is found. With a size limit, publishing removes the packs that were
-not used for longest (`tuner.compile.eviction`); "used" is found or got. What is published is
-signed, and only what somebody who is believed has signed is found.
+A pack is `<hash>.so` with a manifest `<hash>.json`, which lists the pack's kernels, in order, and
+names the toolchain that built it. Publication is atomic: both files are written under temporary
+names, flushed and renamed, the manifest last; a pack without a manifest does not exist. A damaged
+or truncated pack is removed and counts as a miss. If several processes publish the same kernels at
+once, all their packs are whole and any of them is returned. With a size limit, publishing removes
+the packs that were unused for longest (`tuner.compile.eviction`); `find` and `get` use a pack.
+Published packs are signed, and `find` returns only packs with a trusted signature.
 
-Nothing is found in a folder that other users may write to, nor is such a file: what was checked
-may be another program by the time that it is loaded.
+Packs are not used if other users may write to the file or the folder: between the check and the
+load, the file could be replaced by another program.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class ArtifactStore:
-    """The packs below one directory, which is created when first written to.
+    """The packs in one directory, which is created by the first publication.
 
     Safe to share between threads.
 
     Args:
         root: the directory.
-        limit: the directory is held to it by what is published through this object.
-        signer: signs what is published.
-        trusted: whose packs are found; None: anybody's.
+        limit: size limit of the directory, applied when this object publishes a pack.
+        signer: signs published packs.
+        trusted: keys whose packs are used; None: all packs are.
 
-    Any method may raise StoreError: others may write to the directory.
+    Any method may raise StoreError: other users may write to the directory.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class ArtifactStore:
         self._prepared = False
 
     def find(self, kernel: AnyKernel, *, toolchain: str | None = None) -> Pack | None:
-        """The newest whole pack with exactly this kernel in it.
+        """The newest whole pack that holds exactly this kernel; None if there is no such pack.
 
         Args:
-            kernel: matched by what it compiles from, not only by its name.
+            kernel: compared by the digest of its source text, not only by its name.
             toolchain: digest of the only toolchain to accept; any by default.
         """
         self._refresh()
@@ -103,10 +103,10 @@ class ArtifactStore:
         return None
 
     def get(self, pack_hash: str, *, afresh: bool = False) -> Pack | None:
-        """The pack of this hash if it is here and its bytes are whole; else None.
+        """The pack with this hash; None if it is not here or its bytes are damaged.
 
-        With `afresh` the bytes are read again though neither size nor time of the file has changed:
-        a disk may spoil them without either.
+        A pack is hashed again if the size or the time of its file has changed. With `afresh` it is
+        hashed in any case: a faulty disk changes bytes without either.
         """
         if afresh:
             self._verified.pop(pack_hash, None)
@@ -114,7 +114,7 @@ class ArtifactStore:
         if pack is not None:
             try:
                 mark_used(self._manifest_path(pack_hash))
-            except FileNotFoundError:  # evicted by another process just now
+            except FileNotFoundError:  # another process has just evicted it
                 self._forget(pack_hash)
                 return None
         return pack
@@ -133,6 +133,7 @@ class ArtifactStore:
                 return None
             status = path.stat()
             stamp = (status.st_size, status.st_mtime_ns)
+            # Hashing reads the whole file: an unchanged one is not hashed again.
             if self._verified.get(pack_hash) != stamp:
                 with path.open("rb") as file:
                     actual = hashlib.file_digest(file, "sha256").hexdigest()
@@ -146,7 +147,7 @@ class ArtifactStore:
         return self._pack(pack_hash, manifest)
 
     def packs(self) -> list[Pack]:
-        """Every whole pack, the newest first. Does not count as using them."""
+        """All whole packs, the newest first. Does not mark them as used."""
         self._refresh()
         hashes = sorted(self._manifests, key=self._age_key, reverse=True)
         return [pack for pack in map(self._whole, hashes) if pack is not None]
@@ -159,17 +160,16 @@ class ArtifactStore:
         limit: int | None = None,
         believed: bool = False,
     ) -> list[tuple[str, Manifest]]:
-        """Packs and what they hold, by hash; a look at the folder that uses none of them.
+        """Hashes and manifests of packs, in order of hash. Does not mark them as used.
 
         Args:
             toolchain: digest of the only toolchain to list; any by default.
-            after: the cursor of the next page: only hashes beyond this one, whether it is still
-                here or not.
-            limit: at most so many.
-            believed: only packs that may be handed on.
+            after: the cursor of the next page: only hashes after this one, which need not exist.
+            limit: the most packs to list.
+            believed: list only packs with a trusted signature, which may be handed on.
         """
         self._refresh()
-        found: list[tuple[str, Manifest]] = []
+        page: list[tuple[str, Manifest]] = []
         for pack_hash in sorted(self._manifests):
             manifest = self._manifests.get(pack_hash)
             if pack_hash <= after or manifest is None:
@@ -179,22 +179,22 @@ class ArtifactStore:
             if believed and not self._believes(pack_hash, manifest):
                 continue
             if self._looks_whole(pack_hash, manifest):
-                found.append((pack_hash, manifest))
-                if len(found) == limit:
+                page.append((pack_hash, manifest))
+                if len(page) == limit:
                     break
-        return found
+        return page
 
     def believed(self) -> dict[str, Manifest]:
-        """The packs that are found, by hash: what may be handed on. Whole or not is not looked at.
+        """Manifests of the packs with a trusted signature, by hash: these may be handed on.
 
-        A look at the folder that uses none of them.
+        Does not mark the packs as used, nor check their bytes.
         """
         self._refresh()
-        known = list(self._manifests.items())
-        return {name: manifest for name, manifest in known if self._believes(name, manifest)}
+        manifests = list(self._manifests.items())  # a copy: another thread may add to them
+        return {name: manifest for name, manifest in manifests if self._believes(name, manifest)}
 
     def believes(self, pack_hash: str) -> bool:
-        """Whether the pack is here and may be handed on."""
+        """Whether the pack is here with a trusted signature, so that it may be handed on."""
         self._refresh()
         manifest = self._manifests.get(pack_hash) or self._read_manifest(pack_hash)
         return manifest is not None and self._believes(pack_hash, manifest)
@@ -203,7 +203,7 @@ class ArtifactStore:
         if self._trusted is None:
             return True
         known = self._believed.get(pack_hash)
-        if known is None or known[0] is not manifest:  # 0.1 ms each
+        if known is None or known[0] is not manifest:  # a check takes 0.1 ms
             try:
                 manifest.check(pack_hash, self._trusted)
             except Untrusted:
@@ -214,7 +214,7 @@ class ArtifactStore:
         return known[1]
 
     def sign(self, signer: Signer) -> int:
-        """Sign what was compiled here before there were signatures; how many packs that were."""
+        """Sign the packs that were compiled here before packs were signed; returns their number."""
         number = 0
         with locked(self.root):
             for pack_hash, manifest in self.manifests():
@@ -225,10 +225,10 @@ class ArtifactStore:
         return number
 
     def publish(self, compiled: Path, kernels: Sequence[AnyKernel], toolchain: Toolchain) -> Pack:
-        """Take a freshly compiled shared object in, under the hash of its bytes.
+        """Add a freshly compiled shared object under the hash of its bytes.
 
         Raises:
-            DiskFull: nothing was published, and nothing half-written is left.
+            DiskFull: nothing was published, and no incomplete file is left.
         """
         content = compiled.read_bytes()
         manifest = Manifest(
@@ -246,14 +246,14 @@ class ArtifactStore:
         return self._put(pack_hash, content, manifest)
 
     def adopt(self, pack_hash: str, content: bytes, manifest: Manifest) -> Pack:
-        """Take in a pack that was published elsewhere, with its manifest from there.
+        """Add a pack that was published elsewhere, with its manifest from there.
 
-        A pack that was compiled here keeps the manifest that it has. Whether to believe another
-        one is the caller's to say.
+        A pack that was compiled here keeps its own manifest. The caller must have checked the
+        signature of the other.
 
         Raises:
-            PackCorrupt: these are not the bytes of that pack; nothing was published.
-            DiskFull: nothing was published, and nothing half-written is left.
+            PackCorrupt: the bytes are not those of that pack; nothing was published.
+            DiskFull: nothing was published, and no incomplete file is left.
         """
         actual = hashlib.sha256(content).hexdigest()
         if actual != pack_hash:
@@ -267,6 +267,7 @@ class ArtifactStore:
             )
         here = self._read_manifest(pack_hash)
         if here is not None and self._whole(pack_hash) is not None:
+            # If it was taken before for other kernels, it is used for both.
             if here.statement(pack_hash) == manifest.statement(pack_hash):
                 manifest = manifest.joined(here)
             elif here.taken is None:
@@ -283,6 +284,7 @@ class ArtifactStore:
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
+            # A shared object without a manifest is not a pack, and would only take space.
             if self._read_manifest(pack_hash) is None:
                 self._pack_path(pack_hash).unlink(missing_ok=True)
             raise DiskFull(
@@ -320,7 +322,7 @@ class ArtifactStore:
         return (manifest.created_at if manifest else "", pack_hash)
 
     def _refresh(self) -> None:
-        """Read the manifests that came or changed since the last look; forget those that went."""
+        """Read the manifests that are new or changed since the last call; forget the removed."""
         self._refuse_unsafe()
         with self._index_lock:
             try:
@@ -331,18 +333,18 @@ class ArtifactStore:
                 return
             if changed_ns == self._listed_ns:
                 return
-            found = {
+            inodes = {
                 entry.name.removesuffix(".json"): entry.inode()
                 for entry in os.scandir(self.root)
                 if entry.name.endswith(".json")
             }
-            for gone in self._manifests.keys() - found.keys():
+            for gone in self._manifests.keys() - inodes.keys():
                 self._forget(gone)
-            for pack_hash, inode in found.items():
-                # One that was written anew may hold more, or be signed.
+            for pack_hash, inode in inodes.items():
+                # A manifest that was written again may be signed now, or taken for more kernels.
                 if pack_hash not in self._manifests or self._inodes.get(pack_hash) != inode:
                     self._read_manifest(pack_hash)
-            self._inodes = found
+            self._inodes = inodes
             settled = time.time_ns() - changed_ns > _SETTLE_NS
             self._listed_ns = changed_ns if settled else -1
 
@@ -363,7 +365,7 @@ class ArtifactStore:
         with self._index_lock:
             self._forget(pack_hash)
             self._manifests[pack_hash] = manifest
-            for digest in manifest.found_for:
+            for digest in manifest.used_for:
                 self._by_kernel.setdefault(digest, []).append(pack_hash)
         return manifest
 
@@ -371,23 +373,22 @@ class ArtifactStore:
         with self._index_lock:
             manifest = self._manifests.pop(pack_hash, None)
             self._verified.pop(pack_hash, None)
-            for digest in manifest.found_for if manifest else []:
+            for digest in manifest.used_for if manifest else []:
                 self._by_kernel[digest].remove(pack_hash)
 
     def _discard(self, pack_hash: str) -> None:
-        """Remove a pack that is not whole, the manifest first, so that nobody finds it again."""
+        # The manifest goes first: without it, no process uses the damaged pack.
         self._forget(pack_hash)
         self._manifest_path(pack_hash).unlink(missing_ok=True)
         self._pack_path(pack_hash).unlink(missing_ok=True)
 
     def _refuse_unsafe(self) -> None:
-        """Raise StoreError if others may write to the directory."""
         with suppress(FileNotFoundError):
             if reason := unsafe(self.root):
                 raise StoreError(f"packs are not used: {reason}")
 
     def _prepare(self) -> None:
-        """Make the directory; once per store, remove what killed processes left in it."""
+        """Create the directory; the first time, remove the files that killed processes left."""
         private_folder(self.root)
         self._refuse_unsafe()
         if self._prepared:

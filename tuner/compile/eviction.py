@@ -1,11 +1,11 @@
-"""Keeps a folder of packs below a size: those that were not used for longest go first.
+"""Keeps a folder of packs below a size: removes the packs that were unused for longest.
 
-A manifest's modification time is when its pack was last used, by whichever process, within
-`MARK_EVERY_S`; so all processes that share the folder agree on the order. Publishing and evicting
-exclude each other by a lock on the folder. Finding takes no lock: a manifest is set aside before
-its time is looked at for the last time, so a pack that somebody found a moment ago comes back, and
-somebody who comes later misses. A shared object that a process has open or loaded stays valid
-after its name is gone (Linux keeps the file until the last user closes it).
+A manifest's modification time is the time of its pack's last use by any process, to within
+`MARK_EVERY_S`, so all processes that share the folder agree on the order. A lock on the folder
+excludes publishing and evicting from each other. Finding takes no lock. So eviction first renames a
+manifest, and then reads its time once more: a pack that was used a moment ago gets its manifest
+back, and a process that searches later misses it. A shared object that a process has open or loaded
+stays valid after its name is removed (Linux keeps the file until the last user closes it).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from pathlib import Path
 from gemmsmith.files import turn
 
 ASIDE = ".aside-"
-"""Prefix of files that nobody reads: half-written, or about to be removed."""
+"""Prefix of files that no process reads: incomplete, or about to be removed."""
 
 MARK_EVERY_S = 3600.0
-"""A pack is marked as used at most this often: looking up is not writing."""
+"""Seconds between two marks of a pack as used, so that a lookup rarely writes."""
 
 SAFE_S = 3600.0
-"""A pack used so recently stays: a tuning run in any process may be about to measure it."""
+"""Seconds for which a used pack stays: a tuning run in any process may be about to measure it."""
 
 TARGET = 0.9
-"""Share of the limit to go down to, so that not every publication has to evict."""
+"""Share of the limit that eviction goes down to, so that not every publication has to evict."""
 
 _STALE_S = 3600.0
-"""Files that a killed process left behind are removed after this long."""
+"""Seconds after which the files of a killed process are removed."""
 
 _PATIENCE_S = 5.0
-"""Wait for the folder's lock. Publishing and evicting hold it for milliseconds."""
+"""Seconds to wait for the folder's lock. Publishing and evicting hold it for milliseconds."""
 
 _FILE = re.compile(r"([0-9a-f]{64})\.(so|json)")
 _LOG = logging.getLogger(__name__)
@@ -46,12 +46,12 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeLimit:
-    """How large a folder of packs may grow, and who has a say in what goes.
+    """How large a folder of packs may grow, and which packs must stay.
 
     Attributes:
-        bytes: manifests included; above it, packs go.
-        keep: hashes of packs that never go; asked only when something has to.
-        evicted: told the hash of each pack that went, before anyone can publish it again.
+        bytes: packs and manifests together; above it, packs are removed.
+        keep: returns hashes of packs that are never removed; called only before an eviction.
+        evicted: called with the hash of each removed pack, while no process can publish it again.
     """
 
     bytes: int
@@ -61,7 +61,7 @@ class SizeLimit:
 
 @dataclass(kw_only=True, slots=True)
 class _Files:
-    """A pack's files: their bytes, and when it was last used (Unix time)."""
+    """A pack's files: their bytes, and the time of its last use (Unix time)."""
 
     bytes: int = 0
     used: float = 0.0
@@ -69,7 +69,7 @@ class _Files:
 
 
 class Evictor:
-    """Holds one folder to its limit."""
+    """Keeps one folder within its limit."""
 
     def __init__(self, root: Path, limit: SizeLimit) -> None:
         self._root = root
@@ -77,10 +77,10 @@ class Evictor:
         self._warned = False
 
     def make_room(self, published: str) -> None:
-        """After a publication: if the folder is above its limit, bring it to TARGET of it.
+        """After a publication, bring a folder above its limit down to TARGET of the limit.
 
-        The pack just published, those used within SAFE_S and those that `keep` names stay. Where
-        that leaves too much the folder grows on, with one warning.
+        The published pack, packs used within SAFE_S and those that `keep` names stay. If these are
+        too much, the folder stays above its limit, with one warning.
         """
         if _total(_scan(self._root)) <= self._limit.bytes:
             return
@@ -95,8 +95,8 @@ class Evictor:
         elif not self._warned:
             self._warned = True
             _LOG.warning(
-                "%s holds %.2f GB of packs, more than its limit of %.2f GB: the others are "
-                "winners' packs or in use. Raise the limit, or give the folder more room",
+                "%s holds %.2f GB of packs, more than its limit of %.2f GB: all of them are "
+                "winners' packs or in use. Raise the limit",
                 self._root,
                 total / 1e9,
                 self._limit.bytes / 1e9,
@@ -104,6 +104,7 @@ class Evictor:
 
     def _evict(self, packs: dict[str, _Files], keep: Collection[str], total: int) -> int:
         for pack_hash, files in sorted(packs.items(), key=lambda item: (item[1].used, item[0])):
+            # The packs are in order of use: once one is in use, so are all that follow.
             if total <= self._limit.bytes * TARGET or _in_use(files.used):
                 break
             if pack_hash not in keep and _remove(self._root, pack_hash):
@@ -113,7 +114,7 @@ class Evictor:
 
 
 def mark_used(manifest: Path) -> None:
-    """Note that a pack is being used.
+    """Mark a pack as used now.
 
     Raises:
         FileNotFoundError: it has just been evicted.
@@ -125,11 +126,11 @@ def mark_used(manifest: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        return  # another user's folder, or a read-only one: whoever writes there decides
+        return  # another user's folder, or a read-only one: this process evicts nothing there
 
 
 def remove_stale(root: Path) -> None:
-    """Remove what killed processes left: files set aside, and shared objects without a manifest."""
+    """Remove what killed processes left: temporary files, and shared objects without a manifest."""
     for path in root.iterdir():
         name = _FILE.fullmatch(path.name)
         unlisted = name and name[2] == "so" and not path.with_suffix(".json").exists()
@@ -141,16 +142,16 @@ def remove_stale(root: Path) -> None:
 
 
 def locked(root: Path, *, exclusive: bool = False) -> AbstractContextManager[None]:
-    """Hold the folder: any number of publishers, or one that evicts.
+    """Lock the folder: for one evicting process (`exclusive`), or for any number of publishers.
 
-    Without the lock, the worst is a pack that is published as it is evicted, and missing
-    afterwards: it is compiled once more.
+    If the lock is not obtained in time, the block runs without it. The worst that can happen is
+    that a pack is evicted while it is published; it is then compiled once more.
     """
     return turn(root, exclusive=exclusive, patience_s=_PATIENCE_S)
 
 
 def _scan(root: Path) -> dict[str, _Files]:
-    """All packs by hash; one without a manifest counts as used when it was written."""
+    """All packs by hash. The last use of a pack without a manifest is the time it was written."""
     packs: dict[str, _Files] = {}
     with os.scandir(root) as entries:
         for entry in entries:
@@ -174,12 +175,15 @@ def _total(packs: dict[str, _Files]) -> int:
 
 
 def _in_use(used: float) -> bool:
-    # A mark may be as old as MARK_EVERY_S although the pack was used a moment ago.
+    # The last mark of a pack that was used a moment ago may be MARK_EVERY_S old.
     return time.time() - used < SAFE_S + MARK_EVERY_S
 
 
 def _remove(root: Path, pack_hash: str) -> bool:
-    """Remove a pack, the manifest first; False: it was used a moment ago, or is not ours."""
+    """Remove a pack, the manifest first.
+
+    Returns False if the pack was used a moment ago, or belongs to another user.
+    """
     manifest, aside = root / f"{pack_hash}.json", root / f"{ASIDE}{pack_hash}"
     try:
         with contextlib.suppress(FileNotFoundError):

@@ -1,9 +1,9 @@
-"""Takes kernel packs from a service, so that a machine need not compile what another one has.
+"""Downloads kernel packs from a service instead of compiling the kernels here.
 
-A pack is looked for by what its kernels compile from, never by their names alone. It is published
-here only when somebody who is believed has signed what it holds, its bytes have the SHA-256 that
-was signed, and the names of its kernels are in them; and only for the kernels asked for, under the
-signature that it came with. It is still a program of whoever signed it.
+A pack is matched by the digests of its kernels' source text, never by names alone. It is published
+here only if its manifest has a trusted signature, its bytes have the signed SHA-256, and the names
+of its kernels are in them; and only for the requested kernels, with the signature that it came
+with. A pack remains a program of its signer: none of these checks says what it does.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """What became of a kernel that was missing here.
+    """The result for a kernel that was missing here.
 
     Attributes:
-        pack: the pack that holds it now; None: the service has none that can be used.
-        refused: why a pack that the service named was not taken; empty where none was refused.
+        pack: the pack that holds it now; None if the service has no usable pack.
+        refused: the reasons why packs that the service offered were not taken.
     """
 
     kernel: AnyKernel
@@ -54,44 +54,44 @@ def fetch(
     toolchain: str | None,
     trusted: Trusted | None,
 ) -> Iterator[Fetched]:
-    """Take every pack that holds one of the kernels that are missing here, the newest of each.
+    """Download the newest pack of every kernel that is missing in the store.
 
-    Gives one result per missing kernel. What is here already costs no request.
+    Yields one result per missing kernel. If none is missing, no request is made.
 
     Args:
-        client: of the service, made without a cache folder: what it downloads is moved to the
-            store.
+        client: the service's client, made without a cache folder: downloads are moved to the store.
         store: where the packs go.
-        kernels: those wanted.
-        toolchain: digest of the only toolchain whose packs will do; None takes any.
-        trusted: whose packs are taken; None: anybody's, signed or not.
+        kernels: the kernels that the store is to hold.
+        toolchain: digest of the only toolchain to accept; None accepts any.
+        trusted: keys whose packs are accepted; None accepts all packs, signed or not.
 
     Raises:
-        ServiceUnavailable, ServiceError: the service is away, refuses or cannot be understood;
-            packs that are here by then are whole, and stay.
+        ServiceUnavailable, ServiceError: the service is away, refuses or gives an unreadable
+            answer; packs that were downloaded before are whole, and stay.
         DiskFull: no space for a pack.
     """
     missing = [kernel for kernel in kernels if store.find(kernel, toolchain=toolchain) is None]
     if not missing:
         return
     offers = _offers(client, missing, toolchain)
-    asked = {kernel_digest(kernel) for kernel in missing}
+    digests = {kernel_digest(kernel) for kernel in missing}
     taken: dict[str, Pack | None] = {}
     for kernel in missing:
         refused: list[str] = []
-        # Of one toolchain's packs any will do: it may have come with another kernel's.
+        # A pack that was downloaded for another kernel may hold this one too. With any toolchain
+        # allowed that does not count: the newest pack of this kernel may be a different one.
         pack = None if toolchain is None else store.find(kernel, toolchain=toolchain)
         for offer in offers[kernel.name, kernel_digest(kernel)]:
             if pack is not None:
                 break
             if offer.hash not in taken:
                 try:
-                    taken[offer.hash] = _take(client, store, offer, asked, trusted)
+                    taken[offer.hash] = _take(client, store, offer, digests, trusted)
                 except (PackCorrupt, Untrusted) as error:
                     taken[offer.hash] = None
                     refused.append(f"pack {offer.hash}: {error}")
-            found = taken[offer.hash]
-            pack = found if found is not None and kernel.name in found.kernels else None
+            offered = taken[offer.hash]
+            pack = offered if offered is not None and kernel.name in offered.kernels else None
         yield Fetched(kernel=kernel, pack=pack, refused=tuple(refused))
 
 
@@ -121,13 +121,15 @@ def _offer(row: dict[str, Any]) -> _Offer:
 
 
 def _take(
-    client: Client, store: ArtifactStore, offer: _Offer, asked: set[str], trusted: Trusted | None
+    client: Client, store: ArtifactStore, offer: _Offer, digests: set[str], trusted: Trusted | None
 ) -> Pack | None:
-    """Take a pack over for the kernels asked for; None: it went between the listing and now.
+    """Put a pack into the store for the kernels with these digests.
+
+    Returns None if the service has removed the pack since it was listed.
 
     Raises:
-        Untrusted: its manifest is not signed by anybody who is believed.
-        PackCorrupt: it is not the pack that the manifest is of.
+        Untrusted: its manifest has no trusted signature.
+        PackCorrupt: its bytes are not those that the manifest describes.
     """
     if trusted is not None:
         try:
@@ -137,7 +139,7 @@ def _take(
                 f"{error}. To trust that service: gemmsmith signing trust {client.url}; "
                 f"{UNSIGNED_VARIABLE}=1 accepts unsigned packs"
             ) from error
-    here = store.get(offer.hash)  # for other kernels, perhaps
+    here = store.get(offer.hash)  # it may have been taken for other kernels
     if here is not None:
         content = here.path.read_bytes()
     else:
@@ -148,8 +150,8 @@ def _take(
                 return None
             raise
         content = path.read_bytes()
-        path.unlink(missing_ok=True)  # a base set is gigabytes: they are not kept twice
+        path.unlink(missing_ok=True)  # packs can be gigabytes: they are not kept twice
     manifest = offer.manifest
     check_names(offer.hash, manifest, content)
-    wanted = sorted(asked.intersection(manifest.digests))
-    return store.adopt(offer.hash, content, msgspec.structs.replace(manifest, taken=wanted))
+    taken = sorted(digests.intersection(manifest.digests))
+    return store.adopt(offer.hash, content, msgspec.structs.replace(manifest, taken=taken))

@@ -1,9 +1,9 @@
-"""Takes in the packs that were installed with pip, so that a first answer waits for no compiler.
+"""Adds the packs that were installed with pip, so that the first kernels need no compiler.
 
-They come as those of another machine do: signed with a trusted key, under the hash that was signed,
-and with the names of their kernels in them. Keys that came with gemmsmith itself count here too,
-though from elsewhere they sign winners only: the wheel was installed, as gemmsmith was. Packs of
-another toolchain or of other sources are not used.
+They are checked like packs from another machine: a trusted signature, bytes with the signed hash,
+and the names of their kernels in the bytes. Keys that ship with gemmsmith are trusted here too,
+though elsewhere they may sign winners only: the user installed this wheel just as they installed
+gemmsmith. Packs of another toolchain or of other sources are never matched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tuner.compile.manifest import Manifest, Pack, check_names
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenIn:
-    """What became of an installed pack: it is in the store now, or why it is not."""
+    """The result for an installed pack: `pack` if it is in the store now, else the `refusal`."""
 
     path: Path
     pack: Pack | None
@@ -37,14 +37,15 @@ def take(
     shipped: Trusted | None = None,
     signer: Signer | None = None,
 ) -> Iterator[TakenIn]:
-    """Take every pack of these folders in that is not in the store; one result for each of those.
+    """Add the packs of these folders that the store lacks; yields one result for each of them.
 
     Args:
-        store: where they go.
+        store: where the packs go.
         folders: `gemmsmith.winners.installed.folders()`.
-        trusted: whose packs are taken; None: anybody's, signed or not.
-        shipped: whose packs are taken as well. `signer` signs them, so that they are found.
-        signer: this installation's.
+        trusted: keys whose packs are accepted; None accepts all packs, signed or not.
+        shipped: further keys whose packs are accepted. `signer` signs these packs again, because
+            the store does not accept them under a shipped key.
+        signer: this installation's key.
 
     Raises:
         DiskFull: no space for a pack.
@@ -54,7 +55,7 @@ def take(
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
             known = here.get(path.stem)
-            if known is not None and {*manifest.digests} <= {*known.found_for}:
+            if known is not None and {*manifest.digests} <= {*known.used_for}:
                 continue
             if trusted is not None:
                 manifest = _believed(path.stem, manifest, trusted, shipped, signer)
@@ -73,7 +74,11 @@ def _believed(
     shipped: Trusted | None,
     signer: Signer | None,
 ) -> Manifest:
-    """The manifest with a signature that is trusted; raises Untrusted if it has none."""
+    """The manifest with a signature by a key in `trusted`.
+
+    Raises:
+        Untrusted: it has no such signature, nor an acceptable one by a shipped key.
+    """
     try:
         manifest.check(pack_hash, trusted)
     except Untrusted:

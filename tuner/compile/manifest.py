@@ -1,7 +1,8 @@
-"""What a pack is said to hold, and who says so.
+"""A pack's manifest: which kernels the pack holds, and whose signature vouches for that.
 
-Whoever compiles a pack signs its manifest: hash, kernels, what they compile from, and compiler. A
-pack from elsewhere keeps the signature that it came with, and holds only what it was taken for.
+The installation that compiles a pack signs its manifest: hash, kernels, digests of their source
+text, and compiler. A pack from elsewhere keeps the signature that it came with, and is used only
+for the kernels that it was taken for.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from gemmsmith.signing import PublicKey, Purpose, Signature, Signer, Trusted
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pack:
-    """A compiled shared object; a kernel's index in it is its position in `kernels`.
+    """A compiled shared object. A kernel's index in it is its position in `kernels`.
 
-    None stands there for a kernel that the pack was not taken for. `toolchain` is the digest of
-    what built it.
+    An entry is None if the pack was not taken for that kernel. `toolchain` is the digest of the
+    toolchain that built the pack.
     """
 
     hash: str
@@ -31,12 +32,13 @@ class Pack:
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What `<hash>.json` holds; `digests` are kernel digests in the order of `kernels`.
+    """The content of `<hash>.json`; `digests` are kernel digests in the order of `kernels`.
 
     Attributes:
-        signature: of whoever compiled the pack; None in manifests from before there were any.
-        taken: of a pack from elsewhere, digests of the kernels that it was taken for: the only ones
-            that it is asked for. None: compiled here.
+        signature: by the installation that compiled the pack; None in manifests that are older than
+            signatures.
+        taken: of a pack from elsewhere, digests of the kernels that it is used for; None if the
+            pack was compiled here, and is used for all its kernels.
     """
 
     kernels: list[str]
@@ -51,43 +53,42 @@ class Manifest(msgspec.Struct, frozen=True):
     format: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a manifest that was put together wrongly; decoding reports it as damaged."""
+        # msgspec turns this into a ValidationError, so a wrong manifest counts as damaged.
         if len(self.kernels) != len(self.digests):
             raise ValueError(f"{len(self.kernels)} kernels, but {len(self.digests)} digests")
 
     @property
-    def found_for(self) -> list[str]:
-        """Digests of the kernels that the pack is found for."""
+    def used_for(self) -> list[str]:
+        """Digests of the kernels that the pack is used for."""
         return self.digests if self.taken is None else self.taken
 
     @property
     def held(self) -> tuple[str | None, ...]:
-        """Names of the kernels by index; None: it was not taken for that one."""
+        """Names of the kernels by index; None for a kernel that the pack is not used for."""
         named = zip(self.kernels, self.digests, strict=True)
-        return tuple(name if digest in self.found_for else None for name, digest in named)
+        return tuple(name if digest in self.used_for else None for name, digest in named)
 
     def signed(self, pack_hash: str, signer: Signer) -> Manifest:
-        """The same, said by `signer`."""
         signature = signer.sign(Purpose.PACK, self.statement(pack_hash))
         return msgspec.structs.replace(self, signature=signature)
 
     def check(self, pack_hash: str, trusted: Trusted) -> PublicKey:
-        """Who says that the pack of this hash holds these kernels.
+        """The key that signed the manifest for the pack of this hash.
 
         Raises:
-            Untrusted: nobody who is believed.
+            Untrusted: there is no signature by a trusted key.
         """
         return trusted.check(Purpose.PACK, self.statement(pack_hash), self.signature)
 
     def statement(self, pack_hash: str) -> dict[str, Any]:
-        """What is signed: all that does not depend on whose disk the manifest lies on."""
-        said = msgspec.to_builtins(self)
-        for own in ("signature", "taken", "format"):
-            del said[own]
-        return {"pack": pack_hash, **said}
+        """The signed content: everything that is the same wherever the manifest is stored."""
+        content = msgspec.to_builtins(self)
+        for local in ("signature", "taken", "format"):
+            del content[local]
+        return {"pack": pack_hash, **content}
 
     def joined(self, other: Manifest) -> Manifest:
-        """The same, taken for what `other` was taken for as well; both say the same otherwise."""
+        """This manifest, taken for the kernels of `other` as well. Their statements are equal."""
         taken = None
         if self.taken is not None and other.taken is not None:
             taken = sorted({*self.taken, *other.taken})
@@ -96,11 +97,11 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def check_names(pack_hash: str, manifest: Manifest, content: bytes) -> None:
-    """Look for the names of a manifest's kernels in its pack's bytes.
+    """Check that the names of a manifest's kernels are in its pack's bytes.
 
     Raises:
-        PackCorrupt: one is not there.
+        PackCorrupt: a name is missing.
     """
-    lacking = [name for name in manifest.kernels if name.encode() + b"\0" not in content]
-    if lacking:
-        raise PackCorrupt(f"pack {pack_hash} is refused: nothing in it is named {lacking[0]}")
+    missing = [name for name in manifest.kernels if name.encode() + b"\0" not in content]
+    if missing:
+        raise PackCorrupt(f"pack {pack_hash} is refused: it does not contain {missing[0]}")

@@ -1,8 +1,8 @@
-"""One nvcc run over one unit, and what its complaints mean.
+"""One nvcc run over one unit, and the meaning of its error messages.
 
-nvcc runs in a process group of its own with a temporary directory of its own; `stop` kills the
-whole group, so that neither a time-out nor a cancelled build leaves compilers behind. Nor does a
-`kill -9` on this process: a watcher in the group notices that the other end of its pipe is gone.
+nvcc runs in its own process group with its own temporary directory. `stop` kills the whole group,
+so that neither a time-out nor a cancelled build leaves compilers behind. If this process itself is
+killed by SIGKILL, a watcher in the group notices that its pipe was closed, and kills the group.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|File too la
 _GUARDED = (
     'exec 3<&0; (cat <&3 >/dev/null; rm -rf -- "$1"; kill -KILL 0) & shift; "$@" </dev/null 3<&-'
 )
-"""Shell script: run a command; when standard input ends, remove the directory named first and kill
-the whole process group. Nothing is ever written to it: it ends when its writer dies."""
+"""Shell script that runs a command; when standard input ends, it removes the directory of its first
+argument and kills the whole process group. This process never writes to that pipe, so the input
+ends only when this process does."""
 _SHELL_SIGKILL = 128 + signal.SIGKILL
 _LINE_LENGTH = 400
 _QUOTED_LINES = 12
@@ -49,7 +50,7 @@ _QUOTED_LINES = 12
 
 @dataclass(slots=True)
 class Compilation:
-    """An nvcc process at work on one unit."""
+    """An nvcc process that compiles one unit."""
 
     kernels: Sequence[AnyKernel]
     toolchain: Toolchain
@@ -59,12 +60,12 @@ class Compilation:
 
     @classmethod
     def start(cls, kernels: Sequence[AnyKernel], toolchain: Toolchain) -> Compilation:
-        """Write the unit's source and headers, and start nvcc on it.
+        """Write the unit's source and headers, and start nvcc.
 
-        The kernels are of one architecture, whatever `toolchain` builds for.
+        All kernels have one architecture, which replaces that of `toolchain`.
 
         Raises:
-            DiskFull: no space for them.
+            DiskFull: no space for source and headers.
         """
         toolchain = toolchain.targeting(kernels[0].arch)
         try:
@@ -81,6 +82,7 @@ class Compilation:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    # nvcc's temporary files are removed with the directory.
                     env={**os.environ, "TMPDIR": str(directory)},
                     start_new_session=True,
                 )
@@ -90,20 +92,18 @@ class Compilation:
 
     @property
     def output(self) -> Path:
-        """The shared object, once the process has ended well."""
+        """The shared object; complete when the process has ended with status 0."""
         return self.directory / "unit.so"
 
     @property
     def seconds(self) -> float:
-        """Wall time since the start."""
         return time.monotonic() - self.started
 
     def log(self) -> str:
-        """What the compiler printed."""
         return (self.directory / "log").read_text(encoding="utf-8", errors="replace")
 
     def stop(self) -> None:
-        """Kill what is left of the process group, the watcher at least, and wait for nvcc."""
+        """Kill the process group, in which at least the watcher still runs, and wait for nvcc."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -111,17 +111,16 @@ class Compilation:
             self.process.stdin.close()
 
     def discard(self) -> None:
-        """Remove the temporary directory."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def out_of_memory(returncode: int, log: str) -> bool:
-    """Whether the compiler was killed or gave up for lack of memory."""
+    # When memory runs out, Linux ends nvcc, or one of its children, by SIGKILL.
     return returncode in (-signal.SIGKILL, _SHELL_SIGKILL) or bool(_OUT_OF_MEMORY.search(log))
 
 
 def environment_fault(log: str) -> TunerError | None:
-    """The error to raise where the machine, not a kernel, is to blame; None otherwise."""
+    """The error to raise if the machine is at fault; None if a kernel is."""
     if _NO_SPACE.search(log):
         return DiskFull(
             f"no space left for the compiler under {tempfile.gettempdir()}: free some space, or "
@@ -130,19 +129,19 @@ def environment_fault(log: str) -> TunerError | None:
     if _ENVIRONMENT.search(log):
         return CompileFailed(
             "nvcc cannot compile anything on this machine; `gemmsmith doctor` says what is "
-            f"missing. It said:\n{summary(log)}"
+            f"missing. nvcc printed:\n{summary(log)}"
         )
     return None
 
 
 def suspects(kernels: Sequence[AnyKernel], log: str) -> list[AnyKernel]:
-    """The kernels that the compiler's messages mention, perhaps innocently."""
+    """The kernels that the compiler's messages mention; they need not be the cause."""
     mentioned = {_DERIVED.sub("", word) for word in _IDENTIFIER.findall(log)}
     return [kernel for kernel in kernels if kernel.name in mentioned]
 
 
 def summary(log: str) -> str:
-    """The compiler's errors and last lines, short enough to be stored with a trial."""
+    """The compiler's first errors and last lines, short enough to be stored with a trial."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.search(line)][: _QUOTED_LINES - 4]
     last = [line for line in lines[-4:] if line not in errors]

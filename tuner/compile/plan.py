@@ -1,8 +1,8 @@
-"""How kernels are put together into units, and how many units may run at once.
+"""How kernels are divided into units, and how many units are compiled at once.
 
-A unit pays the C++ front end for CUTLASS once, and then for every kernel in it; a kernel that
-differs from another only in its cluster or stages costs a fraction of one of a new variety
-(tile, schedules). So units hold few varieties, and are few enough that every worker has one.
+A unit costs one run of the C++ front end over CUTLASS, and some time for every kernel. A kernel
+that differs from another only in its cluster or stages takes a fraction of the time of a new
+variety (tile, schedules). So a unit holds few varieties, and there is about one unit per worker.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ JOBS_VARIABLE = "GEMMSMITH_COMPILE_JOBS"
 """Environment variable that overrides how many units compile at once."""
 
 LARGEST_UNIT = 16
-"""Kernels per unit at most: one that does not compile costs all the others a second attempt."""
+"""The most kernels in a unit: if one does not compile, all others are compiled a second time."""
 
 MOST_VARIETIES = 5
-"""Varieties per unit at most, because of memory (see `MEMORY_PER_UNIT`)."""
+"""The most varieties in a unit, because of memory (see `MEMORY_PER_UNIT`)."""
 
 MEMORY_PER_UNIT = int(7.5 * 2**30)
 """Bytes that nvcc's largest process needs for a unit of `MOST_VARIETIES`: 3.4 GB for one variety
@@ -37,7 +37,7 @@ for four clusters of one variety, 80 s for four tiles and 92 s for eight kernels
 
 
 def workers(jobs: int | None = None, memory_per_unit: int = MEMORY_PER_UNIT) -> int:
-    """Units to compile at once: `jobs`, else `GEMMSMITH_COMPILE_JOBS`, else what fits.
+    """Units to compile at once: `jobs`, else `GEMMSMITH_COMPILE_JOBS`, else by cores and memory.
 
     Raises:
         CompileFailed: the variable is not a positive integer.
@@ -55,16 +55,16 @@ def workers(jobs: int | None = None, memory_per_unit: int = MEMORY_PER_UNIT) -> 
 def units(kernels: Sequence[AnyKernel], parallel: int) -> list[list[AnyKernel]]:
     """Split kernels into units, in the order to compile them.
 
-    A unit holds kernels of one family, kernels of a variety together. There are as many units as
-    workers, or about a multiple where they would grow too large; the unit with the kernel that came
-    first is compiled first.
+    A unit holds kernels of one family, with kernels of the same variety together. There are as many
+    units as workers, or about a multiple if the units would be too large. The unit with the first
+    kernel of the list is compiled first.
     """
     rank = {kernel.name: position for position, kernel in enumerate(kernels)}
     families: dict[str, list[AnyKernel]] = {}
     for kernel in kernels:
         families.setdefault(kernel.family, []).append(kernel)
     split = _split(families, parallel)
-    if len(split) > parallel:  # a last round in which every worker has a unit, too
+    if len(split) > parallel:  # split again, so that no worker is idle in the last round
         split = _split(families, parallel * -(-len(split) // parallel))
     for unit in split:
         unit.sort(key=lambda kernel: rank[kernel.name])
@@ -72,7 +72,7 @@ def units(kernels: Sequence[AnyKernel], parallel: int) -> list[list[AnyKernel]]:
 
 
 def _split(families: Mapping[str, list[AnyKernel]], number: int) -> list[list[AnyKernel]]:
-    """About `number` units, as many of each family as its share of the work."""
+    """About `number` units, divided among the families by their share of the cost."""
     total = sum(map(cost, families.values()))
     return [
         unit
@@ -82,13 +82,13 @@ def _split(families: Mapping[str, list[AnyKernel]], number: int) -> list[list[An
 
 
 def cost(unit: Sequence[AnyKernel]) -> float:
-    """Seconds to compile a unit, on the machine the constants were measured on."""
+    """Seconds to compile a unit on the machine of the constants."""
     varieties = len(_varieties(unit))
     return BASE_COST + VARIETY_COST * varieties + KERNEL_COST * (len(unit) - varieties)
 
 
 def _varieties(kernels: Sequence[AnyKernel]) -> dict[tuple[object, ...], list[AnyKernel]]:
-    """Kernels by all that their templates depend on, clusters and stages apart."""
+    """Kernels by variety: all that their templates depend on except clusters and stages."""
     groups: dict[tuple[object, ...], list[AnyKernel]] = {}
     for kernel in kernels:
         groups.setdefault(variety(kernel), []).append(kernel)
@@ -96,13 +96,19 @@ def _varieties(kernels: Sequence[AnyKernel]) -> dict[tuple[object, ...], list[An
 
 
 def _pack(family: list[AnyKernel], parallel: int) -> list[list[AnyKernel]]:
-    """Spread a family over at least `parallel` units of about equal cost, if it has as many."""
+    """Divide a family into at least `parallel` units of about equal cost, if it has enough kernels.
+
+    Greedy: the largest group of kernels of one variety goes first, always into the cheapest unit
+    that has room for it.
+    """
     groups = [
         piece for group in _varieties(family).values() for piece in _pieces(group, LARGEST_UNIT)
     ]
+    # Fewer groups than workers: divide the largest until every worker has a group.
     while len(groups) < parallel and len(largest := max(groups, key=len)) > 1:
         groups.remove(largest)
         groups += _pieces(largest, len(largest) - 1)
+    # One unit per worker, but more if a limit of varieties or kernels would be exceeded.
     number = max(
         min(parallel, len(groups)),
         -(-len(groups) // MOST_VARIETIES),
@@ -124,14 +130,13 @@ def _has_room(unit: list[AnyKernel], group: list[AnyKernel]) -> bool:
 
 
 def _pieces(kernels: list[AnyKernel], size: int) -> list[list[AnyKernel]]:
-    """Consecutive pieces of at most `size`, evenly filled."""
     number = -(-len(kernels) // size)
     bounds = [len(kernels) * i // number for i in range(number + 1)]
-    return [kernels[a:b] for a, b in itertools.pairwise(bounds)]
+    return [kernels[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def _cores() -> int:
-    """Cores this process may use: its affinity, and a container's quota."""
+    """Cores that this process may use, by its affinity and its container's quota."""
     cores = len(os.sched_getaffinity(0))
     quota = _control_group("cpu.max").split()
     if len(quota) == 2 and quota[0].isdecimal() and quota[1].isdecimal():
@@ -140,10 +145,10 @@ def _cores() -> int:
 
 
 def _available_memory() -> int:
-    """Bytes that can still be allocated: the machine's, and a container's limit."""
+    """Bytes of memory that this machine and its container's limit still allow."""
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
-    available = int(found[1]) * 1024 if found else MEMORY_PER_UNIT
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
+    available = int(match[1]) * 1024 if match else MEMORY_PER_UNIT
     limit, used = _control_group("memory.max"), _control_group("memory.current")
     if limit.isdecimal() and used.isdecimal():
         available = min(available, int(limit) - int(used))

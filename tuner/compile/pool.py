@@ -1,10 +1,11 @@
-"""Builds kernel packs, several units at a time.
+"""Builds kernel packs, several units in parallel.
 
-`Builder.build` yields one `Built` per kernel: those already in the store at once, the others as
-their units finish. A kernel that does not compile is one `Built` with a failure; the others of
-its unit are built again without it. Compilation goes on in the background while the caller is
-busy with a result, and ends (compilers killed) when the generator is closed, at `Builder.stop`, or
-when the process exits. Only a fault of the machine (full disk, broken compiler) raises.
+`Builder.build` yields one `Built` per kernel: at once for kernels that are in the store already,
+for the others as their units finish. A kernel that does not compile gives a `Built` with a failure,
+and the other kernels of its unit are compiled again without it. Compilation continues in the
+background while the caller handles a result. It ends, and the compilers are killed, when the
+generator is closed, at `Builder.stop`, or when the process exits. Only a fault of the machine (full
+disk, broken compiler) raises.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """What became of one kernel: `pack`, or the `failure` that prevented one.
+    """The result for one kernel: its `pack`, or the `failure` that prevented one.
 
     Attributes:
         cached: the pack was in the store already.
-        seconds: wall time of the nvcc run that gave this result, the whole unit's.
+        seconds: wall time of the nvcc run that gave this result, for the whole unit.
     """
 
     kernel: AnyKernel
@@ -52,9 +53,9 @@ class Builder:
     """Builds kernels into a store with one toolchain.
 
     Args:
-        workers: units at once; by default as many as cores and memory allow, or
-            `GEMMSMITH_COMPILE_JOBS`.
-        memory_per_unit: bytes to reckon with for each unit.
+        workers: units to compile at once; by default `GEMMSMITH_COMPILE_JOBS`, or as many as cores
+            and memory allow.
+        memory_per_unit: bytes of memory to plan for each unit.
         time_limit_s: wall time after which an nvcc run is killed.
     """
 
@@ -74,14 +75,13 @@ class Builder:
         self._run: _CompileRun | None = None
 
     def has(self, kernel: AnyKernel) -> bool:
-        """Whether the store holds the kernel, built by this toolchain."""
         return compiles(kernel) and self._find(kernel) is not None
 
     def _find(self, kernel: AnyKernel) -> Pack | None:
         return self.store.find(kernel, toolchain=self.toolchain.targeting(kernel.arch).digest)
 
     def build(self, kernels: Sequence[AnyKernel]) -> Iterator[Built]:
-        """Build every kernel; each gives exactly one result, in the order they become known.
+        """Build the kernels, and yield exactly one result for each, as soon as it is known.
 
         Raises:
             DiskFull: no space for the compiler or for a pack; finished packs are kept.
@@ -91,7 +91,7 @@ class Builder:
         missing = []
         for kernel in {kernel.name: kernel for kernel in kernels}.values():
             if not compiles(kernel):
-                reason = f"nothing here compiles kernels of {kernel.backend} for {kernel.arch}"
+                reason = f"kernels of {kernel.backend} cannot be compiled here for {kernel.arch}"
                 yield Built(
                     kernel=kernel, failure=Failure(kind=FailureKind.COMPILE, message=reason)
                 )
@@ -110,7 +110,7 @@ class Builder:
             run.stop()
 
     def stop(self) -> None:
-        """Kill the compilers of a `build` that another thread waits for. Harmless if there is none.
+        """Kill the compilers of a `build` in another thread, if one is running.
 
         The builder can build again afterwards.
         """
@@ -119,7 +119,7 @@ class Builder:
 
 
 class _CompileRun:
-    """One build: a supervising thread that keeps `parallel` compilers busy."""
+    """One build: a thread that keeps `parallel` compilers running."""
 
     def __init__(
         self, store: ArtifactStore, toolchain: Toolchain, parallel: int, time_limit_s: float
@@ -151,7 +151,7 @@ class _CompileRun:
                     assert_never(result)
 
     def stop(self) -> None:
-        """Kill what still runs and wait until it is gone. Harmless when all is finished."""
+        """Kill the compilers that still run, and wait for the thread to end."""
         self._stopping.set()
         self._thread.join()
         atexit.unregister(self.stop)
@@ -165,7 +165,7 @@ class _CompileRun:
                 self._stopping.wait(_POLL_S)
                 for compilation in list(self._running):
                     self._attend(compilation)
-        except BaseException as error:  # noqa: BLE001 - handed over to the caller's thread
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._results.put(error)
         finally:
             for compilation in self._running:
@@ -175,7 +175,7 @@ class _CompileRun:
                 self._results.put(JobAborted("compilation was stopped; finished packs are kept"))
 
     def _attend(self, compilation: Compilation) -> None:
-        """Look at one compilation; if it has ended, deliver or retry its kernels."""
+        """If a compilation has ended or timed out, deliver the results or retry its kernels."""
         returncode = compilation.process.poll()
         timed_out = returncode is None and compilation.seconds > self._time_limit_s
         if returncode is None and not timed_out:
@@ -208,6 +208,8 @@ class _CompileRun:
         if fault is not None:
             raise fault
         if nvcc.out_of_memory(returncode, log):
+            # Other units may have taken the memory: run fewer at once. A kernel that ran out of
+            # memory alone has failed.
             alone = self._parallel == 1
             self._parallel = max(1, self._parallel // 2)
             if len(compilation.kernels) == 1 and not alone:
@@ -219,18 +221,18 @@ class _CompileRun:
     def _retry(
         self, compilation: Compilation, suspects: list[AnyKernel], reason: str
     ) -> list[Built]:
-        """Give up on a single kernel; otherwise compile the innocent without the suspects.
+        """Fail a unit of one kernel; divide a larger unit, and compile its parts again.
 
-        Suspects get a unit each rather than a verdict: a message about one kernel may name
-        another that shares a type with it.
+        Suspects get a unit each and are not failed at once: a message about one kernel may name
+        another that shares a type with it. Without suspects the unit is halved.
         """
         kernels = compilation.kernels
         if len(kernels) == 1:
             failure = Failure(kind=FailureKind.COMPILE, message=reason)
             return [Built(kernel=kernels[0], failure=failure, seconds=compilation.seconds)]
         if suspects and len(suspects) < len(kernels):
-            innocent = [kernel for kernel in kernels if kernel not in suspects]
-            pieces = [innocent, *([kernel] for kernel in suspects)]
+            others = [kernel for kernel in kernels if kernel not in suspects]
+            pieces = [others, *([kernel] for kernel in suspects)]
         else:
             middle = len(kernels) // 2
             pieces = [list(kernels[:middle]), list(kernels[middle:])]

@@ -1,10 +1,10 @@
 """Where nvcc is and how it is called.
 
-The compiler from the installed Python wheels comes first, because its version is the one the
-project is tested with; the system's (`CUDA_HOME`, `CUDA_PATH`, `PATH`, /usr/local/cuda) second.
-A toolchain's digest says what it makes, not where it lies, so that packs built on another
-machine by the same compiler are found. The host compiler is left out of it: it compiles only
-the few host functions behind the C ABI, and no kernel depends on it.
+The compiler of the installed Python wheels comes first, because the project is tested with its
+version; the system's (`CUDA_HOME`, `CUDA_PATH`, `PATH`, /usr/local/cuda) comes second. A
+toolchain's digest covers what decides its output, and no paths, so that packs which the same
+compiler built on another machine match. It leaves the host compiler out, which compiles only the
+few host functions behind the C ABI; no kernel depends on it.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ FLAGS = (
     "-DNDEBUG",
     # CuTe calls constexpr host functions from device code.
     "--expt-relaxed-constexpr",
-    # CUTLASS's own warnings are not ours to act on; errors must not drown in them.
+    # CUTLASS's own warnings are many, and would hide the errors.
     "-w",
-    # A pack exports the C ABI and nothing else, so that any number load into one process.
+    # A pack exports only the C ABI, so that any number of packs load into one process.
     "-Xcompiler=-fPIC,-fvisibility=hidden",
     "-Xlinker=--exclude-libs,ALL,-s",
     "-shared",
-    # Loads wherever there is a driver, next to any other CUDA runtime.
+    # A pack needs only the driver, and does not depend on the CUDA runtime that torch loads.
     "-cudart=static",
     "-Xfatbin=-compress-all",
 )
-"""Those of every architecture; each adds its own (`Architecture.target_flags`)."""
+"""Flags for every architecture, which adds its own (`Architecture.target_flags`)."""
 
 _STANDARD_NVCC = Path("/usr/local/cuda/bin/nvcc")
 _RELEASE = re.compile(r"\bV(\d+)\.(\d+)\.(\d+)")
@@ -66,9 +66,10 @@ class Toolchain:
     Attributes:
         version: nvcc's full release, such as `13.0.88`.
         origin: `wheels` or `system`.
-        arch: what is built for.
-        flags: everything else that decides what is built; no paths.
-        search: `-I` and `-L` options; they decide nothing.
+        arch: the architecture to build for.
+        flags: all other options that decide the output; no paths.
+        search: `-I` and `-L` options, which are not part of the digest.
+        cutlass: CUTLASS's release.
     """
 
     nvcc: Path
@@ -81,7 +82,7 @@ class Toolchain:
 
     @property
     def digest(self) -> str:
-        """Of what compiles a kernel beside its own text: compiler release, flags, CUTLASS's."""
+        """Hash of what decides the output beside a kernel's text: releases and flags."""
         text = "\0".join([self.version, *self._options, self.cutlass])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -114,15 +115,16 @@ class Toolchain:
 def find_toolchain(
     *, environ: Mapping[str, str] | None = None, wheels_only: bool = False
 ) -> Toolchain:
-    """The first usable nvcc: from the installed wheels, else from the system.
+    """The first usable nvcc: of the installed wheels, else of the system.
 
     Args:
-        environ: variables to search by (`CUDA_HOME`, `CUDA_PATH`, `PATH`); the process's own by
-            default.
-        wheels_only: leave the system's compilers out.
+        environ: environment variables for the search (`CUDA_HOME`, `CUDA_PATH`, `PATH`); the
+            process's own by default.
+        wheels_only: do not search for the system's compilers.
 
     Raises:
-        CompilerNotFound: no usable nvcc or no host g++; the message lists what was tried.
+        CompilerNotFound: there is no usable nvcc, or no host g++; the message lists the compilers
+            that were tried.
     """
     environ = os.environ if environ is None else environ
     _check_host_compiler(environ)
@@ -185,8 +187,8 @@ def _wheel_roots() -> list[Path]:
     """`nvidia/cu13` of every installed part of the `nvidia` namespace, the newest major first."""
     spec = importlib.util.find_spec("nvidia")
     places = spec.submodule_search_locations if spec else None
-    found = [root for place in places or [] for root in Path(place).glob("cu[0-9]*")]
-    return sorted(found, key=lambda root: int(re.sub(r"\D", "", root.name) or 0), reverse=True)
+    roots = [root for place in places or [] for root in Path(place).glob("cu[0-9]*")]
+    return sorted(roots, key=lambda root: int(re.sub(r"\D", "", root.name) or 0), reverse=True)
 
 
 def _missing_parts(root: Path) -> list[str]:
@@ -200,13 +202,13 @@ def _version(nvcc: Path) -> tuple[int, int, int] | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = _RELEASE.search(done.stdout)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+    release = _RELEASE.search(done.stdout)
+    return (int(release[1]), int(release[2]), int(release[3])) if release else None
 
 
 def _search_options(wheels_root: Path | None) -> tuple[str, ...]:
     options = [f"-I{path}" for path in (HEADERS, *include_dirs())]
     if wheels_root is not None:
-        # nvcc looks for lib64, which is what a toolkit has; the wheels have lib.
+        # nvcc searches lib64, as a CUDA toolkit has it; the wheels have lib.
         options.append(f"-L{wheels_root / 'lib'}")
     return tuple(options)

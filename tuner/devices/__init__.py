@@ -1,7 +1,7 @@
-"""What a tuning run measures on: the local GPU, or a recorded one.
+"""Devices that a tuning run measures on: the local GPU, or a recorded one.
 
-Importing this package imports neither torch nor CUDA. The devices themselves are imported when
-they are opened: the measuring child imports this package too, and needs only the local GPU.
+Importing this package imports neither torch nor CUDA. A device's module is imported when the device
+is opened, because the measuring child imports this package too and needs neither of them.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = ["Contender", "Device", "Policy", "gpu_uuid", "local_gpu", "open_devic
 
 
 def open_device(name: str, *, sweeps: Path = DEFAULT_SWEEPS) -> Device:
-    """The device a user named.
+    """Open the device of a name that a user typed.
 
-    `cuda` or `cuda:<ordinal>` is a local GPU. `replay:<what>` is a recorded one, where <what> is
-    a sweep file, the name of one in `sweeps` (with or without its suffix), a device's slug or name
-    (all of its files in `sweeps`), or nothing (all files, which must be of one device). The name of
-    a device model alone is the local GPU if it is of that model, else a recorded one.
+    `cuda` or `cuda:<ordinal>` is a local GPU. `replay:<source>` is a recorded GPU; the source is a
+    sweep file, the name of a file in `sweeps` (with or without its suffix), a device's slug or name
+    (all of its files in `sweeps`), or empty (all files, which must be of one device model). A
+    device model alone is the local GPU if it is of that model, otherwise its recordings.
 
     Raises:
-        NoGpu: no such local GPU.
-        NotRecorded: no such recording; the message lists those there are.
-        RecordingCorrupt: a recording that cannot be read.
-        DeviceError: a name of neither form.
+        NoGpu: there is no such local GPU.
+        NotRecorded: there is no such recording; the message lists the existing ones.
+        RecordingCorrupt: a recording cannot be read.
+        DeviceError: the name has neither form.
     """
     kind, _, rest = name.partition(":")
     if kind == "cuda" and (not rest or rest.isdigit()):
@@ -55,27 +55,27 @@ def open_device(name: str, *, sweeps: Path = DEFAULT_SWEEPS) -> Device:
     raise DeviceError(f"no device is called {name!r}; say cuda:0 or replay:<recording>")
 
 
-def _replay(name: str, what: str, sweeps: Path) -> Device:
+def _replay(name: str, source: str, sweeps: Path) -> Device:
     from tuner.devices.replay import ReplayDevice
 
-    return ReplayDevice(name, _sweeps(what, sweeps))
+    return ReplayDevice(name, _sweeps(source, sweeps))
 
 
-def _sweeps(what: str, folder: Path) -> list[Sweep]:
+def _sweeps(source: str, folder: Path) -> list[Sweep]:
     from tuner.devices.recording import SUFFIX, Sweep
 
-    for path in (Path(what), folder / what, folder / f"{what}{SUFFIX}"):
-        if what and path.is_file():
+    for path in (Path(source), folder / source, folder / f"{source}{SUFFIX}"):
+        if source and path.is_file():
             return [Sweep.load(path)]
     files = sorted(folder.glob(f"*{SUFFIX}"))
     loaded = [Sweep.load(path) for path in files]
     slugs = [sweep.header.device.slug for sweep in loaded]
-    fitting = called(what, slugs) if what else slugs
+    fitting = called(source, slugs) if source else slugs
     chosen = [sweep for sweep in loaded if sweep.header.device.slug in fitting]
     if not chosen:
         there = ", ".join(path.name.removesuffix(SUFFIX) for path in files) or "none"
         raise NotRecorded(
-            f"no recording {what!r}: neither a file nor one in {folder}, nor a device recorded "
+            f"no recording {source!r}: neither a file nor one in {folder}, nor a device recorded "
             f"there. Recordings there: {there}"
         )
     return chosen

@@ -1,4 +1,4 @@
-"""The one interface a tuning run has to a device, whether it is real or recorded."""
+"""The interface between a tuning run and a device, real or recorded."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tuner.trial import Finals, Trial
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
-    """A candidate ready to run: with the pack file that holds its kernel, on a real device."""
+    """A candidate and, on a real device, the pack file that holds its kernel."""
 
     candidate: Candidate
     pack: Path | None = None
 
 
 class Device(Protocol):
-    """A GPU, real or recorded. Use as a context manager; it holds no GPU outside of one.
+    """A GPU, real or recorded. A context manager, which holds a GPU only while it is entered.
 
     Attributes:
-        name: what the user typed: `cuda:0`, `replay:<file>`.
+        name: as the user typed it: `cuda:0`, `replay:<file>`.
         model: the GPU model that its trials count for.
-        replayed: trials come from a recording; they never override measured ones.
-        needs_packs: contenders must carry a pack.
+        replayed: whether trials come from a recording; these never override measured ones.
+        needs_packs: whether contenders must have a pack.
     """
 
     name: str
@@ -41,50 +41,51 @@ class Device(Protocol):
 
     @property
     def environment(self) -> Environment:
-        """Software and GPU the trials are made with; for a recording, those it was made with."""
+        """Software and GPU that the trials are, or were, measured with."""
         ...
 
     def recorded(self, problem: Problem) -> Sequence[Candidate] | None:
-        """Candidates a recording holds for the problem; None on a real device (anything goes).
+        """Candidates that a recording holds for the problem.
+
+        Returns None on a real device, which can measure any candidate.
 
         Raises:
-            NotRecorded: the recording does not hold the problem; the message lists what it holds.
+            NotRecorded: the recording does not hold the problem; the message names some it holds.
         """
         ...
 
     def baseline_kernels(self, problem: Problem) -> tuple[str, ...]:
         """Names of the kernels and memsets of one launch of cuBLAS, in order.
 
-        A hint: empty where it cannot be known, never an error, whatever goes wrong.
+        Information only: returns an empty tuple if the names are not known, whatever the reason.
         """
         ...
 
     def proposals(
         self, problem: Problem, library: Contender, *, start: Algorithm | None, most: int
     ) -> list[Candidate]:
-        """At most `most` algorithms that a library has for the problem, as candidates.
+        """Return at most `most` algorithms of a library for the problem, as candidates.
 
-        `library` is its kernel with the pack; with `start`, what lies near that algorithm. Empty
-        where there is no library, never an error, whatever goes wrong; a recording has none.
+        `library` is the library's kernel and its pack. With `start`, the algorithms are neighbours
+        of that algorithm. Returns an empty list on any error, and always for a recording.
         """
         ...
 
     def screen(
         self, problem: Problem, contenders: Sequence[Contender], policy: Policy
     ) -> Iterator[Trial]:
-        """Verify and time each contender briefly, yielding each trial as soon as it exists.
+        """Verify and briefly time the contenders, and yield each trial as soon as it exists.
 
-        Every contender gives exactly one trial, failed ones included; a hang or a crash costs
-        that contender only.
+        Every contender gives exactly one trial, possibly a failed one. A hang or a crash fails the
+        contender that was running, and no other.
         """
         ...
 
     def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
         """Time the contenders and cuBLAS against each other, round by round.
 
-        A GPU does so at its power limit and rested; a recording holds the former alone.
-
-        Contenders that fail here are in `Finals.failures`, not in `Finals.candidates`.
+        A GPU does so in every regime; a recording holds the sustained regime only. Contenders that
+        fail here are in `Finals.failures`, not in `Finals.candidates`.
         """
         ...
 

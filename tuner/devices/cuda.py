@@ -1,9 +1,9 @@
 """The local GPU, measured by a child process.
 
-The child lives as long as the device is entered. When it hangs or crashes it is killed, the
-candidate it was busy with gets the blame as a failed trial, a new child is started and goes on
-with the rest. A file lock per GPU is held while a batch is measured, never between batches. A
-second child, which times nothing, profiles cuBLAS (tuner.measure.profile says why).
+The child lives as long as the device is entered. If it hangs or crashes, it is killed, the
+candidate that it was running becomes a failed trial, and a new child measures the rest. A file lock
+per GPU is held while a batch is measured, never between batches. A second child, which times
+nothing, profiles cuBLAS (`tuner.measure.profile` says why).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tuner.workloads.footprint import check_fits
 _LOG = logging.getLogger(__name__)
 
 MAX_BLAMELESS = 2
-"""Children lost in a row without a candidate to blame, before the device gives up."""
+"""Children that may be lost in a row while no candidate runs, before the device gives up."""
 
 _NO_PACK = Failure(kind=FailureKind.COMPILE, message="no compiled pack holds this kernel")
 
@@ -59,10 +59,11 @@ _NO_PACK = Failure(kind=FailureKind.COMPILE, message="no compiled pack holds thi
 class CudaDevice:
     """A `Device` (see tuner.devices.base) on the GPU with this ordinal.
 
-    Args are for tests: another child command, model, UUID, lock directory or set-up timeout.
+    The keyword arguments replace the child's command, the detected model and UUID, the directory of
+    locks and the set-up time limit; tests use them.
 
     Raises:
-        NoGpu: no such GPU on this machine.
+        NoGpu: this machine has no such GPU.
     """
 
     replayed = False
@@ -78,14 +79,14 @@ class CudaDevice:
         locks: Path | None = None,
         setup_timeout_s: float = SETUP_TIMEOUT_S,
     ) -> None:
-        found = model or local_gpu(ordinal)
-        if found is None:
+        model = model or local_gpu(ordinal)
+        if model is None:
             raise NoGpu(
                 f"no CUDA device {ordinal} on this machine; run `gemmsmith doctor`, or measure on "
                 "a recorded GPU with --device replay:<file>"
             )
         self.name = f"cuda:{ordinal}"
-        self.model = found
+        self.model = model
         self._supervisor = Supervisor(ordinal, command, setup_timeout_s)
         self._profiler: Supervisor | None = Supervisor(ordinal, command, setup_timeout_s)
         self._uuid = gpu_uuid(ordinal) if uuid is None else uuid
@@ -94,21 +95,20 @@ class CudaDevice:
 
     @property
     def environment(self) -> Environment:
-        """Software and GPU; starts the child the first time it is asked.
+        """Software and GPU. Starts the child if none has started yet.
 
         Raises:
-            DeviceError: the child does not start; says what it said.
+            DeviceError: the child does not start; the message quotes its output.
         """
         return self._supervisor.environment
 
     def recorded(self, problem: Problem) -> Sequence[Candidate] | None:  # noqa: ARG002
-        """None: anything goes on a real device."""
         return None
 
     def baseline_kernels(self, problem: Problem) -> tuple[str, ...]:
-        """See `Device.baseline_kernels`. Takes seconds, the first time those to start a child.
+        """See `Device.baseline_kernels`. Takes seconds, more the first time, which starts a child.
 
-        A profiler that hangs or crashes is not asked again.
+        A profiler that hangs or crashes is not started again.
         """
         if self._profiler is None:
             return ()
@@ -118,7 +118,7 @@ class CudaDevice:
                 request = Profile(problem=problem, seed=_seed())
                 *_, done = self._profiler.exchange(request, Policy())
         except (Blamed, DeviceError) as error:
-            _LOG.warning("what cuBLAS runs on %s stays unknown: %s", problem, error)
+            _LOG.warning("the kernels that cuBLAS runs on %s are not known: %s", problem, error)
             if isinstance(error, Blamed):
                 self._profiler = None  # its child is dead already
             return ()
@@ -128,7 +128,6 @@ class CudaDevice:
     def proposals(
         self, problem: Problem, library: Contender, *, start: Algorithm | None, most: int
     ) -> list[Candidate]:
-        """See `Device.proposals`."""
         if library.pack is None:
             return []
         request = Propose(problem=problem, entrant=_entrants([library])[0], most=most, start=start)
@@ -154,6 +153,7 @@ class CudaDevice:
         with gpu_lock(self._uuid, self._locks):
             blameless = 0
             while left:
+                # Replies count in the request, which is shorter after a child was lost.
                 indices = list(left)
                 request = Screen(
                     problem=problem,
@@ -163,6 +163,7 @@ class CudaDevice:
                     best_us=self._best_us.get(problem),
                 )
                 try:
+                    # Closing kills the child if the caller does not want the other trials.
                     with closing(self._supervisor.exchange(request, policy)) as replies:
                         for reply in replies:
                             if isinstance(reply, EntrantOutcome):
@@ -216,8 +217,10 @@ class CudaDevice:
         rounds: int = 7,
         best: int = 32,
     ) -> RecordedProblem:
-        """Measure everything for a recording: `rounds` common rounds of all contenders and
-        cuBLAS, then `policy.final_rounds` further ones of the best.
+        """Measure a problem for a recording.
+
+        All contenders and cuBLAS take part in `rounds` common rounds, then the `best` fastest and
+        cuBLAS in `policy.final_rounds` further rounds.
 
         Raises:
             DoesNotFit, ReferenceBroken, DeviceError
@@ -262,7 +265,7 @@ class CudaDevice:
         )
 
     def close(self) -> None:
-        """End the children; the device can be used again, with new ones."""
+        # The device can be used again afterwards, with new children.
         self._supervisor.close()
         if self._profiler is not None:
             self._profiler.close()
@@ -288,9 +291,11 @@ class CudaDevice:
         policy: Policy,
         request_of: Callable[[tuple[Entrant, ...]], Request],
     ) -> tuple[Reply, list[Contender], list[tuple[Candidate, Failure]]]:
-        """Closing reply, the field it counts in, and who was lost on the way there.
+        """Exchange a request whose rounds are paired, until a child survives it.
 
-        Losing a candidate loses the rounds taken so far: the rest starts over without it.
+        Returns the closing reply, the contenders that its indices count in, and the candidates that
+        failed before. Rounds compare contenders with each other, so if a candidate is lost, the
+        rounds so far are discarded and the others start over without it.
         """
         check_fits(problem, self.model)
         failures = [(c.candidate, _NO_PACK) for c in contenders if c.pack is None]
@@ -299,7 +304,7 @@ class CudaDevice:
         with gpu_lock(self._uuid, self._locks):
             while True:
                 try:
-                    *_, last = self._supervisor.exchange(request_of(_entrants(field)), policy)
+                    *_, done = self._supervisor.exchange(request_of(_entrants(field)), policy)
                 except Blamed as lost:
                     if lost.index == NOBODY:
                         blameless = self._another_chance(blameless, lost)
@@ -307,13 +312,13 @@ class CudaDevice:
                     blameless = 0
                     failures.append((field.pop(lost.index).candidate, lost.failure))
                 else:
-                    return last, field, failures
+                    return done, field, failures
 
     def _another_chance(self, blameless: int, lost: Blamed) -> int:
-        """Count a child lost without a candidate to blame.
+        """Count a child that was lost while no candidate ran.
 
         Raises:
-            DeviceError: it happened too often.
+            DeviceError: too many were lost in a row.
         """
         if blameless + 1 > MAX_BLAMELESS:
             raise DeviceError(
@@ -348,5 +353,5 @@ def _entrants(contenders: Iterable[Contender]) -> tuple[Entrant, ...]:
 
 
 def _seed() -> int:
-    """Fresh operands every time."""
+    # Operands are drawn anew for every request: a kernel must not pass by luck of the same data.
     return secrets.randbits(31)

@@ -1,12 +1,12 @@
-"""A recorded GPU: the file format of an exhaustive sweep, its writer and its reader.
+"""The file format of an exhaustive sweep, which is a recorded GPU: its writer and its reader.
 
-A sweep file is zstd-compressed JSON lines: a header, then for each problem the kernels not
-described before, the problem with cuBLAS's times, and its trials; at last a line that counts the
-problems, so that a truncated file is noticed. Times are whole hundredths of a microsecond.
+A sweep file is zstd-compressed JSON lines: a header, then for each problem the kernels not yet
+described, the problem with cuBLAS's times, and its trials. The last line counts the problems, so
+that a truncated file is noticed. Times are whole hundredths of a microsecond.
 
-While recording, complete problems are appended to `<file>.part` and fsynced; a killed recording
-loses at most the problem in flight and is continued by the next writer. Closing the writer
-compresses the part file aside and renames it into place.
+While recording, complete problems are appended to `<file>.part` and fsynced. A killed recording
+loses at most the problem in progress, and the next writer continues it. Closing the writer
+compresses the part file into a temporary file, which is then renamed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field=
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedTrial:
-    """One candidate's outcome: its times in the common rounds and, for the best, further ones."""
+    """One candidate's outcome: times in the common rounds and, of the best, in further rounds."""
 
     candidate: Candidate
     failure: Failure | None = None
@@ -68,9 +68,9 @@ class RecordedTrial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedProblem:
-    """Everything measured on one problem. Rounds are paired with the baseline's by position.
+    """Everything measured on one problem. Rounds are paired with the default's by position.
 
-    `baseline_kernels`: what cuBLAS ran, in order; empty where that was not recorded.
+    `baseline_kernels`: names of cuBLAS's kernels, in order; empty if they were not recorded.
     """
 
     problem: Problem
@@ -131,15 +131,16 @@ class Sweep:
         """Read a finished sweep file.
 
         Raises:
-            RecordingCorrupt: unreadable, truncated, not a sweep, or written by a newer gemmsmith.
+            RecordingCorrupt: it is not a sweep, cannot be read, is truncated, or was written by a
+                newer gemmsmith.
         """
         try:
             with path.open("rb") as file:
                 data = zstandard.ZstdDecompressor().stream_reader(file).read()
         except (OSError, zstandard.ZstdError) as error:
             raise RecordingCorrupt(f"cannot read the recording {path}: {error}") from error
-        sweep, rest = _parse(data.splitlines(keepends=True), path)
-        if not isinstance(rest, _EndLine) or rest.problems != len(sweep.problems):
+        sweep, last = _parse(data.splitlines(keepends=True), path)
+        if not isinstance(last, _EndLine) or last.problems != len(sweep.problems):
             raise RecordingCorrupt(
                 f"{path} is truncated after {len(sweep.problems)} problems; fetch or record it "
                 "again"
@@ -148,10 +149,12 @@ class Sweep:
 
 
 def first_problem(path: Path) -> Problem | None:
-    """The first problem of a sweep file, read without the rest; None where it holds none.
+    """The first problem of a sweep file, read without the rest of the file.
+
+    Returns None if the file holds no problem.
 
     Raises:
-        RecordingCorrupt: it cannot be read up to there.
+        RecordingCorrupt: the file cannot be read up to its first problem.
     """
     try:
         with path.open("rb") as file:
@@ -165,13 +168,13 @@ def first_problem(path: Path) -> Problem | None:
 
 
 class SweepWriter:
-    """Writes a sweep file; use as a context manager. `path` appears only when it is complete.
+    """Writes a sweep file. A context manager; `path` appears only when the file is complete.
 
-    An error inside the context leaves the part file, from which the next writer continues if its
-    device and environment are the same, else starts anew.
+    An error inside the context leaves the part file. The next writer continues it if its device and
+    environment are the same, and starts anew otherwise.
 
     Attributes:
-        done: problems that the recording holds already.
+        done: problems that are in the file already.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -189,7 +192,7 @@ class SweepWriter:
 
     def append(self, recorded: RecordedProblem) -> None:
         """Add a problem; it is on disk when this returns."""
-        lines: list[_Line] = []
+        lines: list[_Line] = []  # new kernels come first: trials refer to them by number
         trials: list[_Line] = []
         for trial in recorded.trials:
             kernel = trial.candidate.kernel
@@ -253,24 +256,25 @@ class SweepWriter:
         os.fsync(self._file.fileno())
 
     def _resume(self, header: Header) -> int:
-        """Bytes of the part file to keep: its complete problems, if recorded where we are."""
+        """Bytes of the part file to keep: its complete problems if device and environment match."""
         try:
             data = self._part.read_bytes()
-            data = data[: data.rfind(b"\n") + 1]  # the last line may be torn
-            sweep, _ = _parse(data.splitlines(keepends=True), self._part, torn=True)
+            data = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
+            sweep, _ = _parse(data.splitlines(keepends=True), self._part, partial=True)
         except (OSError, RecordingCorrupt):
             return 0
-        theirs = sweep.header
-        if (theirs.device, theirs.environment) != (header.device, header.environment):
+        before = sweep.header
+        if (before.device, before.environment) != (header.device, header.environment):
             return 0
         self.done = set(sweep.problems)
         return self._complete_bytes(data)
 
     def _complete_bytes(self, data: bytes) -> int:
-        """Length of the header and the complete problems; collects the kernels they describe."""
+        """Length of the header and the complete problems; remembers the kernels they describe."""
         length = complete = 0
+        # Kernels of an incomplete problem are cut off with it, and must be described again.
         pending: dict[AnyKernel, int] = {}
-        missing = -1
+        missing = -1  # trials of the problem at hand that are still to come; -1 between problems
         for raw in data.splitlines(keepends=True):
             length += len(raw)
             line = _decoder.decode(raw)
@@ -292,15 +296,17 @@ class SweepWriter:
         return complete
 
 
-def _parse(lines: Sequence[bytes], path: Path, *, torn: bool = False) -> tuple[Sweep, _Line | None]:
-    """The sweep in these lines, and its last line if that is no trial.
+def _parse(
+    lines: Sequence[bytes], path: Path, *, partial: bool = False
+) -> tuple[Sweep, _Line | None]:
+    """The sweep in these lines, and the last line that is not a trial.
 
-    `torn`: the last problem may be incomplete, and is left out then.
+    With `partial`, the last problem may be incomplete and is then left out.
     """
     decoded = _decoded(lines, path)
     first = next(decoded, None)
     if not isinstance(first, Header):
-        raise RecordingCorrupt(f"{path} is not a recording: its first line is no header")
+        raise RecordingCorrupt(f"{path} is not a recording: its first line is not a header")
     sweep = Sweep(header=first)
     kernels: dict[int, AnyKernel] = {}
     last: _Line | None = None
@@ -313,7 +319,7 @@ def _parse(lines: Sequence[bytes], path: Path, *, torn: bool = False) -> tuple[S
             for _ in range(line.trials):
                 trial = next(decoded, None)
                 if not isinstance(trial, _TrialLine) or trial.kernel not in kernels:
-                    if torn:
+                    if partial:
                         return sweep, None
                     raise RecordingCorrupt(
                         f"{path} is damaged: {line.problem} should have {line.trials} trials, "
@@ -337,7 +343,7 @@ def _decoded(lines: Sequence[bytes], path: Path) -> Iterator[_Line]:
 
 
 def _check_schema(raw: bytes, path: Path) -> None:
-    """Say so when the file is newer, before failing on what it holds."""
+    """Report a newer schema as such, before its lines fail to decode."""
     try:
         schema = msgspec.json.decode(raw, type=dict).get("schema")
     except msgspec.DecodeError as error:
@@ -382,9 +388,9 @@ def _times(ticks: Sequence[int]) -> tuple[float, ...]:
 
 
 def _rounded(correctness: Correctness | None) -> Correctness | None:
-    """Three digits of an error say all there is to say, and compress well."""
     if correctness is None:
         return None
+    # Three digits of an error are as many as mean anything, and compress well.
     return Correctness(
         error=float(f"{correctness.error:.3g}"),
         max_error=float(f"{correctness.max_error:.3g}"),

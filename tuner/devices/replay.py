@@ -1,8 +1,8 @@
-"""A recorded GPU as a device: real measurements, served back one trial at a time.
+"""A recorded GPU as a device: it replays real measurements, one trial after another.
 
-It invents nothing: what was not recorded raises `NotRecorded`. Trials carry the environment they
-were recorded in and are marked as replayed. Screening gives the common rounds; finals give the
-further rounds if every contender has them, else the common ones, which are paired too.
+It invents nothing: a candidate that was not recorded raises `NotRecorded`. Trials have the
+environment of their recording and are marked as replayed. Screening gives the common rounds. Finals
+give the further rounds if every contender has them, else the common rounds, which are paired too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from tuner.measure.statistics import summarize
 from tuner.trial import Finals, Phase, Trial
 
 _LISTED = 3
+"""Recorded problems that a message names."""
 
 
 class ReplayDevice:
     """A `Device` (see tuner.devices.base) that serves one GPU model's sweeps.
 
     Raises:
-        RecordingCorrupt: no sweep at all, or sweeps of different GPU models.
+        RecordingCorrupt: there is no sweep, or there are sweeps of different GPU models.
     """
 
     replayed = True
@@ -57,22 +58,20 @@ class ReplayDevice:
 
     @property
     def environment(self) -> Environment:
-        """Of the latest recording; each trial carries its own recording's."""
+        """The latest recording's; a trial has that of its own recording."""
         return self._environment
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What can be replayed."""
         return tuple(sorted(self._problems))
 
     def recorded(self, problem: Problem) -> Sequence[Candidate] | None:
-        """See `Device.recorded`. Raises NotRecorded."""
         return [trial.candidate for trial in self._recorded(problem)[0].trials]
 
     def baseline_kernels(self, problem: Problem) -> tuple[str, ...]:
-        """See `Device.baseline_kernels`; recordings of before it was recorded do not know."""
-        found = self._problems.get(problem)
-        return () if found is None else found[0].baseline_kernels
+        if problem not in self._problems:
+            return ()
+        return self._recorded(problem)[0].baseline_kernels  # empty in old recordings
 
     def proposals(
         self,
@@ -82,31 +81,31 @@ class ReplayDevice:
         start: Algorithm | None,  # noqa: ARG002
         most: int,  # noqa: ARG002
     ) -> list[Candidate]:
-        """None: what a library had is among the recorded candidates, if anybody asked it."""
+        # The library's algorithms that were recorded are among `recorded` candidates already.
         return []
 
     def screen(
         self,
         problem: Problem,
         contenders: Sequence[Contender],
-        policy: Policy,  # noqa: ARG002 - the samples exist already, however many were wanted
+        policy: Policy,  # noqa: ARG002 - the samples exist already
     ) -> Iterator[Trial]:
-        """See `Device.screen`. Raises NotRecorded."""
+        """See `Device.screen`."""
         recorded, environment = self._recorded(problem)
         for contender in contenders:
-            found = self._trial(problem, contender.candidate)
+            outcome = self._trial(problem, contender.candidate)
             yield Trial(
                 problem=problem,
                 candidate=contender.candidate,
                 device=self.model,
                 environment=environment,
                 phase=Phase.SCREEN,
-                statistics=summarize(found.common_us) if found.common_us else None,
-                samples_us=found.common_us,
-                failure=found.failure,
-                correctness=found.correctness,
+                statistics=summarize(outcome.common_us) if outcome.common_us else None,
+                samples_us=outcome.common_us,
+                failure=outcome.failure,
+                correctness=outcome.correctness,
                 conditions=recorded.conditions,
-                workspace_bytes=found.workspace_bytes,
+                workspace_bytes=outcome.workspace_bytes,
                 replayed=True,
             )
 
@@ -116,10 +115,11 @@ class ReplayDevice:
         contenders: Sequence[Contender],
         policy: Policy,  # noqa: ARG002 - as in `screen`
     ) -> Finals:
-        """See `Device.finals`. Raises NotRecorded."""
+        """See `Device.finals`."""
         recorded, _ = self._recorded(problem)
         trials = [self._trial(problem, contender.candidate) for contender in contenders]
         field = [trial for trial in trials if trial.failure is None]
+        # Rounds are paired only among candidates that took part in the same ones.
         further = bool(recorded.baseline_further_us) and all(t.further_us for t in field)
         return Finals(
             problem=problem,
@@ -136,7 +136,7 @@ class ReplayDevice:
         )
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: a recording holds no process."""
 
     def __enter__(self) -> Self:
         return self
@@ -150,34 +150,34 @@ class ReplayDevice:
         self.close()
 
     def _recorded(self, problem: Problem) -> tuple[RecordedProblem, Environment]:
-        found = self._problems.get(problem)
-        if found is None:
-            near = sorted(self.problems, key=lambda held: _unlikeness(held, problem))[:_LISTED]
+        recorded = self._problems.get(problem)
+        if recorded is None:
+            near = sorted(self.problems, key=lambda other: _difference(other, problem))[:_LISTED]
             raise NotRecorded(
                 f"{self.name} holds no measurement of {problem}. Tune on a GPU, or ask for one of "
                 f"the {len(self.problems)} that it holds, such as {'; '.join(map(str, near))}"
             )
-        return found
+        return recorded
 
     def _trial(self, problem: Problem, candidate: Candidate) -> RecordedTrial:
         if problem not in self._by_key:
             trials = self._recorded(problem)[0].trials
-            self._by_key[problem] = {trial.candidate.key: trial for trial in trials}
-        found = self._by_key[problem].get(candidate.key)
-        if found is None:
+            self._by_key[problem] = {recorded.candidate.key: recorded for recorded in trials}
+        trial = self._by_key[problem].get(candidate.key)
+        if trial is None:
             raise NotRecorded(
                 f"{self.name} holds no measurement of {candidate.key} on {problem}; choose among "
                 "its recorded candidates"
             )
-        return found
+        return trial
 
 
-def _unlikeness(held: Problem, problem: Problem) -> tuple[bool, bool, bool, float]:
+def _difference(recorded: Problem, problem: Problem) -> tuple[bool, bool, bool, float]:
     return (
-        held.dtype != problem.dtype,
-        held.layout is not problem.layout,
-        held.batch != problem.batch,
-        held.distance(problem),
+        recorded.dtype != problem.dtype,
+        recorded.layout is not problem.layout,
+        recorded.batch != problem.batch,
+        recorded.distance(problem),
     )
 
 

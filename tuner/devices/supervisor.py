@@ -1,9 +1,8 @@
-"""Keeps one measuring child alive, and says whom to blame when it is lost.
+"""Keeps one measuring child alive, and names the candidate that was running when it is lost.
 
-The child is started when it is first needed, or when it is said that it will be, and again after it
-was lost. A request is answered by
-a stream of replies; silence beyond the limit, a broken protocol or the end of the process all end
-in `Blamed`, which names the entrant the child was busy with (or nobody).
+The child is started by `start` or by the first request, and again after it was lost. A request is
+answered by a stream of replies. Silence beyond the time limit, an invalid reply or the end of the
+process all raise `Blamed`, which has the index of the entrant that was running, or `NOBODY`.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from tuner.measure.protocol import (
 from tuner.trial import Failure, FailureKind
 
 SETUP_TIMEOUT_S = 240.0
-"""For what no candidate is to blame for: importing torch, operands, the reference, cuBLAS."""
+"""Seconds for what comes before a candidate runs: importing torch, operands, reference, cuBLAS."""
 
 
 class Blamed(Exception):
-    """The child was lost while busy with a candidate."""
+    """The child was lost; `index` is the entrant that was running, or NOBODY."""
 
     def __init__(self, index: int, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -60,25 +59,25 @@ class Supervisor:
 
     @property
     def environment(self) -> Environment:
-        """What the newest child said of itself; starts one if none has.
+        """The environment that the newest child reported. Starts a child if none has started yet.
 
         Raises:
             DeviceError: the child does not start.
         """
         if self._environment is None:
             self._ready_child()
-        assert self._environment is not None  # noqa: S101 - a ready child has told it
+        assert self._environment is not None  # noqa: S101 - set with a ready child
         return self._environment
 
     def start(self) -> None:
-        """Let the child begin to import torch; whoever needs it waits for the rest of that."""
+        """Start the child, which begins to import torch. The first request waits for the rest."""
         if self._child is None and self._starting is None:
             self._starting = Child(self._command)
-            with suppress(ChildLost):  # whoever waits for its answer is told
+            with suppress(ChildLost):  # raised again by the wait for its reply
                 self._starting.send(Hello(ordinal=self._ordinal))
 
     def close(self) -> None:
-        """End the child, if there is one."""
+        """End the child, if it runs."""
         if self._starting is not None:
             self._starting.kill()
             self._starting = None
@@ -87,13 +86,13 @@ class Supervisor:
             self._child = None
 
     def exchange(self, request: Request, policy: Policy) -> Generator[Reply, None, None]:
-        """Replies to a request, the closing one last.
+        """Yield the replies to a request, the closing reply last.
 
-        Leaving early kills the child: it would go on with work that nobody wants.
+        Closing the generator early kills the child, which would otherwise finish the request.
 
         Raises:
             Blamed: the child was lost.
-            DeviceError: it refused the request.
+            DeviceError: the child refused the request.
         """
         child = self._ready_child()
         blamed = NOBODY
@@ -101,6 +100,7 @@ class Supervisor:
         try:
             child.send(request)
             while not finished:
+                # While no candidate runs, the child imports torch or computes the reference.
                 limit = self._setup_timeout_s if blamed == NOBODY else policy.candidate_timeout_s
                 reply = child.receive(limit)
                 match reply:
@@ -118,7 +118,9 @@ class Supervisor:
                         finished = True
                         raise _refusal(reply)
                     case Ready():
-                        raise DeviceError("the measuring process answered out of turn; try again")
+                        raise DeviceError(
+                            "the measuring process sent an unexpected reply; try again"
+                        )
                     case _:
                         finished = True
                 yield reply
@@ -143,11 +145,11 @@ class Supervisor:
         child, self._starting = self._starting, None
         assert child is not None  # noqa: S101 - it was started
         try:
-            reply = _greeting(child, self._setup_timeout_s)
+            ready = _greeting(child, self._setup_timeout_s)
         except DeviceError:
             child.kill()
             raise
-        self._environment = reply.environment
+        self._environment = ready.environment
         self._child = child
         return child
 
@@ -162,13 +164,15 @@ def _greeting(child: Child, timeout_s: float) -> Ready:
     if isinstance(reply, Refused):
         raise _refusal(reply)
     if not isinstance(reply, Ready):
-        raise DeviceError(f"the measuring process greeted with {type(reply).__name__}")
+        raise DeviceError(
+            f"the measuring process started with an unexpected {type(reply).__name__}"
+        )
     return reply
 
 
 def _refusal(refused: Refused) -> DeviceError:
-    """The exception a child's refusal stands for."""
-    kind = getattr(errors, refused.error, DeviceError)
-    if not (isinstance(kind, type) and issubclass(kind, DeviceError)):
-        kind = DeviceError
-    return kind(refused.message)
+    """The exception that the child named; DeviceError if the name is of no kind of it."""
+    error = getattr(errors, refused.error, DeviceError)
+    if not (isinstance(error, type) and issubclass(error, DeviceError)):
+        error = DeviceError
+    return error(refused.message)

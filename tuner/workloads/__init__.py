@@ -1,5 +1,5 @@
-"""What measuring needs to know of each family of operations: one file per family.
+"""Operands, references and torch's own calls for each family of operations; one file per family.
 
-`footprint` is plain arithmetic, which the service uses too; everything else needs torch, and runs
-in the measuring child.
+`footprint` and `spreads` are plain arithmetic, which the service uses too. All other modules need
+torch, and run in the measuring child.
 """

@@ -1,16 +1,17 @@
 """Products of a layer's backward pass with the derivative of the activation before that layer.
 
-Operands are those of the bare product, dY and W; aux, what the activation was applied to, is drawn
-from N(0, 1), [M, N], or [M, 2N] of gate and up. All outputs are one tensor D of [outputs, M, N], so
-that they are poisoned, compared with their references, and compared with a second run:
+The operands are those of the bare product, dY and W. aux, the activation's argument, is drawn from
+N(0, 1); it has shape [M, N], or [M, 2N] for gate and up. All outputs are one tensor D of shape
+[outputs, M, N], so that all are poisoned, compared with their references, and compared with a
+second run:
 
-    plain           the gradient, and the activation's value where the epilogue gives it
-    gated           the gate's gradient, up's, and the value; these lie side by side in the rows of
-                    one matrix, as kernels want the gradients: D is a view with longer rows
-    bias gradient   the gradient, with one more row: the sum of all others
+    plain           the gradient, and the activation's value if the epilogue gives it
+    gated           the gradients of gate and up, and the value. They lie side by side in the rows
+                    of one matrix, as kernels store them, so D is a view with longer rows
+    bias gradient   the gradient, with one more row: the sum of all other rows
 
-The reference is computed in FP32 and rounded nowhere on its way. Tolerances are those of the bare
-product, whose bounds are on rounding D once: a kernel rounds each output once, too.
+The reference is computed in FP32 without intermediate rounding. Tolerances are those of the bare
+product, which bound one rounding of D: a kernel rounds each output once, too.
 """
 
 from __future__ import annotations
@@ -55,11 +56,10 @@ class BackwardProducts:
     """bf16 and fp16 products with a backward epilogue."""
 
     def covers(self, operation: Operation) -> bool:
-        """Whether the operation is of this family."""
         return operation.epilogue.backward is not None
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
-        """The bare product's sets, each with an aux of its own."""
+        """The bare product's sets, each with its own aux."""
         parts, element = parts_of(problem), problem.operation.d
         m, n = problem.m, problem.n
         scale = unit_scale(problem.k)
@@ -93,15 +93,15 @@ class BackwardProducts:
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:  # noqa: ARG002
-        """FP32 is enough for outputs that are rounded to 16 bits."""
         return torch.float32
 
     def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
-        """That block of the outputs, and of the row of sums after the gradient."""
+        """A block of the outputs, which may include the row of sums after the gradient."""
         m = problem.m
         first, last = block.rows.start, block.rows.stop
         outputs = _outputs(problem, operands, replace(block, rows=slice(first, min(last, m))))
         if last > m:
+            # The last row is the sum of all others, which are computed in blocks of this height.
             step = last - first
             sums = sum(
                 _outputs(problem, operands, replace(block, rows=slice(row, min(row + step, m))))[
@@ -114,27 +114,24 @@ class BackwardProducts:
         return torch.stack(outputs[block.batches])
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
-        """See the module."""
         return Dense().tolerance(problem, fast_accumulation=fast_accumulation)
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
-        """`torch.mm`, then torch's eager kernels."""
         return backward_ways.defaults(problem)
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
-        """The best sequences that there are without us, which a winner beats as well."""
         return backward_ways.alternatives(problem)
 
 
 def parts_of(problem: Problem) -> Backward:
-    """The parts of the problem's backward epilogue."""
+    # Only operations with a backward epilogue come here.
     epilogue: Epilogue = problem.operation.epilogue
-    assert epilogue.backward is not None  # noqa: S101 - the family's
+    assert epilogue.backward is not None  # noqa: S101 - see `covers`
     return epilogue.backward
 
 
 def _laid(d: torch.Tensor, parts: Backward) -> torch.Tensor:
-    """Packed outputs as the family has them: gated ones side by side in the rows of one matrix."""
+    """Packed outputs in the family's layout: gated ones side by side in the rows of one matrix."""
     if not parts.gated:
         return d
     outputs, m, n = d.shape
@@ -142,18 +139,18 @@ def _laid(d: torch.Tensor, parts: Backward) -> torch.Tensor:
 
 
 def _outputs(problem: Problem, operands: OperandSet, block: Block) -> list[torch.Tensor]:
-    """All outputs of these rows of A and columns of B, [rows, columns] each, without sums."""
+    """All outputs of a block, each [rows, columns], without the row of sums."""
     parts, n = parts_of(problem), problem.n
     gradient = exact_product(operands, replace(block, batches=_ONE), torch.float32)[0]
     aux = drawn_with(operands.aux)[0, block.rows]
     linear = aux[:, :n][:, block.columns].float()
     value = ACTIVATIONS[parts.activation](linear)
     if not parts.gated:
-        found = [through(parts.activation, gradient, linear)]
-        return [*found, value] if parts.activated else found
+        gradients = [through(parts.activation, gradient, linear)]
+        return [*gradients, value] if parts.activated else gradients
     up = aux[:, n:][:, block.columns].float()
-    found = [through(parts.activation, gradient * up, linear), gradient * value]
-    return [*found, value * up] if parts.activated else found
+    gradients = [through(parts.activation, gradient * up, linear), gradient * value]
+    return [*gradients, value * up] if parts.activated else gradients
 
 
 def _sigmas(parts: Backward, product: float) -> tuple[float, ...]:
@@ -161,11 +158,10 @@ def _sigmas(parts: Backward, product: float) -> tuple[float, ...]:
     value, slope = spread(parts.activation, 1.0), slope_spread(parts.activation)
     if parts.gated:
         return (product * slope, product * value, value)[: 2 + parts.activated]
-    # The row of sums is as large as all others together.
+    # The squares of the row of sums add up to as much as those of all other rows together.
     gradient = product * slope * (math.sqrt(2.0) if parts.bias_gradient else 1.0)
     return (gradient, value) if parts.activated else (gradient,)
 
 
 def slope_spread(activation: Activation) -> float:
-    """Root mean square of an activation's derivative, of arguments from N(0, 1)."""
     return root_mean_square(lambda x: through(activation, torch.ones_like(x), x))

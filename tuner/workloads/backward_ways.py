@@ -1,21 +1,20 @@
-"""What torch programs run for the input gradient of a layer and of the activation before it.
+"""torch's calls for the input gradient of a layer and of the activation before it.
 
-The default is what autograd runs in eager code: `torch.mm`, then torch's backward kernel of the
-activation, and a kernel of its own for each further output. Of a gated activation these are two
+The default is what autograd runs in eager code: `torch.mm`, torch's backward kernel of the
+activation, and one kernel for each further output. For a gated activation that is two elementwise
 products and the activation's backward kernel; its value comes from the forward pass, unless the
-epilogue gives the value too. The finals time the other sequences beside it: the same code through
-`torch.compile`, compiled for these very sizes, and of gated ones the same kernels on a gate and an
-up that are matrices of their own, as layers with separate weights have them.
+epilogue gives the value too. The finals time other sequences beside it: the same code through
+`torch.compile`, compiled for these sizes; and for gated activations the same kernels with gate and
+up as two matrices, as layers with separate weights have them.
 
-cuBLASLt's DGELU and DGELU_BGRAD are not among them: no operator of torch reaches them, nor does the
-backend `cublaslt`, which has bare products.
+cuBLASLt's DGELU and DGELU_BGRAD are not among them: neither an operator of torch nor the backend
+`cublaslt`, which has bare products only, can run them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import functional
@@ -23,7 +22,7 @@ from torch.nn import functional
 from gemmsmith.core.activations import ACTIVATIONS, through
 from gemmsmith.core.epilogue import Activation, Backward
 from gemmsmith.core.problem import Problem
-from tuner.workloads import fused_ways
+from tuner.workloads.fused_ways import compiled, first_of
 from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
 _CALLS = {
@@ -32,32 +31,26 @@ _CALLS = {
     Activation.SILU: "silu_backward",
     Activation.RELU2: "relu and mul",
 }
-"""How the record names them."""
+"""Names of the calls in recorded results."""
 
 
 def defaults(problem: Problem) -> Sequence[Way]:
-    """Eager calls."""
     parts = _parts(problem)
     return (Way(name=_named(parts), launches=_gated if parts.gated else _plain),)
 
 
 def alternatives(problem: Problem) -> Sequence[Way]:
-    """Whatever may beat eager calls."""
+    """Sequences that may be faster than eager calls."""
     parts = _parts(problem)
-    found: list[Way] = []
-
-    def add(name: str, launches: Callable[..., list[Launch]]) -> None:
-        found.append(Way(name=name, launches=launches, rival=True, is_to_be_beaten=True))
-
-    add("torch.compile of the same", _compiled)
+    ways = [Way.to_beat("torch.compile of the same", _compiled)]
     if parts.gated:
-        add(f"{_named(parts)}, gate and up apart", _apart)
-    return found
+        ways.append(Way.to_beat(f"{_named(parts)}, gate and up apart", _apart))
+    return ways
 
 
 def _parts(problem: Problem) -> Backward:
     parts = problem.operation.epilogue.backward
-    assert parts is not None  # noqa: S101 - the family's
+    assert parts is not None  # noqa: S101 - every problem here has a backward epilogue
     return parts
 
 
@@ -73,7 +66,7 @@ def _named(parts: Backward) -> str:
 def _backward(
     activation: Activation, dy: torch.Tensor, x: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
-    """The activation's gradient into `out`, by one kernel where torch has one."""
+    """Write the activation's gradient to `out`, by one kernel if torch has one."""
     aten = torch.ops.aten
     match activation:
         case Activation.GELU_TANH:
@@ -102,16 +95,14 @@ def _forward(activation: Activation, x: torch.Tensor, out: torch.Tensor) -> torc
 
 
 def _plain(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
-    """Call after call into D. The product is one tensor for all launches, as the allocator would
-    give it.
-    """
     parts, m = _parts(problem), problem.m
-    between = torch.empty_like(sets[0].d[0, :m])
+    # One product for all launches: the allocator would give the same memory again.
+    product = torch.empty_like(sets[0].d[0, :m])
 
     def launch(s: OperandSet) -> torch.Tensor:
         gradient = s.d[0, :m]
-        torch.mm(s.a[0], s.b[0], out=between)
-        _backward(parts.activation, between, drawn_with(s.aux)[0], gradient)
+        torch.mm(s.a[0], s.b[0], out=product)
+        _backward(parts.activation, product, drawn_with(s.aux)[0], gradient)
         if parts.activated:
             _forward(parts.activation, drawn_with(s.aux)[0], s.d[1])
         if parts.bias_gradient:
@@ -122,14 +113,14 @@ def _plain(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Lau
 
 
 def _gated(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
-    """On both halves of one matrix, as `chunk` gives them."""
+    # Gate and up are halves of one matrix, as `chunk` gives them.
     n = problem.n
     halves = [(drawn_with(s.aux)[0, :, :n], drawn_with(s.aux)[0, :, n:]) for s in sets]
     return _of_halves(problem, sets, halves)
 
 
 def _apart(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-    """On copies of the halves, of as many sets as fit."""
+    """Eager calls on copies of gate and up, of as many sets as fit in `room` bytes."""
     n, aux = problem.n, drawn_with(sets[0].aux)
     fitting = max(1, room // (aux.numel() * aux.element_size()))
     halves = [
@@ -144,62 +135,48 @@ def _of_halves(
     sets: Sequence[OperandSet],
     halves: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> list[Launch]:
-    """Every output a tensor of its own: what joins two halves is not timed.
+    """Eager calls with a separate tensor for every output: joining two halves is not timed.
 
-    The activation's value is stored by the forward pass where the epilogue does not give it.
+    If the epilogue does not give the activation's value, the forward pass has stored it.
     """
     parts = _parts(problem)
     like = torch.empty((problem.m, problem.n), dtype=sets[0].d.dtype, device=sets[0].d.device)
-    between, scaled, gate_gradient, up_gradient, value, activated = (
+    product, scaled, gate_gradient, up_gradient, value, activated = (
         torch.empty_like(like) for _ in range(6)
     )
     stored = None if parts.activated else _forward(parts.activation, halves[0][0], value)
 
     def launch(s: OperandSet, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        torch.mm(s.a[0], s.b[0], out=between)
-        known = _forward(parts.activation, gate, value) if stored is None else stored
-        torch.mul(between, known, out=up_gradient)
-        torch.mul(between, up, out=scaled)
+        torch.mm(s.a[0], s.b[0], out=product)
+        activated_gate = _forward(parts.activation, gate, value) if stored is None else stored
+        torch.mul(product, activated_gate, out=up_gradient)
+        torch.mul(product, up, out=scaled)
         if parts.activated:
-            torch.mul(known, up, out=activated)
+            torch.mul(activated_gate, up, out=activated)
         return _backward(parts.activation, scaled, gate, gate_gradient)
 
     return [partial(launch, s, *both) for s, both in zip(sets, halves, strict=True)]
 
 
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    """The whole sequence as one compiled function, which allocates what it gives."""
+    """The whole sequence as one compiled function, which allocates its outputs."""
     parts, n = _parts(problem), problem.n
 
-    def plain(a: torch.Tensor, b: torch.Tensor, aux: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = [through(parts.activation, torch.mm(a, b), aux)]
+    def plain(s: OperandSet) -> tuple[torch.Tensor, ...]:
+        aux = drawn_with(s.aux)[0]
+        outputs = [through(parts.activation, torch.mm(s.a[0], s.b[0]), aux)]
         if parts.activated:
-            found.append(ACTIVATIONS[parts.activation](aux))
+            outputs.append(ACTIVATIONS[parts.activation](aux))
         if parts.bias_gradient:
-            found.append(found[0].sum(0))
-        return tuple(found)
+            outputs.append(outputs[0].sum(0))
+        return tuple(outputs)
 
-    def gated(a: torch.Tensor, b: torch.Tensor, aux: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        product, gate, up = torch.mm(a, b), aux[:, :n], aux[:, n:]
+    def gated(s: OperandSet) -> tuple[torch.Tensor, ...]:
+        aux = drawn_with(s.aux)[0]
+        product, gate, up = torch.mm(s.a[0], s.b[0]), aux[:, :n], aux[:, n:]
         value = ACTIVATIONS[parts.activation](gate)
-        found = (through(parts.activation, product * up, gate), product * value)
-        return (*found, value * up) if parts.activated else found
+        gradients = (through(parts.activation, product * up, gate), product * value)
+        return (*gradients, value * up) if parts.activated else gradients
 
-    # What was compiled for other problems counts towards the number of times that code may be.
-    torch._dynamo.reset()
-    # In this process: others would outlive it where a launch ruins its CUDA context.
-    compiler = fused_ways.COMPILER
-    options: dict[str, Any] | None = {"compile_threads": 1} if compiler == "inductor" else None
-    call = torch.compile(
-        gated if parts.gated else plain,
-        dynamic=False,
-        fullgraph=True,
-        backend=compiler,
-        options=options,
-    )
-
-    def launch(s: OperandSet) -> torch.Tensor:
-        found: tuple[torch.Tensor, ...] = call(s.a[0], s.b[0], drawn_with(s.aux)[0])
-        return found[0]
-
-    return [partial(launch, s) for s in sets]
+    call = compiled(gated if parts.gated else plain)
+    return [partial(first_of, call, s) for s in sets]

@@ -1,6 +1,6 @@
-"""How much device memory measuring a problem takes; plain arithmetic, no torch.
+"""The device memory that measuring a problem takes; plain arithmetic without torch.
 
-The service uses it to refuse a problem before a job exists, the measuring child before it
+The service uses it to refuse a problem before a job exists, and the measuring child before it
 allocates anything.
 """
 
@@ -15,18 +15,20 @@ from tuner.errors import DoesNotFit
 from tuner.workloads.spreads import Spread
 
 ALIGNMENT = 256
-"""Every operand starts on a multiple of this many bytes, as cudaMalloc's blocks do."""
+"""Every operand starts at a multiple of this many bytes, as cudaMalloc's blocks do."""
 
 CACHE_FACTOR = 3
-"""Operand sets together are this many times the L2 cache, so that each launch finds it cold."""
+"""All operand sets together are this many times as large as the L2 cache, so that every launch
+reads its operands from memory."""
 
 MAX_SETS = 256
-"""A problem under L2 · 3 / 256 bytes (about 0.7 MB on an H200) stays partly in cache: more sets
-would need more launches a sample than screening has time for, and so small an operand is
-usually warm in a real program too."""
+"""A problem of less than L2 · 3 / 256 bytes (about 0.7 MB on an H200) stays partly in the cache.
+More sets would need more launches per sample than screening has time for, and operands that small
+are usually cached in a real program too."""
 
 CHUNK_ELEMENTS = 2**27
-"""Output elements that are verified at a time: bounds the scratch to about 2 GB, in FP64 4 GB."""
+"""Output elements that are verified in one step, which bounds the scratch memory to about 2 GB, or
+4 GB in FP64."""
 
 RESERVE_BYTES = 2 * 2**30
 """CUDA context, cuBLAS workspace, kernel modules and graphs."""
@@ -34,15 +36,15 @@ RESERVE_BYTES = 2 * 2**30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """Bytes of one operand set, by part, and of what verification adds.
+    """Bytes of one operand set, by part, and of everything beside the sets.
 
     Attributes:
-        a, b, d: bytes of one set's operands, rounded up to ALIGNMENT.
-        factors: bytes of the FP32 factors of one set's rows and columns.
-        epilogue: bytes of one set's bias, bias gradient, factors, and what is read of D's size.
-        verification: a second output, what outputs that are added to start from, and wide copies
-            of parts of operands and output.
-        default: what torch's own calls keep between them.
+        a, b, d: one set's operands, rounded up to ALIGNMENT.
+        factors: the FP32 factors of one set's rows and columns.
+        epilogue: one set's bias, bias gradient, factors, and matrices of D's size that are read.
+        verification: a second output, the initial values of an accumulated D, and wide copies of
+            parts of operands and output.
+        default: intermediate results of torch's own calls.
     """
 
     a: int
@@ -55,17 +57,16 @@ class Footprint:
 
     @property
     def one_set(self) -> int:
-        """Bytes of A, B, D, their factors and what an epilogue reads, once."""
         return self.a + self.b + self.d + self.factors + self.epilogue
 
     @property
     def least(self) -> int:
-        """The least that measuring the problem takes."""
+        """Bytes that measuring takes with a single operand set."""
         return self.one_set + self.besides
 
     @property
     def besides(self) -> int:
-        """What measuring takes beside the sets."""
+        """Bytes that measuring takes beside the operand sets."""
         return self.verification + self.default + RESERVE_BYTES
 
 
@@ -76,6 +77,7 @@ def footprint(problem: Problem) -> Footprint:
     operation = problem.operation
     elements = m * problem.columns * of_d
     d = _aligned(elements * operation.d.bytes)
+    # Bytes of an element of the reference: FP32, or FP64 for a D of 32 bits and for integers.
     wide = 4 if operation.d.bytes <= 2 and not operation.a.is_integer else 8
     scratch = min(elements, max(CHUNK_ELEMENTS, n)) * wide * 4
     upcast = wide * (min(m * k, max(CHUNK_ELEMENTS, k)) + min(k * n, max(CHUNK_ELEMENTS, k)))
@@ -92,14 +94,16 @@ def footprint(problem: Problem) -> Footprint:
             + _aligned(m * n * operation.d.bytes * operation.epilogue.reads)
         ),
         verification=d * (2 if operation.accumulate else 1) + scratch + upcast,
-        default=_between(problem),
+        default=_intermediate(problem),
     )
 
 
-def _between(problem: Problem) -> int:
-    """Sums of integers, and their product with the first factor, before they are rounded; of
-    groups an output of 16 bits, which torch's calls allocate themselves; of an epilogue what lies
-    between its steps, and what compiled code gives.
+def _intermediate(problem: Problem) -> int:
+    """Bytes of the intermediate results of torch's calls.
+
+    For integers these are the sums, and their product with the first factor; for groups the 16-bit
+    output that torch's calls allocate; for an epilogue the results of its steps, and the outputs of
+    compiled code.
     """
     operation = problem.operation
     if operation.is_fused:
@@ -113,29 +117,28 @@ def _between(problem: Problem) -> int:
 
 
 def _vectors(epilogue: Epilogue) -> int:
-    """How many times an element for each column is read or written."""
+    """The number of vectors along N that an epilogue reads or writes."""
     backward = epilogue.backward
     summed = backward is not None and backward.bias_gradient
     return epilogue.has_bias + epilogue.has_column_scale + summed
 
 
 def footprint_bytes(problem: Problem) -> int:
-    """The least device memory, in bytes, with which the problem can be measured."""
     return footprint(problem).least
 
 
 def set_count(problem: Problem, device: DeviceModel) -> int:
-    """How many operand sets to allocate: enough to leave L2 cold, and what fits in memory.
+    """How many operand sets to allocate: enough to exceed the L2 cache, as far as memory allows.
 
-    Of a grouped problem as many for each spread of its tokens; up to that many they share.
+    A grouped problem has a multiple of the number of spreads, or fewer sets that spreads share.
     """
     parts = footprint(problem)
-    wanted = -(-CACHE_FACTOR * device.l2_bytes // parts.one_set)
+    sets = -(-CACHE_FACTOR * device.l2_bytes // parts.one_set)
     room = device.memory_bytes - parts.besides
     spreads = len(Spread) if problem.operation.is_grouped else 1
-    if wanted > spreads:
-        wanted = -(-wanted // spreads) * spreads
-    count = max(1, min(wanted, MAX_SETS, room // parts.one_set))
+    if sets > spreads:
+        sets = -(-sets // spreads) * spreads
+    count = max(1, min(sets, MAX_SETS, room // parts.one_set))
     return count - count % spreads if count > spreads else count
 
 
@@ -143,7 +146,7 @@ def check_fits(problem: Problem, device: DeviceModel) -> None:
     """Refuse a problem that cannot be measured on the device.
 
     Raises:
-        DoesNotFit: with the bytes needed and there.
+        DoesNotFit: it needs more memory than the device has; the message has both numbers.
     """
     needed = footprint_bytes(problem)
     if needed > device.memory_bytes:

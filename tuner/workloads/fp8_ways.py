@@ -1,9 +1,10 @@
-"""What torch programs run for a product whose output, after an activation, is FP8.
+"""torch's calls for a product whose output, after an activation, is FP8.
 
-They compute the 16-bit output as ever (`fused_ways`, `gated_ways`), then read it twice more: for
-its largest value, and to multiply, clamp and cast it. The default does so by torch's eager kernels,
-in the fewest passes that they take. Its rival is the same code through `torch.compile`; after a
-bare bias also cuBLASLt's own FP8 output, which tells no largest value, but is to be beaten too.
+Programs compute the 16-bit output first (`fused_ways`, `gated_ways`), then read it twice: for its
+largest value, and to multiply, clamp and cast it. The default does so by torch's eager kernels, in
+the fewest possible passes. The finals time the same code through `torch.compile` beside it, and
+after a bare bias also cuBLASLt's own FP8 output. That computes no largest value, but a kernel must
+beat it too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Launches = Callable[[Problem, Sequence[OperandSet], int], list[Launch]]
 
 
 def defaults(ways: Sequence[Way]) -> Sequence[Way]:
-    """The ways of a 16-bit output, each followed by eager code that casts it."""
+    """The calls for a 16-bit output, followed by eager code that casts it."""
     return [
         replace(
             way,
@@ -40,30 +41,27 @@ def defaults(ways: Sequence[Way]) -> Sequence[Way]:
 
 
 def alternatives(problem: Problem) -> Sequence[Way]:
-    """Whatever may beat eager calls."""
+    """Sequences that may be faster than eager calls."""
     if not is_taken(problem):
         return ()
-    found: dict[str, Launches] = {"torch.compile of the same": _compiled}
+    ways = [Way.to_beat("torch.compile of the same", _compiled)]
     if problem.operation.epilogue is Epilogue.BIAS:
-        found["torch._scaled_mm into FP8, without amax"] = _by_library
-    return [
-        Way(name=name, launches=launches, rival=True, is_to_be_beaten=True)
-        for name, launches in found.items()
-    ]
+        ways.append(Way.to_beat("torch._scaled_mm into FP8, without amax", _by_library))
+    return ways
 
 
 def _wide(problem: Problem, sets: Sequence[OperandSet]) -> list[OperandSet]:
-    """The sets with one 16-bit output for all launches, as the allocator would give it."""
+    # One 16-bit output for all launches: the allocator would give the same memory again.
     dtype = torch_dtype(problem.operation.bias)
-    between = torch.empty_like(sets[0].d, dtype=dtype)
-    return [replace(s, d=between) for s in sets]
+    output = torch.empty_like(sets[0].d, dtype=dtype)
+    return [replace(s, d=output) for s in sets]
 
 
 def _cast_after(launches: Launches) -> Launches:
     def followed(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
         wide = _wide(problem, sets)
         scaled = torch.empty_like(wide[0].d)
-        # There are fewer launches than sets where they are of copies.
+        # Launches of copies may be fewer than the sets.
         return [
             then(launch, partial(_cast, s, wide[0].d, scaled))
             for launch, s in zip(launches(problem, wide, room), sets, strict=False)
@@ -80,7 +78,7 @@ def _cast(s: OperandSet, value: torch.Tensor, scaled: torch.Tensor) -> torch.Ten
 
 
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    """The whole sequence as one compiled function, which allocates what it gives."""
+    """The whole sequence as one compiled function, which allocates its outputs."""
     epilogue, dtype = problem.operation.epilogue, torch_dtype(problem.operation.d)
     activate = ACTIVATIONS[epilogue.activation] if epilogue.activation else None
 
@@ -99,15 +97,13 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
 
 
 def _by_library(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
-    """The library's own output in FP8.
-
-    torch 2.11 does not apply `scale_result` on CUDA, so A's factor and the bias hold D's.
-    """
+    """The library's own output in FP8."""
+    # torch 2.11 does not apply `scale_result` on CUDA, so A's factor and the bias include D's.
     launches: list[Launch] = []
     for s in sets:
         scale_a, scale_b = factors(s)
         scale_d = drawn_with(s.scale_d).view(())
-        into = partial(
+        launch = partial(
             torch._scaled_mm,
             s.a[0],
             s.b[0],
@@ -118,5 +114,5 @@ def _by_library(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]
             use_fast_accum=True,
             out=s.d[0],
         )
-        launches.append(into)
+        launches.append(launch)
     return launches

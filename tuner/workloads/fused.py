@@ -1,18 +1,18 @@
-"""Products of linear layers with what follows them: factors, bias, activation, residual.
+"""Products of linear layers with their epilogue: factors, bias, activation, residual.
 
-Operands are those of the bare product; the bias is drawn from N(0, 1/4), as trained ones lie near
-zero, and the residual from N(0, 1), of D's size. Factors of columns are of either sign and mostly
-between 0.1 and 1, as those of a trained LayerScale: so the product is a visible part of what it is
-added to. Factors of rows are near 1, as those of an RMS norm. Where what the activation, or the
-factor of a column, is applied to is stored as well, the outputs are one tensor [2, M, N]: D, then
-aux. So both are poisoned, compared with their own reference, and compared with a second run.
+The operands are those of the bare product. The bias is drawn from N(0, 1/4), because trained biases
+are near zero, and the residual, of D's size, from N(0, 1). Factors of columns have either sign and
+are mostly between 0.1 and 1, like those of a trained LayerScale, so that the product remains a
+visible part of the sum. Factors of rows are near 1, like those of an RMS norm. If the epilogue
+stores aux, the argument of the activation or of the column factors, the outputs are one tensor
+[2, M, N]: D, then aux. So both are poisoned, compared with their own reference, and compared with a
+second run.
 
-The reference is computed in FP32 from all operands as they lie in memory, and rounded nowhere on
-its way: a sequence of torch's calls rounds what the activation is applied to, a fused kernel does
-not. Tolerances are those of the bare product, whose bounds are on rounding D once. Of
-FP8 sums that stay in the tensor core the drift is carried through the activation: its derivative's
-root mean square over that of its values is at most 1.2 for the spread that is drawn. Of a D in FP8
-see `tuner.workloads.fp8_output`.
+The reference is computed in FP32 from the operands in memory, without intermediate rounding. A
+sequence of torch's calls rounds the activation's argument, a fused kernel does not. Tolerances are
+those of the bare product, which bound one rounding of D. If FP8 sums stay in the tensor core, their
+drift passes through the activation: the root mean square of its derivative over that of its values
+is at most 1.2 for the drawn spread. For a D in FP8 see `tuner.workloads.fp8_output`.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from tuner.workloads.workload import (
 
 BIAS_SIGMA, RESIDUAL_SIGMA = 0.5, 1.0
 COLUMN_FACTOR = 0.4
-"""Middle of the absolute values of factors of columns."""
+"""Median of the absolute values of column factors."""
 _DRIFT = 1.25
+"""Growth of the tensor core's drift in an activation: 1.2, rounded up."""
 
 
 class Fused:
-    """bf16, fp16 and FP8 (one factor for each operand) products with an epilogue."""
+    """bf16, fp16 and FP8 (one factor per operand) products with an epilogue."""
 
     def covers(self, operation: Operation) -> bool:
-        """Whether the operation is of this family."""
         epilogue = operation.epilogue
         return operation.is_fused and epilogue.backward is None and not epilogue.is_gated
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
-        """The bare product's sets, each with a bias and a residual of its own."""
+        """The bare product's sets, each with its own vectors and residual."""
         operation = problem.operation
         epilogue, element = operation.epilogue, operation.d
         drawn = bare(operation).draw(problem, count, source)
@@ -105,7 +105,7 @@ class Fused:
         return Drawn(sets=sets, check=drawn.check, sigma=sigma, cases=(case,))
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
-        """The C ABI's arguments of a set with output `d`, and aux behind it."""
+        """The C ABI's arguments of a set with output `d`, which includes aux."""
         epilogue = problem.operation.epilogue
         arguments = bare(problem.operation).arguments(problem, operands, d)
         if epilogue.has_row_scale:
@@ -120,18 +120,16 @@ class Fused:
         if epilogue.stores_aux:
             arguments.aux, arguments.ld_aux = d[1].data_ptr(), problem.n
         if problem.operation.stores_fp8:
-            fp8_output.tell(arguments, operands)
+            fp8_output.set_addresses(arguments, operands)
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:
-        """As of the bare product."""
         return bare(problem.operation).precision(problem)
 
     def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
-        """That block of D, and of aux behind it."""
+        """A block of D and aux."""
         operation = problem.operation
-        of_one = replace(block, batches=slice(0, 1))
-        linear = bare(operation).product(problem, operands, of_one)
+        linear = bare(operation).product(problem, operands, replace(block, batches=slice(0, 1)))
         epilogue = operation.epilogue
         if epilogue.has_row_scale:
             linear *= drawn_with(operands.row_scale)[:, block.rows]
@@ -150,28 +148,25 @@ class Fused:
         return torch.cat(outputs[block.batches])
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
-        """See the module."""
         return carried(problem, _DRIFT, fast_accumulation=fast_accumulation)
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
-        """The product by torch's call with a bias, then torch's eager kernels."""
         ways = fused_ways.defaults(problem)
         return fp8_ways.defaults(ways) if problem.operation.stores_fp8 else ways
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
-        """The best sequences that there are without us, which a winner beats as well."""
         if problem.operation.stores_fp8:
             return fp8_ways.alternatives(problem)
         return fused_ways.alternatives(problem)
 
 
 def _factor(x: torch.Tensor) -> torch.Tensor:
-    """A factor of `draw_factors`, over its middle, of an argument from N(0, 1)."""
+    """A factor of `draw_factors` relative to its median, as a function of a normal sample."""
     return torch.exp(FACTOR_SPREAD * x)
 
 
 def _column_factors(problem: Problem, count: int, source: RandomSource) -> torch.Tensor:
-    """[count, N and padding] factors of columns, of D's type."""
+    """Factors of columns in D's type, [count, N + padding]."""
     factors = empty(source, count, problem.n, problem.operation.d)
     drawn = draw_factors((1, *factors.shape), COLUMN_FACTOR, source)[0]
     signs = torch.empty_like(drawn).bernoulli_(0.5, generator=source.generator).mul_(2).sub_(1)
@@ -179,30 +174,31 @@ def _column_factors(problem: Problem, count: int, source: RandomSource) -> torch
 
 
 def peak(activation: Activation | None, sigma: float) -> float:
-    """The largest absolute value of an activation (None: the identity) that an FP8 output has room
-    for, of arguments from N(0, sigma²).
+    """The activation's largest absolute value within SIGMAS of N(0, sigma²), which FP8 must hold.
+
+    The activation None is the identity.
     """
     x = torch.tensor([-sigma, sigma], dtype=torch.float64) * fp8_output.SIGMAS
     return float((ACTIVATIONS[activation](x) if activation else x).abs().max())
 
 
 def spread(activation: Activation, sigma: float) -> float:
-    """Root mean square of an activation's values, of arguments from N(0, sigma²)."""
+    """Root mean square of an activation's values, for arguments from N(0, sigma²)."""
     return root_mean_square(lambda x: ACTIVATIONS[activation](x * sigma))
 
 
 def root_mean_square(function: Callable[[torch.Tensor], torch.Tensor]) -> float:
-    """Of a function's values, of arguments from N(0, 1)."""
+    """Root mean square of a function's values, for arguments from N(0, 1)."""
     x = torch.linspace(-8.0, 8.0, 4001, dtype=torch.float64)
     weights = torch.exp(-x.square() / 2)
     return math.sqrt(float((function(x).square() * weights).sum() / weights.sum()))
 
 
 def carried(problem: Problem, factor: float, *, fast_accumulation: bool) -> Tolerance:
-    """The bare product's tolerance; the drift of sums in the tensor core grows by `factor`."""
-    of = partial(bare(problem.operation).tolerance, problem)
-    exact = of(fast_accumulation=False)
-    drift = factor * (of(fast_accumulation=fast_accumulation).error - exact.error)
+    """The bare product's tolerance, with `factor` on the drift of sums in the tensor core."""
+    bounds = partial(bare(problem.operation).tolerance, problem)
+    exact = bounds(fast_accumulation=False)
+    drift = factor * (bounds(fast_accumulation=fast_accumulation).error - exact.error)
     bound = fp8_output.rounded(problem, exact) if problem.operation.stores_fp8 else exact
     return replace(
         bound,
@@ -213,5 +209,5 @@ def carried(problem: Problem, factor: float, *, fast_accumulation: bool) -> Tole
 
 
 def bare(operation: Operation) -> Workload:
-    """The family of the product alone."""
+    """The family of the product without its epilogue."""
     return Scaled() if operation.is_scaled else Dense()

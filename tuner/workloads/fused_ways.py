@@ -1,14 +1,17 @@
-"""What torch programs run for a product and what follows it.
+"""torch's calls for a product with an epilogue.
 
 The default is what eager code runs: `torch.addmm` with the bias (`torch._scaled_mm` for FP8), which
-cuBLASLt adds within its kernel, then a kernel of torch's for each further step. The finals time the
-other sequences beside it, and a fused kernel is recommended only where it beats them all: the same
-code through `torch.compile`, compiled for these very sizes (code compiled for several is slower
-than eager code); cuBLASLt's own fusion of bias and GELU, `torch._addmm_activation`; a residual as
-the matrix that `torch.addmm` adds to; factors and what is added after them by one kernel,
-`torch.addcmul`. FP32 factors of rows multiply a product of 16 bits without a pass that widens it,
-which `linear(x, w) * r[:, None]` takes: the result is written as it is wanted. In FP8 they are also
-part of `torch._scaled_mm`'s own factors of rows.
+cuBLASLt adds in its kernel, then one kernel of torch for each further step. The finals time other
+sequences beside it, and a fused kernel is recommended only if it beats them all:
+
+* the same code through `torch.compile`, compiled for these sizes (code compiled for several sizes
+  is slower than eager code);
+* cuBLASLt's own fusion of bias and GELU, `torch._addmm_activation`;
+* a residual as the matrix that `torch.addmm` adds to;
+* factors, and what is added after them, by one kernel, `torch.addcmul`.
+
+FP32 factors of rows multiply a 16-bit product with a 16-bit result, without the pass in FP32 of
+`linear(x, w) * r[:, None]`. In FP8 they can also be part of `torch._scaled_mm`'s factors of rows.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from tuner.workloads.ways import copies
 from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
 COMPILER = "inductor"
-"""The backend of `torch.compile`; tests on the host name another, which compiles nothing."""
+"""The backend of `torch.compile`. Tests on the host replace it by one that compiles nothing."""
 
 CALLS = {
     Activation.GELU_TANH: "gelu",
@@ -38,11 +41,11 @@ CALLS = {
     Activation.SILU: "silu",
     Activation.RELU2: "relu and square",
 }
-"""How the record names them."""
+"""Names of the calls in recorded results."""
 
 
 def defaults(problem: Problem) -> Sequence[Way]:
-    """Eager calls; of bf16 copies where cuBLAS does not take FP8 of these extents."""
+    """Eager calls; on bf16 copies if cuBLAS does not take FP8 operands of these extents."""
     epilogue = problem.operation.epilogue
     if not problem.operation.is_scaled:
         return (Way(name=_named(_mm_name(epilogue), epilogue), launches=_eager),)
@@ -53,30 +56,26 @@ def defaults(problem: Problem) -> Sequence[Way]:
 
 
 def alternatives(problem: Problem) -> Sequence[Way]:
-    """Whatever may beat eager calls."""
+    """Sequences that may be faster than eager calls."""
     operation = problem.operation
     epilogue = operation.epilogue
     if operation.is_scaled and not is_taken(problem):
         return ()
-    found: list[Way] = []
-
-    def add(name: str, launches: Callable[..., list[Launch]]) -> None:
-        found.append(Way(name=name, launches=launches, rival=True, is_to_be_beaten=True))
-
-    if epilogue is not Epilogue.BIAS:  # a single call: there is nothing to compile
-        add("torch.compile of the same", _compiled)
+    ways: list[Way] = []
+    if epilogue is not Epilogue.BIAS:  # a bias is part of the product's call already
+        ways.append(Way.to_beat("torch.compile of the same", _compiled))
     if _multiplies_and_adds(epilogue):
         mm = "torch._scaled_mm" if operation.is_scaled else _mm_name(epilogue)
-        add(f"{mm}, then addcmul", _at_once)
+        ways.append(Way.to_beat(f"{mm}, then addcmul", _at_once))
     if operation.is_scaled and epilogue.has_row_scale:
-        add("torch._scaled_mm with factors of rows", _by_rows)
+        ways.append(Way.to_beat("torch._scaled_mm with factors of rows", _by_rows))
     if operation.is_scaled:
-        return found
+        return ways
     if epilogue is Epilogue.BIAS_GELU_TANH:
-        add("torch._addmm_activation", _by_library)
+        ways.append(Way.to_beat("torch._addmm_activation", _by_library))
     if epilogue is Epilogue.RESIDUAL:
-        add("torch.addmm of the residual", _onto_residual)
-    return found
+        ways.append(Way.to_beat("torch.addmm of the residual", _onto_residual))
+    return ways
 
 
 def _mm_name(epilogue: Epilogue) -> str:
@@ -84,12 +83,12 @@ def _mm_name(epilogue: Epilogue) -> str:
 
 
 def _multiplies_and_adds(epilogue: Epilogue) -> bool:
-    """Whether something is added to what factors multiply."""
+    """Whether the epilogue multiplies by factors and then adds."""
     return epilogue.has_column_scale or (epilogue.has_row_scale and epilogue.has_bias)
 
 
 def _named(call: str, epilogue: Epilogue) -> str:
-    """The calls, as the record shows them."""
+    """The calls, as recorded results name them."""
     steps = [call]
     if epilogue.activation is not None:
         steps.append(CALLS[epilogue.activation])
@@ -101,7 +100,7 @@ def _named(call: str, epilogue: Epilogue) -> str:
 
 
 def multiplied(s: OperandSet, out: torch.Tensor | None = None) -> torch.Tensor:
-    """A·B, times its factors, plus a bias that is not added after others."""
+    """A·B with its factors, and with the bias unless factors of rows come before it."""
     a, b = s.a[0], s.b[0]
     bias = None if s.bias is None or s.row_scale is not None else s.bias.view(-1)
     if s.scale_a is not None:
@@ -120,13 +119,12 @@ def multiplied(s: OperandSet, out: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def _eager(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
-    """Call after call, the last into D. What lies between is the same memory for all launches, as
-    the allocator would give it; but aux is kept.
-    """
+    """One call after another; the last writes D."""
     epilogue = problem.operation.epilogue
     steps = 0 if _ends_linear(epilogue) else 2 if _multiplies_and_adds(epilogue) else 1
-    between = [torch.empty_like(sets[0].d[0]) for _ in range(steps)]
-    return [partial(_run, epilogue, s, between) for s in sets]
+    # The same memory for all launches, as the allocator would give it; aux is stored with D.
+    scratch = [torch.empty_like(sets[0].d[0]) for _ in range(steps)]
+    return [partial(_run, epilogue, s, scratch) for s in sets]
 
 
 def _ends_linear(epilogue: Epilogue) -> bool:
@@ -134,16 +132,16 @@ def _ends_linear(epilogue: Epilogue) -> bool:
     return epilogue.activation is None and not follows
 
 
-def _run(epilogue: Epilogue, s: OperandSet, between: Sequence[torch.Tensor]) -> torch.Tensor:
+def _run(epilogue: Epilogue, s: OperandSet, scratch: Sequence[torch.Tensor]) -> torch.Tensor:
     d = s.d[0]
-    if not between:
+    if not scratch:
         return multiplied(s, d)
-    linear = multiplied(s, s.d[1] if epilogue.stores_aux else between[0])
+    linear = multiplied(s, s.d[1] if epilogue.stores_aux else scratch[0])
     if epilogue.has_row_scale and not epilogue.has_bias:
         return torch.mul(linear, drawn_with(s.row_scale)[0], out=d)
     if _multiplies_and_adds(epilogue):
         scale, added = _multiplied_and_added(s)
-        return torch.add(torch.mul(linear, scale, out=between[1]), added, out=d)
+        return torch.add(torch.mul(linear, scale, out=scratch[1]), added, out=d)
     if epilogue.has_residual:
         return torch.add(linear, drawn_with(s.residual)[0], out=d)
     aten = torch.ops.aten
@@ -160,19 +158,18 @@ def _run(epilogue: Epilogue, s: OperandSet, between: Sequence[torch.Tensor]) -> 
 
 
 def _multiplied_and_added(s: OperandSet) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors of a linear layer, and what is added after them."""
     if s.row_scale is not None:
         return drawn_with(s.row_scale)[0], drawn_with(s.bias).view(-1)
     return drawn_with(s.column_scale).view(-1), drawn_with(s.residual)[0]
 
 
 def _at_once(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    """As `_eager`, but factors and what is added after them by one kernel."""
+    """As `_eager`, but one kernel applies the factors and adds."""
     stores = problem.operation.epilogue.stores_aux
-    between = torch.empty_like(sets[0].d[0])
+    scratch = torch.empty_like(sets[0].d[0])
 
     def run(s: OperandSet) -> torch.Tensor:
-        linear = multiplied(s, s.d[1] if stores else between)
+        linear = multiplied(s, s.d[1] if stores else scratch)
         scale, added = _multiplied_and_added(s)
         return torch.addcmul(added, linear, scale, out=s.d[0])
 
@@ -180,7 +177,7 @@ def _at_once(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launc
 
 
 def _by_rows(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
-    """One product; its factors of rows are computed at every launch, as r is at every step."""
+    """One product with factors of rows, which are computed at every launch, as at every step."""
 
     def run(s: OperandSet, scale_b: torch.Tensor) -> torch.Tensor:
         scale_a, _ = factors(s)
@@ -199,13 +196,13 @@ def _by_rows(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
 
 
 def _of_copies(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-    """bf16 operands, converted beforehand, without factors."""
+    """Eager calls on bf16 operands that were converted before, without factors."""
     wide = copies(sets, torch.bfloat16, room)
     return _eager(problem, [replace(s, scale_a=None, scale_b=None) for s in wide])
 
 
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    """The whole sequence as one compiled function, which allocates what it gives."""
+    """The whole sequence as one compiled function, which allocates its outputs."""
     epilogue = problem.operation.epilogue
     activate = ACTIVATIONS[epilogue.activation] if epilogue.activation else None
 
@@ -213,8 +210,8 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
         linear = multiplied(s)
         if _multiplies_and_adds(epilogue):
             scale, added = _multiplied_and_added(s)
-            found = (linear * scale + added).to(linear.dtype)
-            return (found, linear) if epilogue.stores_aux else (found,)
+            value = (linear * scale + added).to(linear.dtype)
+            return (value, linear) if epilogue.stores_aux else (value,)
         if epilogue.has_row_scale:
             return ((linear * drawn_with(s.row_scale)[0]).to(linear.dtype),)
         if epilogue.has_residual:
@@ -228,18 +225,18 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
 
 
 Sequenced = Callable[[OperandSet], tuple[torch.Tensor, ...]]
-"""D, and what else a sequence of calls gives."""
+"""A sequence of calls, which returns D and further outputs."""
 
 
 def compiled(sequence: Sequenced, *, beside_others: bool = False) -> Sequenced:
-    """The same through `torch.compile`, for the sizes that it is called with.
+    """The sequence through `torch.compile`, for the sizes that it is called with.
 
-    What was compiled for other problems counts towards the number of times that code may be, so
-    all of it is forgotten, unless this runs `beside_others` of the same problem.
+    Dynamo limits how often one function is compiled, so all that was compiled for other problems is
+    discarded first, unless this sequence runs `beside_others` of the same problem.
     """
     if not beside_others:
         torch._dynamo.reset()
-    # In this process: others would outlive it where a launch ruins its CUDA context.
+    # No compiler processes: they would outlive this one if a launch corrupts its CUDA context.
     options: dict[str, Any] | None = {"compile_threads": 1} if COMPILER == "inductor" else None
     call: Sequenced = torch.compile(
         sequence, dynamic=False, fullgraph=True, backend=COMPILER, options=options
@@ -248,12 +245,11 @@ def compiled(sequence: Sequenced, *, beside_others: bool = False) -> Sequenced:
 
 
 def first_of(call: Sequenced, s: OperandSet) -> torch.Tensor:
-    """D of a set, by such a sequence."""
     return call(s)[0]
 
 
 def _by_library(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
-    """The library's own epilogue of bias and GELU by tanh."""
+    """The library's own epilogue of bias and tanh GELU."""
     return [
         partial(
             torch._addmm_activation,
@@ -268,7 +264,7 @@ def _by_library(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]
 
 
 def _onto_residual(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
-    """The residual is copied into D, which the product is added to."""
+    # torch copies the residual into D, and then accumulates the product.
     return [
         partial(torch.addmm, drawn_with(s.residual)[0], s.a[0], s.b[0], out=s.d[0]) for s in sets
     ]

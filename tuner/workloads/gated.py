@@ -1,17 +1,17 @@
-"""Products whose gate and up make one D: SwiGLU, GeGLU.
+"""Products of gate and up that are combined to one D: SwiGLU, GeGLU.
 
-B holds the gate's columns and then up's, as models that store both in one weight have them; a
-kernel reads them by two pointers. Operands are those of the bare product, so gate and up are
-independent and near N(0, 1), and D is drawn wide where both are large.
+B holds the gate's columns and then up's, like the weight of models that store both in one; a kernel
+reads them by two pointers. The operands are those of the bare product, so gate and up are
+independent and near N(0, 1), and D has large values where both are large.
 
-Where gate and up are stored as well, the outputs are one tensor [3, M, I]: D, and then aux as it
-lies in memory, each of its rows of 2·I as two rows of I. So all of them are poisoned, compared with
-their own reference, and with a second run.
+If gate and up are stored as well, the outputs are one tensor [3, M, I]: D, and then aux as it lies
+in memory, every row of 2·I as two rows of I. So all of them are poisoned, compared with their own
+reference, and compared with a second run.
 
-The reference is computed in FP32 and rounded nowhere on its way. Tolerances are those of the bare
-product, on rounding D once; of FP8 sums that stay in the tensor core gate and up have a drift each,
-and the gate's is carried through the activation (`tuner.workloads.fused`).
-Of a D in FP8 see `tuner.workloads.fp8_output`.
+The reference is computed in FP32 without intermediate rounding. Tolerances are those of the bare
+product, which bound one rounding of D. If FP8 sums stay in the tensor core, gate and up both drift,
+and the gate's drift passes through the activation (`tuner.workloads.fused`). For a D in FP8 see
+`tuner.workloads.fp8_output`.
 """
 
 from __future__ import annotations
@@ -40,18 +40,17 @@ from tuner.workloads.workload import (
 )
 
 _DRIFT = 1.75
-"""Of a product of two drifts that have nothing to do with each other: √(1 + 1.25²), rounded up."""
+"""Growth of the drift in a product of two independent drifts: √(1 + 1.25²), rounded up."""
 
 
 class Gated:
-    """bf16, fp16 and FP8 (one factor for each operand) products of gate and up."""
+    """bf16, fp16 and FP8 (one factor per operand) products of gate and up."""
 
     def covers(self, operation: Operation) -> bool:
-        """Whether the operation is of this family."""
         return operation.epilogue.is_gated and not operation.is_grouped
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
-        """The bare product's sets, with D's own columns."""
+        """The bare product's sets. D has half of its columns."""
         drawn = bare(problem.operation).draw(problem, count, source)
         sigma = spread(activation_of(problem), drawn.sigma) * drawn.sigma
         stored = (drawn.sigma,) * 2 if problem.operation.epilogue.stores_aux else ()
@@ -64,21 +63,20 @@ class Gated:
         return replace(drawn, sets=sets, sigma=sigma, cases=(case,))
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
-        """The C ABI's arguments of a set with output `d`, and aux behind it."""
+        """The C ABI's arguments of a set with output `d`, which includes aux."""
         arguments = bare(problem.operation).arguments(problem, operands, d)
         arguments.b_up = operands.b[:, :, problem.columns :].data_ptr()
         if problem.operation.epilogue.stores_aux:
             arguments.aux, arguments.ld_aux = d[1].data_ptr(), problem.n
         if problem.operation.stores_fp8:
-            fp8_output.tell(arguments, operands)
+            fp8_output.set_addresses(arguments, operands)
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:
-        """As of the bare product."""
         return bare(problem.operation).precision(problem)
 
     def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
-        """That block of D, and of the rows of aux behind it."""
+        """A block of D and of the rows of aux."""
         outputs = []
         for matrix in range(block.batches.start, block.batches.stop):
             if matrix == 0:
@@ -97,16 +95,13 @@ class Gated:
         return torch.cat(outputs)
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
-        """See the module."""
         return carried(problem, _DRIFT, fast_accumulation=fast_accumulation)
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
-        """The product of both by torch's call, then torch's eager kernels."""
         ways = gated_ways.defaults(problem)
         return fp8_ways.defaults(ways) if problem.operation.stores_fp8 else ways
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
-        """The best sequences that there are without us, which a winner beats as well."""
         if problem.operation.stores_fp8:
             return fp8_ways.alternatives(problem)
         return gated_ways.alternatives(problem)
@@ -115,11 +110,9 @@ class Gated:
 def _halves(
     problem: Problem, operands: OperandSet, block: Block
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """That block of the gate and of up, [1, rows, columns] each."""
+    """A block of the gate and of up, each [1, rows, columns]."""
     product = bare(problem.operation).product
-    one, half = slice(0, 1), problem.columns
-    up = slice(block.columns.start + half, block.columns.stop + half)
-    return (
-        product(problem, operands, replace(block, batches=one)),
-        product(problem, operands, replace(block, batches=one, columns=up)),
-    )
+    half = problem.columns
+    gate = replace(block, batches=slice(0, 1))
+    up = replace(gate, columns=slice(block.columns.start + half, block.columns.stop + half))
+    return product(problem, operands, gate), product(problem, operands, up)

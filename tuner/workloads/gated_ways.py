@@ -1,15 +1,15 @@
-"""What torch programs run for a product of gate and up, and what one makes of the other.
+"""torch's calls for a product of gate and up with its activation.
 
-The default is what eager code runs: one `torch.mm` of both (`torch._scaled_mm` for FP8), then a
-kernel of torch's for the activation and one for the product of the halves. The finals time the
-other sequences beside it, and a fused kernel is recommended only where it beats them all: the same
-code through `torch.compile`, compiled for these very sizes, and two products, as programs with a
-weight for each run them, followed by eager or by compiled code.
+The default is what eager code runs: one `torch.mm` for both (`torch._scaled_mm` for FP8), then one
+kernel for the activation and one for the product of the halves. The finals time other sequences
+beside it, and a fused kernel is recommended only if it beats them all: the same code through
+`torch.compile`, compiled for these sizes; and two products, as in programs with two weights,
+followed by eager or compiled code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +25,7 @@ from tuner.workloads.workload import Launch, OperandSet, Way
 
 
 def defaults(problem: Problem) -> Sequence[Way]:
-    """Eager calls; of bf16 copies where cuBLAS does not take FP8 of these extents."""
+    """Eager calls; on bf16 copies if cuBLAS does not take FP8 operands of these extents."""
     if not problem.operation.is_scaled:
         return (Way(name=_named("torch.mm", problem), launches=_eager),)
     return (
@@ -35,39 +35,33 @@ def defaults(problem: Problem) -> Sequence[Way]:
 
 
 def alternatives(problem: Problem) -> Sequence[Way]:
-    """Whatever may beat eager calls."""
+    """Sequences that may be faster than eager calls."""
     operation = problem.operation
     if operation.is_scaled and not is_taken(problem):
         return ()
-    found: list[Way] = []
-
-    def add(name: str, launches: Callable[..., list[Launch]]) -> None:
-        found.append(Way(name=name, launches=launches, rival=True, is_to_be_beaten=True))
-
-    add("torch.compile of the same", _compiled)
+    ways = [Way.to_beat("torch.compile of the same", _compiled)]
     if not operation.is_scaled:
-        add(_named("torch.mm twice", problem), _eager_of_two)
-        add("torch.compile of two products", _compiled_of_two)
-    return found
+        ways += [
+            Way.to_beat(_named("torch.mm twice", problem), _eager_of_two),
+            Way.to_beat("torch.compile of two products", _compiled_of_two),
+        ]
+    return ways
 
 
 def _named(call: str, problem: Problem) -> str:
-    """The calls, as the record shows them."""
     return f"{call}, then {CALLS[activation_of(problem)]} and mul"
 
 
 def activation_of(problem: Problem) -> Activation:
-    """What the gate is put through."""
     activation = problem.operation.epilogue.activation
     assert activation is not None  # noqa: S101 - every gate has one
     return activation
 
 
 def _eager(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
-    """Call after call, the last into D. What lies between is one tensor for all launches, as the
-    allocator would give it; but aux is kept.
-    """
+    """One call after another; the last writes D."""
     activation, d = activation_of(problem), sets[0].d
+    # One tensor for all launches, as the allocator would give it; aux is stored with D.
     activated = torch.empty_like(d[0])
     both = None if len(d) > 1 else d.new_empty(problem.m, problem.n)
     return [partial(_run, activation, s, both, activated) for s in sets]
@@ -81,7 +75,7 @@ def _run(
 
 
 def _aux(s: OperandSet) -> torch.Tensor:
-    """Gate and up behind D, [M, 2·I]."""
+    """Gate and up as one matrix [M, 2·I], which follows D in memory."""
     return s.d[1:].view(s.d.shape[1], -1)
 
 
@@ -117,13 +111,13 @@ def _eager_of_two(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> l
 
 
 def _of_copies(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-    """bf16 operands, converted beforehand, without factors."""
+    """Eager calls on bf16 operands that were converted before, without factors."""
     wide = copies(sets, torch.bfloat16, room)
     return _eager(problem, [replace(s, scale_a=None, scale_b=None) for s in wide])
 
 
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    """The whole sequence as one compiled function, which allocates what it gives."""
+    """The whole sequence as one compiled function, which allocates its outputs."""
     activate = ACTIVATIONS[activation_of(problem)]
     stores = problem.operation.epilogue.stores_aux
 
@@ -144,6 +138,6 @@ def _compiled_of_two(problem: Problem, sets: Sequence[OperandSet], _: int) -> li
         gate, up = torch.mm(s.a[0], s.b[0][:, :half]), torch.mm(s.a[0], s.b[0][:, half:])
         return (activate(gate) * up, gate, up) if stores else (activate(gate) * up,)
 
-    # The finals time it beside `_compiled`, which comes before it and is not to be compiled again.
+    # The finals run it beside `_compiled`, whose code must not be discarded.
     call = compiled(sequence, beside_others=True)
     return [partial(first_of, call, s) for s in sets]

@@ -1,19 +1,20 @@
 """Grouped products (mixture of experts): rows of tokens times each expert's weight, and each
 expert's weight gradient.
 
-Operands are those of the same products without groups, one A or B for all groups where they share
-it. Only how the tokens are divided differs from set to set: sets rotate over the spreads of
-`spreads`, and hold different groups in the same memory where one set alone leaves L2 cold. Where
-there are fewer tokens than groups, only so many groups' weights are read; there are more sets then,
-until all were.
+The operands are those of the same products without groups; an A or B that the groups share is one
+matrix. Sets differ in how the tokens are divided: they rotate over the spreads of `spreads`. If a
+single set exceeds the L2 cache, sets with different groups share their memory. If there are fewer
+tokens than groups, a launch reads only as many groups' weights as there are tokens, so there are
+more sets, until all weights are read.
 
-Verified is a set of each spread, and one whose last tokens belong to no group: D keeps what it held
-in their rows. Each group's weight gradient is judged by itself: its sum has as many terms as the
-group has tokens. An empty group's is zero, or what it was where it is added to. Tolerances are
-those of the same operation without groups, of sums over all tokens by depth.
+One set of each spread is verified, and one set whose last tokens belong to no group: D must keep
+its contents in their rows. Every group's weight gradient is judged by itself, because its sum has
+as many terms as the group has tokens. The gradient of an empty group is zero, or unchanged if it is
+accumulated into. Tolerances are those of the operation without groups; by depth, of a sum over all
+tokens.
 
-FP8 gradients lie with their tokens side by side, so groups start at multiples of 16 bytes, as
-programs pad them.
+Tokens of FP8 gradients lie side by side, so groups start at multiples of 16 bytes, as programs pad
+them.
 """
 
 from __future__ import annotations
@@ -55,19 +56,18 @@ from tuner.workloads.workload import (
 )
 
 SHORT = "short"
-"""The name of groups that leave tokens over."""
+"""The name of the set whose last tokens belong to no group."""
 
 
 class Grouped:
-    """16-bit products and FP8 ones with factors of rows, by rows and by depth."""
+    """16-bit products, and FP8 products with factors of rows, by rows and by depth."""
 
     def covers(self, operation: Operation) -> bool:
-        """Whether the operation is of this family."""
         known = operation.scaling in (Scaling.NONE, Scaling.ROW)
         return operation.is_grouped and known and not operation.is_fused
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
-        """Sets in memory for `count`: a multiple of the number of spreads, in turn."""
+        """Sets that share the memory of `count` sets, and alternate between the spreads."""
         operation = problem.operation
         memory, check, sigma = _memory(problem, count, source)
         start = None
@@ -76,6 +76,7 @@ class Grouped:
             for d in (start, *(s.d for s in memory)):
                 fill(d, operation.d, 1.0, source)
         sets = []
+        # Spreads alternate; the draw's number rises when each spread has been used.
         for i in range(_rotation(problem, count)):
             spread = _SPREADS[i % len(_SPREADS)]
             sets.append(
@@ -83,12 +84,12 @@ class Grouped:
             )
         ends = short_ends(problem, source.generator.initial_seed())
         verified = (*sets[: len(_SPREADS)], _divided(memory[0], SHORT, ends))
-        cases = tuple(_case(problem, each, sigma) for each in verified)
+        cases = tuple(_case(problem, operands, sigma) for operands in verified)
         mean = math.hypot(*cases[0].sigmas) / math.sqrt(len(cases[0].sigmas))
         return Drawn(sets=tuple(sets), check=check, start=start, sigma=mean, cases=cases)
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
-        """The C ABI's arguments of a set with output `d`; what groups share has no stride."""
+        """Arguments for the C ABI, with output `d`. Matrices that groups share have stride 0."""
         arguments = packed_arguments(problem, operands, d)
         arguments.offsets = drawn_with(operands.groups).offsets.data_ptr()
         arguments.batch_stride_a = 0
@@ -106,24 +107,19 @@ class Grouped:
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:
-        """As without groups."""
         return _ungrouped(problem).precision(problem)
 
     def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
-        """That block of every group's product."""
         by_rows = problem.operation.grouping is Grouping.ROWS
         return (_by_rows if by_rows else _by_depth)(operands, block, self.precision(problem))
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
-        """As without groups."""
         return _ungrouped(problem).tolerance(problem, fast_accumulation=fast_accumulation)
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
-        """The grouped call, or a loop over the groups where that is refused."""
         return grouped_ways.defaults(problem)
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
-        """The loop, of a program that knows the groups' ends on the host, and others."""
         return grouped_ways.alternatives(problem)
 
 
@@ -133,9 +129,9 @@ _SPREADS = tuple(Spread)
 def _memory(
     problem: Problem, count: int, source: RandomSource
 ) -> tuple[tuple[OperandSet, ...], torch.Tensor, float]:
-    """`count` sets, their groups left out; one more output; D's spread for every root of a term.
+    """`count` sets without groups, one more output, and D's standard deviation per √terms.
 
-    D has a standard deviation near 1, by depth that of a group with its share of the tokens.
+    D's standard deviation is near 1; by depth, that of a group with an equal share of the tokens.
     """
     operation = problem.operation
     by_rows = operation.grouping is Grouping.ROWS
@@ -155,12 +151,12 @@ def _memory(
         )
         for s in sets
     )
-    # Of exp(s·N) the mean square is exp(2·s²), and there are two.
+    # The mean square of exp(s·N) is exp(2·s²), and there are two such factors.
     return sets, check, scale * math.exp(2 * FACTOR_SPREAD**2)
 
 
 def _rotation(problem: Problem, count: int) -> int:
-    """Sets for which every spread meets every memory, and all weights are read."""
+    """Number of sets with which every spread uses every memory, and all weights are read."""
     whole = math.lcm(count, len(_SPREADS))
     repeats = 1
     if problem.operation.grouping is Grouping.ROWS:
@@ -174,48 +170,47 @@ def _divided(operands: OperandSet, name: str, ends: tuple[int, ...]) -> OperandS
 
 
 def _case(problem: Problem, operands: OperandSet, sigma: float) -> Case:
-    """What a set's output is to be; `sigma` is its spread for every root of a term."""
+    """The case of a set; `sigma` is D's standard deviation per √terms."""
     groups = drawn_with(operands.groups)
     if problem.operation.grouping is Grouping.ROWS:
         written, terms = groups.ends[-1], [problem.k]
     else:
-        # An empty group is judged as if it had a token.
+        # An empty group is judged as if it had one token.
         written, terms = problem.m, [max(1, run.stop - run.start) for run in groups.runs]
-    at_first = 1.0 if problem.operation.accumulate else 0.0
+    initial = 1.0 if problem.operation.accumulate else 0.0
     return Case(
         operands=operands,
         written=written,
-        sigmas=tuple(math.hypot(at_first, sigma * math.sqrt(each)) for each in terms),
+        sigmas=tuple(math.hypot(initial, sigma * math.sqrt(count)) for count in terms),
         name=groups.spread,
     )
 
 
 def _by_rows(operands: OperandSet, block: Block, precision: torch.dtype) -> torch.Tensor:
-    """Rows that are no group's are zero."""
     a = operands.a[0, block.rows]
     b = operands.b[:, :, block.columns]
-    found = torch.zeros((1, len(a), b.shape[2]), dtype=precision, device=a.device)
+    # Rows of tokens without a group stay zero.
+    product = torch.zeros((1, len(a), b.shape[2]), dtype=precision, device=a.device)
     first, last = block.rows.start, block.rows.stop
     for group, run in enumerate(drawn_with(operands.groups).runs):
         rows = slice(max(run.start, first) - first, min(run.stop, last) - first)
         if rows.start < rows.stop:
-            part = torch.mm(a[rows].to(precision), b[group].to(precision), out=found[0, rows])
+            part = torch.mm(a[rows].to(precision), b[group].to(precision), out=product[0, rows])
             if operands.scale_b is not None:
                 part.mul_(operands.scale_b[group, :, block.columns])
-    return found if operands.scale_a is None else found.mul_(operands.scale_a[:, block.rows])
+    return product if operands.scale_a is None else product.mul_(operands.scale_a[:, block.rows])
 
 
 def _by_depth(operands: OperandSet, block: Block, precision: torch.dtype) -> torch.Tensor:
     a, b = operands.a[0, block.rows], operands.b[0, :, block.columns]
     runs = drawn_with(operands.groups).runs[block.batches]
-    found = torch.stack([a[:, run].to(precision) @ b[run].to(precision) for run in runs])
+    products = torch.stack([a[:, run].to(precision) @ b[run].to(precision) for run in runs])
     if operands.scale_a is not None:
         scale_a, scale_b = factors(operands)
-        found.mul_(scale_a[block.batches, block.rows])
-        found.mul_(scale_b[block.batches, :, block.columns])
-    return found
+        products.mul_(scale_a[block.batches, block.rows])
+        products.mul_(scale_b[block.batches, :, block.columns])
+    return products
 
 
 def _ungrouped(problem: Problem) -> Workload:
-    """The family of the same operation without groups, but for its scaling."""
     return Scaled() if problem.operation.is_scaled else Dense()

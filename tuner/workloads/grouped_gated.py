@@ -1,10 +1,10 @@
-"""Grouped products whose gate and up make one D: the first half of a layer of experts.
+"""Grouped products of gate and up that are combined to one D: the first half of a layer of experts.
 
-Each token's row of D has a factor, the router's share of its expert, drawn between 1/32 and 1.
-Where gate and up are stored as well, each row of memory has D, gate and up side by side, so that
-rows of tokens of no group stay as they are in all three.
+Every token's row of D has a factor, the router's share for its expert, drawn between 1/32 and 1. If
+gate and up are stored as well, a row of memory holds D, gate and up side by side, so that the rows
+of tokens without a group stay unchanged in all three.
 
-All else is as of grouped products (`tuner.workloads.grouped`) and of gates
+Everything else is as for grouped products (`tuner.workloads.grouped`) and gated products
 (`tuner.workloads.gated`).
 """
 
@@ -40,20 +40,20 @@ class GroupedGated:
     """bf16 and fp16 products of gate and up, by rows."""
 
     def covers(self, operation: Operation) -> bool:
-        """Whether the operation is of this family."""
         return operation.is_grouped and operation.epilogue.is_gated
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
-        """The grouped product's sets, each with a factor for every row."""
+        """The grouped product's sets, with a factor for every row."""
         drawn = Grouped().draw(problem, count, source)
-        memory = {each.a.data_ptr(): each for each in drawn.sets}
-        shares = torch.empty((len(memory), problem.m, 1), device=source.place)
+        # Sets that share memory share the factors too.
+        addresses = list(dict.fromkeys(operands.a.data_ptr() for operands in drawn.sets))
+        shares = torch.empty((len(addresses), problem.m, 1), device=source.place)
         shares.uniform_(_LEAST_SHARE, 1.0, generator=source.generator)
-        of_memory = {at: shares[i : i + 1] for i, at in enumerate(memory)}
+        by_address = {address: shares[i : i + 1] for i, address in enumerate(addresses)}
 
         def completed(operands: OperandSet) -> OperandSet:
-            at = operands.a.data_ptr()
-            return replace(operands, d=_laid(operands.d), row_scale=of_memory[at])
+            row_scale = by_address[operands.a.data_ptr()]
+            return replace(operands, d=_laid(operands.d), row_scale=row_scale)
 
         share = root_mean_square_of_shares()
         activation, stores = activation_of(problem), problem.operation.epilogue.stores_aux
@@ -72,7 +72,7 @@ class GroupedGated:
         )
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
-        """The C ABI's arguments of a set with output `d`, and aux beside it."""
+        """The C ABI's arguments of a set with output `d`, with aux beside it."""
         arguments = Grouped().arguments(problem, operands, d)
         leading = d.stride(1)
         arguments.ldc = arguments.ldd = leading
@@ -83,14 +83,13 @@ class GroupedGated:
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:
-        """As without a gate."""
         return Grouped().precision(problem)
 
     def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
-        """That block of D, gate and up."""
-        half, one = problem.columns, slice(0, 1)
+        """A block of D, gate and up."""
+        half = problem.columns
         columns = slice(block.columns.start + half, block.columns.stop + half)
-        bare = replace(block, batches=one)
+        bare = replace(block, batches=slice(0, 1))
         gate = Grouped().product(problem, operands, bare)
         up = Grouped().product(problem, operands, replace(bare, columns=columns))
         value = ACTIVATIONS[activation_of(problem)](gate) * up
@@ -99,25 +98,22 @@ class GroupedGated:
         return torch.cat(outputs[block.batches])
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
-        """As of the grouped product: D is rounded once."""
         return Grouped().tolerance(problem, fast_accumulation=fast_accumulation)
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
-        """The grouped call, then torch's eager kernels."""
         return grouped_gated_ways.defaults(problem)
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
-        """Compiled code, and one pass of the library's own: no kernel is run that loses to them."""
         return grouped_gated_ways.alternatives(problem)
 
 
 def root_mean_square_of_shares() -> float:
-    """Of factors that are drawn evenly between the least and 1."""
+    # The mean square of a uniform variable between a and 1 is (1 + a + a²) / 3.
     low = _LEAST_SHARE
     return float(((1 + low + low * low) / 3) ** 0.5)
 
 
 def _laid(d: torch.Tensor) -> torch.Tensor:
-    """Packed outputs side by side in the rows of one matrix."""
+    # Packed outputs become columns of one matrix: D, then gate and up in every row.
     outputs, m, n = d.shape
     return d.as_strided((outputs, m, n), (n, outputs * n, 1))

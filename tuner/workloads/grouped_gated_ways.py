@@ -1,9 +1,10 @@
-"""What torch programs run for a layer of experts up to its second product.
+"""torch's calls for a layer of experts up to its second product.
 
-The default is eager code: torch's grouped call (a loop over the groups, where that is refused), the
-activation, its product with up, and its product with the routers' shares. The finals time two more
-beside it, and a kernel is recommended only where it beats both: the same through `torch.compile`,
-compiled for these sizes, and the library's own single pass after the grouped product.
+The default is eager code: torch's grouped call (or a loop over the groups, if torch refuses it),
+the activation, its product with up, and its product with the router's shares. The finals time two
+sequences beside it, and a kernel is recommended only if it beats both: the same code through
+`torch.compile`, compiled for these sizes; and gemmsmith's own single pass after the grouped
+product.
 """
 
 from __future__ import annotations
@@ -34,24 +35,23 @@ def defaults(problem: Problem) -> Sequence[Way]:
 
 
 def alternatives(problem: Problem) -> Sequence[Way]:
-    """Whatever may beat eager calls, where torch has a grouped kernel that takes the problem."""
+    """Sequences that may be faster than eager calls, if torch has a grouped kernel."""
     call = grouped_ways.defaults(problem)[0]
     if problem.operation.a is not Element.BF16 or not call.takes(problem):
         return ()
-    found = [("torch.compile of the same", _compiled)]
+    ways = [Way.to_beat("torch.compile of the same", _compiled)]
     if activation_of(problem) is Activation.SILU:
-        found.append((f"{call.name}, then one pass of gemmsmith.experts", partial(_passed, call)))
-    return tuple(
-        Way(name=name, launches=launches, rival=True, is_to_be_beaten=True)
-        for name, launches in found
-    )
+        one_pass = f"{call.name}, then one pass of gemmsmith.experts"
+        ways.append(Way.to_beat(one_pass, partial(_passed, call)))
+    return tuple(ways)
 
 
 def _products(
     way: Way, problem: Problem, sets: Sequence[OperandSet], room: int
 ) -> list[tuple[OperandSet, Launch]]:
-    """Each set, and the launch that gives its gate and up, [M, 2·I]. What does not allocate them
-    writes to one tensor for all launches, as the allocator would give it.
+    """The sets, each with the launch that computes its gate and up, [M, 2·I].
+
+    Launches that do not allocate their output share one tensor, as the allocator would give it.
     """
     both = sets[0].d.new_empty(1, problem.m, problem.n)
     launches = way.launches(problem, [replace(s, d=both) for s in sets], room)
@@ -85,7 +85,7 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
 
 
 def _passed(way: Way, problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-    from gemmsmith.ops.products import passes  # and torch's compiler: seconds
+    from gemmsmith.ops.products import passes  # imports torch's compiler, which takes seconds
 
     rows = torch.arange(problem.m, device=sets[0].d.device)
 

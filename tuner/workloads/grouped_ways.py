@@ -1,15 +1,14 @@
 """torch's calls for grouped products.
 
-`torch._grouped_mm` and, for FP8 with factors of rows, `torch._scaled_grouped_mm` take the ends of
-groups from the device. They want rows of 16 bytes, and give D in 16 bits only: a gradient that is
-summed in FP32 takes one more pass, and was rounded before, which is what programs put up with. A
-program that knows the ends on the host, because it has waited for the device, may as well call
-`torch.mm` once per group: with few large groups that is faster, and exact with FP32 output. So the
-loop is timed in the finals beside the grouped call, which is the default: what a program runs that
-never waits.
+`torch._grouped_mm` and, for FP8 with factors of rows, `torch._scaled_grouped_mm` read the offsets
+of groups on the device. They need rows aligned to 16 bytes, and return D in 16 bits only, so a
+gradient that is summed in FP32 is rounded first and takes one more pass. They are the default: what
+a program runs that does not wait for the device. A program that has waited, and knows the offsets
+on the host, can call `torch.mm` once per group, which is faster with few large groups and exact
+with FP32 output. So the finals time that loop beside the default.
 
-Where torch has no grouped kernel (fp16; bf16 on other GPUs than SM90 and SM100, as of 2.11), its
-call waits and loops itself. That cannot be captured, and the loop stands for it.
+If torch has no grouped kernel (fp16, or bf16 on other GPUs than SM90 and SM100, as of 2.11), its
+call waits for the device and loops itself. That cannot be captured, so our loop is timed instead.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _GROUPED_MM = "torch._grouped_mm" if _IS_PRIVATE else "torch.nn.functional.group
 
 
 def defaults(problem: Problem) -> Sequence[Way]:
-    """The grouped call; for extents that it refuses a loop over the groups."""
+    """The grouped call, or a loop over the groups for extents that the call refuses."""
     operation = problem.operation
     if operation.is_scaled:
         return (
@@ -56,7 +55,7 @@ def defaults(problem: Problem) -> Sequence[Way]:
 
 
 def alternatives(problem: Problem) -> Sequence[Way]:
-    """The loop, which finals time beside the grouped call; of FP8 also precise sums, and bf16."""
+    """The loop; for FP8 also the grouped call with precise sums, and on bf16 copies."""
     if not problem.operation.is_scaled:
         return (_loop(problem),) if _is_aligned(problem) else ()
     if not is_taken(problem):
@@ -66,12 +65,12 @@ def alternatives(problem: Problem) -> Sequence[Way]:
         Way(name=f"{_GROUPED_MM} on bf16 copies", launches=_grouped_copies),
     )
     if problem.operation.grouping is Grouping.ROWS:
-        return others  # cuBLAS refuses 285 rows with factors, and groups have any number
+        return others  # groups have any number of rows, and cuBLAS refuses many, such as 285
     return (Way(name="loop of torch._scaled_mm", launches=_scaled_loop, rival=True), *others)
 
 
 def _is_wide(problem: Problem) -> bool:
-    """Whether D has more bits than the operands, which torch's grouped call cannot write."""
+    """Whether D has more bits than the operands; torch's grouped call cannot store that."""
     return problem.operation.d.bits > problem.operation.a.bits
 
 
@@ -93,10 +92,10 @@ def _loop(problem: Problem) -> Way:
 
 
 def _grouped(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    """What the call gives; a wider D that it is copied or added into.
+    """The grouped call, whose result is copied or added into a wider D.
 
     Raises:
-        RuntimeError: torch would wait for the device.
+        RuntimeError: the call would wait for the device.
     """
     with _without_waiting(sets[0].d.device):
         _product(problem, sets[0])
@@ -104,16 +103,16 @@ def _grouped(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launc
         return [partial(_product, problem, s) for s in sets]
     add = problem.operation.accumulate
 
-    def into(s: OperandSet) -> torch.Tensor:
+    def launch(s: OperandSet) -> torch.Tensor:
         product = _product(problem, s)
         return s.d.add_(product) if add else s.d.copy_(product)
 
-    return [partial(into, s) for s in sets]
+    return [partial(launch, s) for s in sets]
 
 
 @contextmanager
 def _without_waiting(place: torch.device) -> Iterator[None]:
-    """Within it, a call that waits for the device is an error."""
+    """A context in which a call that waits for the device raises RuntimeError."""
     if place.type != "cuda":
         yield
         return
@@ -135,7 +134,7 @@ def _product(problem: Problem, s: OperandSet) -> torch.Tensor:
 
 
 def grouped_mm(s: OperandSet, b: torch.Tensor | None = None) -> torch.Tensor:
-    """What torch's grouped call gives, in memory of its own; `b` is the set's where it is None."""
+    """The grouped call of torch, which allocates its result. `b` is the set's by default."""
     call = torch._grouped_mm if _IS_PRIVATE else functional.grouped_mm
     return call(s.a[0], s.b if b is None else b, offs=drawn_with(s.groups).offsets)
 
@@ -149,7 +148,7 @@ def _precise(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launc
 
 
 def _scaled(problem: Problem, s: OperandSet, *, fast: bool) -> Launch:
-    """Factors are [tokens] and [groups, N] by rows, [groups · M] and [groups · N] by depth."""
+    """The call takes factors [tokens] and [groups, N] by rows, flat ones by depth."""
     scale_a, scale_b = factors(s)
     by_rows = problem.operation.grouping is Grouping.ROWS
     return partial(
@@ -171,22 +170,22 @@ def _looped(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> list[Launch]:
-    """A call for each group that has tokens, into or onto its part of D."""
-    how = {} if out_dtype is None else {"out_dtype": out_dtype}
+    """One call for each group that has tokens; it writes the group's part of D, or adds to it."""
+    keywords = {} if out_dtype is None else {"out_dtype": out_dtype}
     add = problem.operation.accumulate
 
     def step(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, *_: torch.Tensor) -> Launch:
         return (
-            partial(torch.addmm, d, a, b, out=d, **how)
+            partial(torch.addmm, d, a, b, out=d, **keywords)
             if add
-            else partial(torch.mm, a, b, out=d, **how)
+            else partial(torch.mm, a, b, out=d, **keywords)
         )
 
     return [_through(problem, s, step) for s in sets]
 
 
 def _loop_of_copies(dtype: torch.dtype) -> Callable[..., list[Launch]]:
-    """The loop of operands that were converted beforehand, without factors."""
+    """The loop on operands that were converted before, without factors."""
 
     def launches(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
         return _looped(problem, _copied(sets, dtype, room), room)
@@ -212,7 +211,7 @@ def _scaled_loop(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[L
 
 
 def _through(problem: Problem, s: OperandSet, step: Callable[..., Launch]) -> Launch:
-    """The groups one after the other; the gradient of one without tokens is zero."""
+    """One step per group, in order. The gradient of a group without tokens is set to zero."""
     steps: list[Launch] = []
     for group, run in enumerate(drawn_with(s.groups).runs):
         if run.start < run.stop:
@@ -223,7 +222,7 @@ def _through(problem: Problem, s: OperandSet, step: Callable[..., Launch]) -> La
 
 
 def _parts(problem: Problem, s: OperandSet, group: int, run: slice) -> Iterator[torch.Tensor]:
-    """One group's A, B and D, and its factors where there are any."""
+    """A group's A, B and D, and its factors if it has any."""
     by_rows = problem.operation.grouping is Grouping.ROWS
     if by_rows:
         yield from (s.a[0, run], s.b[group], s.d[0, run])
@@ -234,7 +233,7 @@ def _parts(problem: Problem, s: OperandSet, group: int, run: slice) -> Iterator[
 
 
 def _copied(sets: Sequence[OperandSet], dtype: torch.dtype, room: int) -> list[OperandSet]:
-    """All sets, with copies of as many different operands as fit in `room` bytes."""
+    """All sets, which share copies of as many operands as fit in `room` bytes."""
     distinct = list({s.a.data_ptr(): s for s in sets}.values())
     wide = copies(distinct, dtype, room)
     return [

@@ -1,17 +1,17 @@
-"""INT8 products: into 32-bit integers, into bf16 by alpha, or by a factor per row and column.
+"""INT8 products: D in 32-bit integers, or in bf16 with alpha or factors of rows and columns.
 
-Values are as symmetric quantization by the largest of a row or column leaves them: normal, with a
-standard deviation of 32. Factors per row and column differ as trained ones do, each by a factor of
-e^±0.25; alpha is a power of two.
+Values are those of symmetric quantization by the largest value of a row or column: normal, with a
+standard deviation of 32. Factors of rows and columns vary by e^±0.25, like trained ones; alpha is a
+power of two.
 
-Sums of integers are exact in any order, and FP64 holds all of them (a product is below 2¹⁴, so
-2³⁸ terms are), so D in 32-bit integers must be equal. bf16 output is rounded once, which is
-bounded as in `dense`.
+Sums of integers are exact in any order, and FP64 holds them up to 2³⁸ terms, because a product is
+below 2¹⁴. So D in 32-bit integers must be equal. bf16 output is rounded once, and bounded as in
+`dense`.
 
-torch has `torch._int_mm` into 32-bit integers only, for M above 16 and K and N that are multiples
-of 8, and no batched form: it is called once per batch entry. For other extents the default runs on
-operands that were padded with zeros beforehand; its result is the corner of a larger matrix. Into
-bf16, what torch runs is the product and then elementwise kernels: one for alpha, two for factors.
+`torch._int_mm` stores 32-bit integers only, takes M above 16 and K and N that are multiples of 8,
+and has no batched form, so it is called once per batch entry. For other extents the default runs on
+operands that were padded with zeros before; its result is the corner of a larger matrix. For bf16,
+torch runs the product and then elementwise kernels: one for alpha, two for factors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tuner.workloads.workload import (
 )
 
 INT_MM_MULTIPLE = 8
-"""K and N that `torch._int_mm` takes."""
+"""`torch._int_mm` takes multiples of this as K and N."""
 INT_MM_ROWS = 17
 """The least M that `torch._int_mm` takes."""
 
@@ -61,12 +61,11 @@ class Integer:
     """INT8 operands, D in 32-bit integers or in bf16."""
 
     def covers(self, operation: Operation) -> bool:
-        """Whether the operation is of this family."""
         scalings = (Scaling.NONE, Scaling.ROW)
         return operation.a.is_integer and operation.scaling in scalings
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
-        """`count` sets of operands, each with factors of its own where there are any."""
+        """`count` sets of operands, each with its own factors if the operation has any."""
         operation = problem.operation
         sigma_a, sigma_b = SIGMA[operation.a], SIGMA[operation.b]
         sets, check = draw_matrices(problem, count, source, sigma_a, sigma_b)
@@ -82,12 +81,12 @@ class Integer:
                 )
                 for s in sets
             )
-            # Of exp(s·N) the mean square is exp(2·s²), and there are two.
+            # The mean square of exp(s·N) is exp(2·s²), and there are two such factors.
             sigma *= scale / (sigma_a * sigma_b) * math.exp(2 * FACTOR_SPREAD**2)
         return Drawn(sets=sets, check=check, sigma=sigma)
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
-        """The C ABI's arguments of a set with output `d`; factors of a batch lie one by one."""
+        """The C ABI's arguments of a set with output `d`; the factors of a batch are packed."""
         arguments = packed_arguments(problem, operands, d, alpha=_alpha(problem))
         if problem.operation.is_scaled:
             scale_a, scale_b = factors(operands)
@@ -98,25 +97,24 @@ class Integer:
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:  # noqa: ARG002
-        """FP64 holds every sum."""
+        # FP64 holds every sum exactly.
         return torch.float64
 
     def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
-        """That block of A·B times alpha and the factors."""
-        found = exact_product(operands, block, self.precision(problem))
+        """A block of A·B times alpha and the factors."""
+        product = exact_product(operands, block, self.precision(problem))
         if problem.operation.is_scaled:
             scale_a, scale_b = factors(operands)
-            found.mul_(scale_a[block.batches, block.rows])
-            found.mul_(scale_b[block.batches, :, block.columns])
+            product.mul_(scale_a[block.batches, block.rows])
+            product.mul_(scale_b[block.batches, :, block.columns])
         alpha = _alpha(problem)
-        return found if alpha == 1.0 else found.mul_(alpha)
+        return product if alpha == 1.0 else product.mul_(alpha)
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:  # noqa: ARG002
-        """See the module."""
         return _EXACT if problem.operation.d.is_integer else _ROUNDED
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
-        """`torch._int_mm` and what follows it, or the same of padded operands."""
+        """`torch._int_mm` and elementwise kernels, or the same on padded operands."""
         after = _after(problem)
         return (
             Way(name=f"torch._int_mm{after}", launches=_int_mm, takes=_is_taken),
@@ -124,7 +122,7 @@ class Integer:
         )
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
-        """A program that does not quantize: bf16 operands into bf16."""
+        """The call of a program that does not quantize: bf16 operands, and D in bf16."""
         if problem.operation.d.is_integer:
             return ()
         scales = factors if problem.operation.is_scaled else lambda _: (1.0, _alpha(problem))
@@ -133,7 +131,7 @@ class Integer:
 
 
 def _alpha(problem: Problem) -> float:
-    """1, or what brings sums into bf16's use: D near N(0, 1)."""
+    """Alpha: 1, or for bf16 without factors the power of two that brings D near N(0, 1)."""
     operation = problem.operation
     if operation.d.is_integer or operation.is_scaled:
         return 1.0
@@ -152,7 +150,7 @@ def _is_taken(problem: Problem) -> bool:
 
 
 def _int_mm(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    """Into D, or into one intermediate result and from there into each D."""
+    """Products into D, or into one intermediate result and from there into D."""
     if problem.operation.d.is_integer:
         return [_summed(s.a, s.b, s.d) for s in sets]
     sums = torch.empty_like(sets[0].d, dtype=torch.int32)
@@ -161,7 +159,7 @@ def _int_mm(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch
 
 
 def _padded(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-    """The same over padded copies of as many sets as fit in `room` bytes."""
+    """As `_int_mm`, on padded copies of as many sets as fit in `room` bytes."""
     m, n, k = problem.m, problem.n, problem.k
     rows = max(m, INT_MM_ROWS)
     columns, depth = (-(-size // INT_MM_MULTIPLE) * INT_MM_MULTIPLE for size in (n, k))
@@ -173,8 +171,8 @@ def _padded(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Lau
     for s in sets[:fitting]:
         a = functional.pad(s.a, (0, depth - k, 0, rows - m))
         b = functional.pad(s.b.mT, (0, depth - k, 0, columns - n)).mT
-        whole = _summed(a, b, sums)
-        launches.append(then(whole, lambda: corner) if step is None else then(whole, step(s)))
+        multiply = _summed(a, b, sums)
+        launches.append(then(multiply, lambda: corner) if step is None else then(multiply, step(s)))
     return launches
 
 
@@ -190,17 +188,17 @@ def _summed(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Launch:
 
 
 def _scaling(problem: Problem, sums: torch.Tensor) -> Callable[[OperandSet], Launch]:
-    """What makes a set's D of the sums: one elementwise kernel for alpha, two for factors."""
+    """The step from the sums to a set's D: one elementwise kernel for alpha, two for factors."""
     if not problem.operation.is_scaled:
         alpha = _alpha(problem)
         return lambda s: partial(torch.mul, sums, alpha, out=s.d)
-    between = torch.empty(sums.shape, dtype=torch.float32, device=sums.device)
+    scaled = torch.empty(sums.shape, dtype=torch.float32, device=sums.device)
 
     def by_factors(s: OperandSet) -> Launch:
         scale_a, scale_b = factors(s)
         return then(
-            partial(torch.mul, sums, scale_a, out=between),
-            partial(torch.mul, between, scale_b, out=s.d),
+            partial(torch.mul, sums, scale_a, out=scaled),
+            partial(torch.mul, scaled, scale_b, out=s.d),
         )
 
     return by_factors

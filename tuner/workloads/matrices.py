@@ -1,9 +1,9 @@
-"""What the families of plain and batched matrix products have in common.
+"""Operands, arguments and the exact product, shared by the families of matrix products.
 
-A is drawn from N(0, 1) and B so that D has a standard deviation near 1 whatever K is, as trained
-layers have. Narrow types use their range as quantization would: the largest value of a normal
-sample lands near the type's maximum, and factors undo it. Sets of one kind of operand share one
-allocation, each set starting on a 256-byte boundary.
+A is drawn from N(0, 1), and B so that D's standard deviation is near 1 for every K, as in trained
+layers. Narrow types use their range as quantization does: the largest value of a normal sample is
+near the type's maximum, and factors undo that. All sets' As are one allocation, as are all Bs and
+all Ds; every matrix starts at a 256-byte boundary.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from tuner.workloads.footprint import ALIGNMENT
 from tuner.workloads.workload import Block, OperandSet, RandomSource
 
 _FILL_ELEMENTS = 2**26
+"""Elements that are drawn in one step, which bounds the FP32 scratch memory."""
 
 SIGMA = {Element.E4M3: 64.0, Element.E5M2: 8192.0, Element.S8: 32.0}
-"""Standard deviations of stored values. Seven (E4M3: 448; E5M2: 57344) and four (S8: 127) of them
-reach the type's maximum: FP8 is scaled by the largest of a whole tensor, INT8 by that of a row."""
+"""Standard deviations of stored values. Seven of them (E4M3: 448; E5M2: 57344) or four (S8: 127)
+are the type's maximum: FP8 is scaled by the largest value of a tensor, INT8 by that of a row."""
 
 FACTOR_SPREAD = 0.25
-"""Standard deviation of the logarithm of a factor of a row or column."""
+"""Standard deviation of the logarithm of a row's or column's factor."""
 
 _LARGEST = {Element.E4M3: 448.0, Element.E5M2: 57344.0, Element.S8: 127.0}
 
@@ -45,9 +46,9 @@ def draw_matrices(
     *,
     rows_d: int | None = None,
 ) -> tuple[tuple[OperandSet, ...], torch.Tensor]:
-    """`count` sets of normal A and B, D left as it is; and one more output.
+    """`count` sets with normal A and B and an uninitialized D, and one more output.
 
-    `rows_d`: how many rows each D has; None: as many as A.
+    `rows_d` is the number of rows of D, by default that of A.
     """
     operation = problem.operation
     m, n, k = problem.m, problem.n, problem.k
@@ -71,7 +72,7 @@ def draw_matrices(
 
 
 def draw_factors(shape: tuple[int, int, int], middle: float, source: RandomSource) -> torch.Tensor:
-    """FP32 factors of rows or columns, each e^±FACTOR_SPREAD times `middle`."""
+    """FP32 factors of rows or columns, about `middle` times e^±FACTOR_SPREAD."""
     drawn = torch.empty(shape, dtype=torch.float32, device=source.place)
     return drawn.normal_(0.0, FACTOR_SPREAD, generator=source.generator).exp_().mul_(middle)
 
@@ -79,7 +80,7 @@ def draw_factors(shape: tuple[int, int, int], middle: float, source: RandomSourc
 def packed_arguments(
     problem: Problem, operands: OperandSet, d: torch.Tensor, *, alpha: float = 1.0
 ) -> Arguments:
-    """The C ABI's arguments of packed matrices, factors left out; C is D, read to accumulate."""
+    """The C ABI's arguments of packed matrices without factors. C is D, read to accumulate."""
     return Arguments(
         m=problem.m,
         n=problem.n,
@@ -103,21 +104,20 @@ def packed_arguments(
 
 
 def exact_product(operands: OperandSet, block: Block, precision: torch.dtype) -> torch.Tensor:
-    """A block of A·B, computed in `precision`."""
     a = operands.a[block.batches, block.rows].to(precision)
     b = operands.b[block.batches, :, block.columns].to(precision)
     return torch.bmm(a, b)
 
 
 def empty(source: RandomSource, count: int, elements: int, element: Element) -> torch.Tensor:
-    """[count, elements and padding]: every row starts on an ALIGNMENT boundary."""
+    """An uninitialized [count, elements + padding], whose rows start at multiples of ALIGNMENT."""
     step = ALIGNMENT // element.bytes
     padded = -(-elements // step) * step
     return torch.empty((count, padded), dtype=torch_dtype(element), device=source.place)
 
 
 def fill(rows: torch.Tensor, element: Element, sigma: float, source: RandomSource) -> None:
-    """Normal samples, clamped to what a narrow type holds, and rounded to integers for S8."""
+    """Fill with normal samples, clamped to the range of a narrow type, rounded for S8."""
     limit = _LARGEST.get(element)
     for part in torch.split(rows.view(-1), _FILL_ELEMENTS):
         if limit is None:

@@ -1,15 +1,15 @@
 """The reference of a problem in higher precision, and the comparison of an output with it.
 
-The reference is torch's product of the very operands the kernels read, in FP32 (TF32 off) where D
-is rounded to 16 bits, else in FP64. It is computed once per batch of candidates, in blocks whose
-wide copies stay within a bounded scratch, and kept when it fits in a share of memory, else
-recomputed per candidate. Where the same extents may be divided in several ways (groups), every one
-of those cases is judged.
+The reference is torch's product of the operands that the kernels read: in FP32 (without TF32) if D
+is rounded to 16 bits, else in FP64. It is computed once per batch of candidates, in blocks that
+bound the scratch memory, and kept if it fits in a share of the memory; else it is recomputed for
+every candidate. If the same extents can be divided in several ways (groups), every such case is
+verified.
 
-Tolerances are on ‖D - R‖ / ‖R‖ (Frobenius); each workload says which, and why. The largest single
-error is bounded too (relative to the largest |R|), because one wrong tile among many thousands
-hardly moves the norm. Where D has few elements both norms may be small by chance (cancellation);
-they are floored at what the distribution of D predicts.
+Tolerances bound ‖D - R‖ / ‖R‖ (Frobenius); a workload states and derives them. The largest single
+error, relative to the largest |R|, is bounded too, because one wrong tile among thousands hardly
+changes the norm. If D has few elements, both norms can be small by chance (cancellation), so they
+count as at least what the distribution of D predicts.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ from tuner.workloads.registry import workload_of
 from tuner.workloads.workload import Block, Case, Tolerance
 
 KEPT_BYTES = 8 * 2**30
-"""A reference up to this size (2·10⁹ elements in FP32) is kept for the whole batch."""
+"""Largest reference that is kept for a batch: 2·10⁹ elements in FP32."""
 
 
 def tolerance(problem: Problem, *, fast_accumulation: bool) -> Tolerance:
-    """The bounds an output of this problem has to meet."""
     workload = workload_of(problem.operation)
     return workload.tolerance(problem, fast_accumulation=fast_accumulation)
 
 
 class Reference:
-    """What one launch of each of the operands' cases leaves in D, in higher precision.
+    """The expected outputs of all of the operands' cases, in higher precision.
 
     Raises:
-        ReferenceBroken: it is not finite.
+        ReferenceBroken: a reference is not finite.
     """
 
     def __init__(self, operands: Operands) -> None:
@@ -51,7 +50,9 @@ class Reference:
         precision = operands.workload.precision(operands.problem)
         size = len(operands.cases) * operands.check.numel() * precision.itemsize
         keep = size <= min(KEPT_BYTES, free_bytes(operands.ordinal) // 4)
-        self._wanted = [_Wanted(operands, case, precision, keep=keep) for case in operands.cases]
+        self._cases = [
+            _CaseReference(operands, case, precision, keep=keep) for case in operands.cases
+        ]
 
     def check(
         self,
@@ -60,33 +61,34 @@ class Reference:
         claims_order: bool,
         launch: Callable[[int], None] = lambda _: None,
     ) -> tuple[Correctness, None] | tuple[None, Failure]:
-        """Judge each case's output, and `operands.check` as the same launch's second run.
+        """Compare the cases' outputs with their references, and with a second run.
 
-        `launch(i)` enqueues both runs of the i-th case, unless they are there already.
-        `claims_order`: the schedule sums in a fixed order, so other bits are a failure. One
-        synchronization a case, whatever the size; one more where a largest value is an output.
+        `launch(i)` enqueues both runs of the i-th case: into its D, and into `operands.check`. By
+        default the outputs are there already. With `claims_order`, the schedule sums in a fixed
+        order, so different bits in the second run are a failure. A case takes one synchronization
+        of any size, and one more if the largest value is an output.
         """
         bound = tolerance(self._problem, fast_accumulation=kernel.keeps_short_sums)
-        found: list[Correctness] = []
-        for i, wanted in enumerate(self._wanted):
+        correct: list[Correctness] = []
+        for i, case in enumerate(self._cases):
             launch(i)
-            judged = wanted.judge(bound, claims_order=claims_order)
-            if isinstance(judged, Failure):
-                return None, judged
-            found.append(judged)
+            verdict = case.judge(bound, claims_order=claims_order)
+            if isinstance(verdict, Failure):
+                return None, verdict
+            correct.append(verdict)
         return (
             Correctness(
-                error=max(each.error for each in found),
-                max_error=max(each.max_error for each in found),
+                error=max(case.error for case in correct),
+                max_error=max(case.max_error for case in correct),
                 tolerance=bound.error,
-                repeatable=all(each.repeatable for each in found),
+                repeatable=all(case.repeatable for case in correct),
             ),
             None,
         )
 
 
-class _Wanted:
-    """The reference of one case, kept or made anew for every output."""
+class _CaseReference:
+    """The reference of one case, kept or recomputed for every output."""
 
     def __init__(
         self, operands: Operands, case: Case, precision: torch.dtype, *, keep: bool
@@ -95,12 +97,12 @@ class _Wanted:
         self._operands, self._case = operands, case
         self._name = f"FP{8 * precision.itemsize}"
         self._blocks = tuple(_blocks(problem, case.written))
-        self._each_alone = len(case.sigmas) > 1
+        self._by_matrix = len(case.sigmas) > 1
         self._elements = case.written * problem.columns * problem.matrices[2]
         self._kept: list[torch.Tensor] = []
         figures = []
         for block in self._blocks:
-            part = operands.wanted(case.operands, block)
+            part = operands.expected(case.operands, block)
             figures.append(self._sizes(part))
             if keep:
                 self._kept.append(part)
@@ -108,16 +110,17 @@ class _Wanted:
         self._norms, self._peaks = list(map(_hypot, norms)), list(map(_largest, peaks))
         if not all(map(math.isfinite, (*self._norms, *self._peaks))):
             raise ReferenceBroken(
-                f"the {self._name} reference of {problem} is not finite though its inputs are "
-                "plain normal samples; suspect this GPU or another process on it, and try again"
+                f"the {self._name} reference of {problem} is not finite although its inputs are "
+                "normal samples; suspect this GPU or another process on it, and try again"
             )
+        # A few elements can be small by chance: errors are then relative to the expected size.
         floor = tolerance(problem, fast_accumulation=False).floor
         largest = self._peaks[0]
         root = math.sqrt(max(1, self._elements) / len(case.sigmas))
         for i, sigma in enumerate(case.sigmas):
             self._norms[i] = max(self._norms[i], floor * sigma * root)
             self._peaks[i] = max(self._peaks[i], sigma)
-        # D's factor is a power of two, so nothing is lost by dividing by it.
+        # D's factor is a power of two, so the division is exact.
         scale = 1.0 if case.operands.scale_d is None else float(case.operands.scale_d)
         self._amax, self._amax_floor = largest / scale, self._peaks[0] / scale
 
@@ -127,12 +130,15 @@ class _Wanted:
         figures = []
         for i, block in enumerate(self._blocks):
             part = block.of(first)
-            wanted = self._kept[i] if self._kept else self._made(block)
-            counts = [poisoned(part), bits(part) != bits(block.of(second))]
-            sums = [each.sum(dim=self._dims).view(1, -1).to(wanted.dtype) for each in counts]
+            expected = (
+                self._kept[i] if self._kept else self._operands.expected(self._case.operands, block)
+            )
+            # Bits, not values: a NaN differs from itself.
+            masks = [poisoned(part), bits(part) != bits(block.of(second))]
+            counts = [mask.sum(dim=self._dims).view(1, -1).to(expected.dtype) for mask in masks]
             if part.dtype.itemsize == 1:  # torch does not mix FP8 with other types
-                part = part.to(wanted.dtype)
-            figures.append(torch.cat([self._sizes(torch.sub(wanted, part)), *sums]))
+                part = part.to(expected.dtype)
+            figures.append(torch.cat([self._sizes(torch.sub(expected, part)), *counts]))
         differences, largest, poison, other = self._read(figures, 4)
         error = _largest([_hypot(d) / n for d, n in zip(differences, self._norms, strict=True)])
         max_error = _largest([_largest(d) / p for d, p in zip(largest, self._peaks, strict=True)])
@@ -161,7 +167,7 @@ class _Wanted:
             )
         if (amax := self._case.operands.amax) is not None:
             off = abs(float(amax) - self._amax)
-            if not off <= bound.amax * self._amax_floor:
+            if not off <= bound.amax * self._amax_floor:  # also true of NaN
                 return Failure(
                     kind=FailureKind.WRONG,
                     message=(
@@ -184,16 +190,13 @@ class _Wanted:
             error=error, max_error=max_error, tolerance=bound.error, repeatable=unequal == 0
         )
 
-    def _made(self, block: Block) -> torch.Tensor:
-        return self._operands.wanted(self._case.operands, block)
-
     @property
     def _dims(self) -> tuple[int, ...]:
-        """What one figure of a block is of: each of its matrices, or all of it."""
-        return (1, 2) if self._each_alone else (0, 1, 2)
+        """The dimensions that a figure reduces: within each matrix, or over the whole block."""
+        return (1, 2) if self._by_matrix else (0, 1, 2)
 
     def _sizes(self, part: torch.Tensor) -> torch.Tensor:
-        """Frobenius norm and largest element: [2, 1], or [2, matrices of the block]."""
+        """Frobenius norm and largest absolute value: [2, 1], or [2, matrices of the block]."""
         return torch.stack(
             [
                 torch.linalg.vector_norm(part, order, dim=self._dims).view(-1)
@@ -202,21 +205,26 @@ class _Wanted:
         )
 
     def _read(self, figures: Sequence[torch.Tensor], count: int) -> list[list[list[float]]]:
-        """Wait for `count` figures of every block: `[figure][matrix or 0]`, one value a block."""
-        places: list[list[list[float]]] = [[[] for _ in self._case.sigmas] for _ in range(count)]
-        if not figures:  # nothing is written
-            return places
+        """Wait for `count` figures of every block.
+
+        Returns `values[figure][matrix]`, with one value per block that the matrix lies in; `matrix`
+        is 0 if all matrices are judged together.
+        """
+        values: list[list[list[float]]] = [[[] for _ in self._case.sigmas] for _ in range(count)]
+        if not figures:  # the case writes no rows
+            return values
+        # One transfer for all blocks: a synchronization costs more than the copy.
         columns = iter(torch.cat(tuple(figures), 1).T.tolist())
-        for block, found in zip(self._blocks, figures, strict=True):
-            first = block.batches.start if self._each_alone else 0
-            for place in range(first, first + found.shape[1]):
-                for figure, value in zip(places, next(columns), strict=True):
-                    figure[place].append(value)
-        return places
+        for block, of_block in zip(self._blocks, figures, strict=True):
+            first = block.batches.start if self._by_matrix else 0
+            for matrix in range(first, first + of_block.shape[1]):
+                for figure, value in zip(values, next(columns), strict=True):
+                    figure[matrix].append(value)
+        return values
 
 
 def _blocks(problem: Problem, m: int) -> Iterator[Block]:
-    """Cut D's first `m` rows so that no wide copy of A, B or D exceeds CHUNK_ELEMENTS."""
+    """Divide D's first `m` rows so that no wide copy of A, B or D exceeds CHUNK_ELEMENTS."""
     if m == 0:
         return
     n, k, matrices = problem.columns, problem.k, problem.matrices[2]
@@ -236,15 +244,14 @@ def _blocks(problem: Problem, m: int) -> Iterator[Block]:
 
 
 def _hypot(values: list[float]) -> float:
-    """Root of the sum of squares; NaN if any is NaN (math.hypot prefers infinity)."""
+    # math.hypot prefers infinity to NaN, which must not be lost.
     return math.nan if any(v != v for v in values) else math.hypot(*values)
 
 
 def _largest(values: list[float]) -> float:
-    """The largest; NaN if any is NaN, 0 of none."""
+    # `max` drops NaN, depending on the order.
     return math.nan if any(v != v for v in values) else max(values, default=0.0)
 
 
 def use_precise_fp32() -> None:
-    """Make torch's FP32 products really FP32."""
     torch.set_float32_matmul_precision("highest")

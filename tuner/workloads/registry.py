@@ -1,4 +1,4 @@
-"""Which family an operation belongs to: one line each."""
+"""All families of operations. To add a family, write a file and a line in `WORKLOADS`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ WORKLOADS: tuple[Workload, ...] = (
 
 
 def workload_of(operation: Operation) -> Workload:
-    """The workload of an operation.
+    """The family that covers an operation.
 
     Raises:
-        InvalidProblem: none can measure it.
+        InvalidProblem: no family does.
     """
     for workload in WORKLOADS:
         if workload.covers(operation):

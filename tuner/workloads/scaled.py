@@ -1,18 +1,18 @@
-"""FP8 products with one factor per operand, or with one per row of A and one per column of B.
+"""FP8 products with one factor per operand, or one per row of A and per column of B.
 
-torch runs them through `torch._scaled_mm` with fast accumulation, cuBLAS's fastest variant, once
-per batch entry: it has no batched form. Extents K or N that are no multiple of 16 are refused by
-cuBLAS; the default is then what a user would have to do, a bf16 product of operands converted
-beforehand.
+torch computes them by `torch._scaled_mm` with fast accumulation, cuBLAS's fastest variant, called
+once per batch entry because it has no batched form. cuBLAS refuses K or N that are not multiples of
+16; the default is then what a user has to run, a bf16 product of operands that were converted
+before.
 
-Factors per row and column differ as trained ones do, each by a factor of e^±0.25. Because torch's
-products with them are slower, torchao multiplies by both factors after a product with factors of 1
-where sums are precise. The finals time that way too.
+Factors of rows and columns vary by e^±0.25, like trained ones. torch's products with them are
+slower, so torchao runs a product with factors of 1 and multiplies by both factors afterwards if
+sums are precise. The finals time that sequence too.
 
-D is in bf16, whose rounding bounds the error as in `dense`. With fast accumulation the tensor
-core's accumulator keeps about 13 fraction bits and truncates once per 32 terms, an error that
-grows with K / 32 · 2⁻¹⁴ · (about 0.6): its bound grows likewise, and meets the error of one
-dropped slice of 128 only near K = 32768. Beyond that `max_error` is what catches a lost slice.
+D is in bf16, whose rounding is bounded as in `dense`. With fast accumulation the tensor core's
+accumulator keeps about 13 fraction bits and truncates once per 32 terms. That error grows as
+K / 32 · 2⁻¹⁴ · (about 0.6), and so does its bound, which reaches the error of one dropped slice of
+128 near K = 32768. Beyond that, `max_error` detects a lost slice.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ from tuner.workloads.workload import (
 )
 
 FP8_MULTIPLE = 16
-"""K and N that cuBLAS takes."""
+"""cuBLAS takes multiples of this as K and N."""
 
 _ERROR, _MAX_ERROR = 5e-3, 1.5e-2
 _FAST_ACCUMULATION_PER_K = 1.25e-6
+"""Bound on the growth of the error with K, see above."""
 
 
 class Scaled:
-    """FP8 operands, FP32 factors of tensors or of rows and columns, D in bf16."""
+    """FP8 operands, FP32 factors of tensors or of rows and columns, and D in bf16."""
 
     def covers(self, operation: Operation) -> bool:
-        """Whether the operation is of this family."""
         scaled = operation.is_narrow_float and operation.scaling in (Scaling.TENSOR, Scaling.ROW)
         return scaled and not (operation.is_fused or operation.is_grouped)
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
-        """`count` sets of operands that use their types' range.
+        """`count` sets of operands that use the range of their types.
 
-        All share the factors of tensors; each has its own of rows and columns.
+        All sets share the factors of tensors; factors of rows and columns are a set's own.
         """
         operation, scale = problem.operation, unit_scale(problem.k)
         sigma_a, sigma_b = SIGMA[operation.a], SIGMA[operation.b]
@@ -82,7 +82,7 @@ class Scaled:
                 )
                 for s in sets
             )
-            # Of exp(s·N) the mean square is exp(2·s²), and there are two.
+            # The mean square of exp(s·N) is exp(2·s²), and there are two such factors.
             return Drawn(sets=sets, check=check, sigma=sigma * math.exp(2 * FACTOR_SPREAD**2))
         scale_a, scale_b = (
             torch.full((1,), value, dtype=torch.float32, device=source.place)
@@ -92,7 +92,7 @@ class Scaled:
         return Drawn(sets=sets, check=check, sigma=sigma)
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
-        """The C ABI's arguments of a set with output `d`; factors of a batch lie one by one."""
+        """The C ABI's arguments of a set with output `d`; the factors of a batch are packed."""
         scale_a, scale_b = factors(operands)
         arguments = packed_arguments(problem, operands, d)
         arguments.scaling = SCALING_CODES[problem.operation.scaling]
@@ -103,11 +103,11 @@ class Scaled:
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:  # noqa: ARG002
-        """FP32 is enough for a D that is rounded to 16 bits."""
+        # FP32 suffices for a D that is rounded to 16 bits.
         return torch.float32
 
     def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
-        """That block of A·B times its factors; those of tensors are powers of two."""
+        """A block of A·B times its factors. Factors of tensors are powers of two, so exact."""
         scale_a, scale_b = factors(operands)
         if problem.operation.scaling is Scaling.ROW:
             scale_a = scale_a[block.batches, block.rows]
@@ -115,16 +115,14 @@ class Scaled:
         return exact_product(operands, block, self.precision(problem)).mul_(scale_a).mul_(scale_b)
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
-        """See the module."""
         drift = _FAST_ACCUMULATION_PER_K * problem.k if fast_accumulation else 0.0
         return Tolerance(error=_ERROR + drift, max_error=_MAX_ERROR + drift)
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
-        """`torch._scaled_mm`, or bf16 where cuBLAS does not take the extents."""
         return (Way(name="torch._scaled_mm", launches=_fast, takes=is_taken), _in_bf16(problem))
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
-        """Precise accumulation; no FP8 at all; factors of rows and columns after the product."""
+        """Precise accumulation, bf16, and factors of rows and columns after the product."""
         if not is_taken(problem):
             return ()
         others = (
@@ -137,19 +135,17 @@ class Scaled:
 
 
 def factors(operands: OperandSet) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors of a set that has them."""
     scale_a, scale_b = operands.scale_a, operands.scale_b
     assert scale_a is not None and scale_b is not None  # noqa: S101, PT018 - drawn with them
     return scale_a, scale_b
 
 
 def is_taken(problem: Problem) -> bool:
-    """Whether cuBLAS takes FP8 operands of these extents."""
     return problem.k % FP8_MULTIPLE == 0 and problem.n % FP8_MULTIPLE == 0
 
 
 def _in_bf16(problem: Problem) -> Way:
-    """Of converted operands, which hold their factors where those are of rows and columns."""
+    """The product of converted operands, which include their factors of rows and columns."""
     if problem.operation.scaling is Scaling.ROW:
         wide = products_of_unquantized(factors)
         return Way(name="torch.mm on bf16 operands", launches=wide)
@@ -165,7 +161,7 @@ def _precise(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
 
 
 def _then(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
-    """The product with a factor of 1 for each operand, and D times both factors in place."""
+    """The product with factors of 1, and then D times both factors in place."""
     one = torch.ones(1, dtype=torch.float32, device=sets[0].d.device)
     launches = []
     for s in sets:
@@ -177,7 +173,7 @@ def _then(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
 
 def _scaled(operands: OperandSet, *, fast: bool) -> Launch:
     count = len(operands.d)
-    # One of a tensor serves the whole batch.
+    # A tensor's factor is used for the whole batch.
     scales = [scale if scale.dim() == 3 else [scale] * count for scale in factors(operands)]
     entries = list(zip(operands.a, operands.b, *scales, operands.d, strict=True))
 

@@ -1,9 +1,9 @@
-"""How tokens spread over the groups of a grouped problem; plain arithmetic, no torch.
+"""How tokens are distributed over the groups of a grouped problem; plain arithmetic without torch.
 
-Tokens per expert differ from step to step while their total does not, and a kernel that wins where
-groups are equal may lose where one is large and many are empty. So every grouped problem is drawn
-in three spreads, and in several draws of each. A draw depends on the problem's extents and its
-number alone: all candidates meet the same groups, today and next month.
+The tokens of an expert vary from step to step while their total does not. A kernel that wins with
+equal groups may lose if one group is large and many are empty. So every grouped problem is drawn in
+three spreads, and in several draws of each. A draw depends on the problem's extents and its own
+number only, so all candidates get the same groups, also in later runs.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from gemmsmith.core.operation import Grouping
 from gemmsmith.core.problem import Problem
 
 TMA_BYTES = 16
-"""TMA reads from multiples of so many bytes."""
+"""TMA reads from addresses that are multiples of this many bytes."""
 
 HOT_SHARE = 0.3
-"""Share of the tokens that a very skewed draw gives to one group beside what that has anyway."""
+"""Share of the tokens that a very skewed draw adds to one group."""
 
 
 class Spread(StrEnum):
     """A distribution of tokens over groups."""
 
     BALANCED = "balanced"  # equal groups, as far as the total allows
-    SKEWED = "skewed"  # shares by a Dirichlet distribution of 2
-    VERY_SKEWED = "very_skewed"  # by one of 0.5; a quarter of the groups empty, one large
+    SKEWED = "skewed"  # shares from a Dirichlet distribution with parameter 2
+    VERY_SKEWED = "very_skewed"  # with parameter 0.5; a quarter of the groups empty, one large
 
 
 def ends_of(problem: Problem, spread: Spread, draw: int) -> tuple[int, ...]:
-    """Where each group's tokens end, the last with the last token."""
+    """The offset at which each group's tokens end; the last group ends with the last token."""
     tokens, groups = tokens_of(problem), problem.batch
     step = run_multiple(problem)
     units = -(-tokens // step)
     if spread is Spread.BALANCED:
-        # With fewer tokens than groups, those that have one differ from draw to draw.
+        # With fewer tokens than groups, every draw gives them to other groups.
         before = units * draw // groups
         ends = [units * (group + 1 + draw) // groups - before for group in range(groups)]
     else:
@@ -46,9 +46,9 @@ def ends_of(problem: Problem, spread: Spread, draw: int) -> tuple[int, ...]:
 
 
 def short_ends(problem: Problem, seed: int) -> tuple[int, ...]:
-    """Ends of skewed groups that leave the last tokens to none: where buffers are padded.
+    """Ends of skewed groups after which some tokens are left over, as in padded buffers.
 
-    For verification alone, so another seed gives others.
+    For verification only, so they depend on the seed.
     """
     step = run_multiple(problem)
     units = tokens_of(problem) // step
@@ -59,12 +59,12 @@ def short_ends(problem: Problem, seed: int) -> tuple[int, ...]:
 
 
 def tokens_of(problem: Problem) -> int:
-    """The extent that the groups share."""
+    """The extent that is divided among the groups."""
     return problem.m if problem.operation.grouping is Grouping.ROWS else problem.k
 
 
 def run_multiple(problem: Problem) -> int:
-    """Tokens by which groups start: 1 unless tokens lie side by side, which programs then pad."""
+    """The multiple of tokens at which groups start. 1, unless TMA reads along the tokens."""
     operation = problem.operation
     if operation.grouping is Grouping.DEPTH and operation.layout.is_k_major:
         return TMA_BYTES // operation.a.bytes
@@ -74,6 +74,7 @@ def run_multiple(problem: Problem) -> int:
 def _weights(spread: Spread, groups: int, source: random.Random) -> list[float]:
     if spread is Spread.SKEWED:
         return [source.gammavariate(2.0, 1.0) for _ in range(groups)]
+    # Independent gamma samples, divided by their sum, are a sample of a Dirichlet distribution.
     weights = [source.gammavariate(0.5, 1.0) for _ in range(groups)]
     hot, *empty = source.sample(range(groups), 1 + groups // 4)
     for group in empty:
@@ -83,7 +84,7 @@ def _weights(spread: Spread, groups: int, source: random.Random) -> list[float]:
 
 
 def _divided(weights: list[float], units: int, source: random.Random) -> list[int]:
-    """Ends of runs in proportion; where they round to falls to chance, as tokens do."""
+    """Ends of groups in proportion to the weights, rounded with a random phase."""
     sums = list(accumulate(weights))
     phase = source.random()
     return [int(units * (part / sums[-1]) + phase) for part in sums]

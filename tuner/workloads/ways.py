@@ -1,8 +1,8 @@
-"""Calls of torch over operand sets, and which of them is a problem's default.
+"""torch's calls over operand sets, and the choice of a problem's default among them.
 
 The launches rotate over the same operands as candidates do, and are captured and timed like them.
-What a way prepares once for all launches (copies of operands, an intermediate result that the
-allocator would give again) is not timed.
+Preparations that are done once for all launches are not timed: copies of operands, and memory for
+intermediate results, which the allocator would give again.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ _LOG = logging.getLogger(__name__)
 def first_that_runs(
     ways: Sequence[Way], problem: Problem, sets: Sequence[OperandSet], room: int
 ) -> tuple[str, list[Launch]]:
-    """Name and launches of the first of these ways that torch takes; launched once.
+    """Name and launches of the first way that torch runs; it was launched once.
 
     Raises:
-        torch.OutOfMemoryError, RuntimeError: what the last of them, or a ruined context, raised.
+        torch.OutOfMemoryError, RuntimeError: the last way raised it, or the CUDA context is
+            corrupt.
     """
     fitting = [way for way in ways if way.takes(problem)]
     for way in fitting[:-1]:
         try:
             return _launched(way, problem, sets, room)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
-            raise
+            raise  # other ways would fail too: no memory is left, or the context is corrupt
         except (RuntimeError, TypeError, ValueError) as error:
-            # Another torch, or another library beneath it, takes other extents and keywords.
+            # Other versions of torch and of cuBLAS take other extents and keywords.
             reason = str(error).strip().splitlines()[:1]
             _LOG.warning("torch refuses %s for %s: %s", way.name, problem, *reason or ("",))
     return _launched(fitting[-1], problem, sets, room)
@@ -50,17 +51,15 @@ def _launched(
 
 
 def mm_name(problem: Problem) -> str:
-    """The call that multiplies the problem's matrices."""
     return "torch.bmm" if problem.batch > 1 else "torch.mm"
 
 
 def products(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
-    """A·B by `torch.mm(out=)`, of a batch by `torch.bmm(out=)`."""
     return [_bmm(s) if problem.batch > 1 else _mm(s) for s in sets]
 
 
 def products_of_copies(dtype: torch.dtype) -> Callable[..., list[Launch]]:
-    """A·B of operands that were converted beforehand, without factors; D keeps its type."""
+    """A·B of operands that were converted before, without factors; D keeps its type."""
 
     def launches(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
         return products(problem, copies(sets, dtype, room))
@@ -69,26 +68,28 @@ def products_of_copies(dtype: torch.dtype) -> Callable[..., list[Launch]]:
 
 
 def copies(sets: Sequence[OperandSet], dtype: torch.dtype, room: int) -> list[OperandSet]:
-    """As many sets with copies of A and B in `dtype` as fit in `room` bytes; at least one."""
-    one = dtype.itemsize * (sets[0].a.numel() + sets[0].b.numel())
-    fitting = max(1, room // one)
-    return [replace(s, a=s.a.to(dtype), b=s.b.to(dtype)) for s in sets[:fitting]]
+    """Sets with copies of A and B in `dtype`: as many as fit in `room` bytes, at least one."""
+    return [replace(s, a=s.a.to(dtype), b=s.b.to(dtype)) for s in _fitting(sets, dtype, room)]
+
+
+def _fitting(sets: Sequence[OperandSet], dtype: torch.dtype, room: int) -> Sequence[OperandSet]:
+    size = dtype.itemsize * (sets[0].a.numel() + sets[0].b.numel())
+    return sets[: max(1, room // size)]
 
 
 def products_of_unquantized(
     scales: Callable[[OperandSet], tuple[torch.Tensor | float, torch.Tensor | float]],
 ) -> Callable[..., list[Launch]]:
-    """A·B of bf16 operands that were multiplied by their factors beforehand.
+    """A·B of bf16 operands that were multiplied by their factors before.
 
-    `scales`: the factors of a set's A and B, which broadcast over [matrices, rows, columns].
+    `scales` returns the factors of a set's A and B, which broadcast over [matrices, rows, columns].
     """
 
     def launches(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-        one = torch.bfloat16.itemsize * (sets[0].a.numel() + sets[0].b.numel())
         wide = []
-        for s in sets[: max(1, room // one)]:
+        for s in _fitting(sets, torch.bfloat16, room):
             scale_a, scale_b = scales(s)
-            a, b = ((x.float() * by).bfloat16() for x, by in ((s.a, scale_a), (s.b, scale_b)))
+            a, b = (s.a.float() * scale_a).bfloat16(), (s.b.float() * scale_b).bfloat16()
             wide.append(replace(s, a=a, b=b))
         return products(problem, wide)
 
@@ -96,20 +97,20 @@ def products_of_unquantized(
 
 
 def then(launch: Launch, *steps: Launch) -> Launch:
-    """The launch, and what follows it; the result is the last step's."""
+    """The launch and then the steps; returns the last result."""
 
-    def all_of_it() -> torch.Tensor:
-        found = launch()
+    def sequence() -> torch.Tensor:
+        result = launch()
         for step in steps:
-            found = step()
-        return found
+            result = step()
+        return result
 
-    return all_of_it
+    return sequence
 
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Within it, torch's FP32 products run in TF32, or do not."""
+    """A context in which torch's FP32 products run in TF32, or do not."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     try:

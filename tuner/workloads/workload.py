@@ -1,8 +1,8 @@
-"""The interface of a family of operations, and the few types that all families share.
+"""The interface of a family of operations, and the types that all families share.
 
-A family draws operands, says how the C ABI gets them, what the exact product is and how far from
-it an output may lie, and which calls a torch program has for it today. What it takes in memory is
-in `footprint`; least bytes and operations are the problem's own (`operand_bytes`, `flops`).
+A family draws operands, passes them to the C ABI, computes the reference and its tolerance, and
+lists the calls that a torch program has for the operation. Its memory is in `footprint`; least
+bytes and operations are the problem's own (`operand_bytes`, `flops`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Groups:
-    """How one launch's tokens are divided.
+    """How one launch's tokens are divided into groups.
 
     Attributes:
         spread: the name of their distribution over the groups.
-        ends: where each group's tokens end; the last end may leave some to no group.
+        ends: the offsets at which the groups' tokens end; tokens may be left over after the last.
         offsets: the same, int32 on the device.
     """
 
@@ -36,7 +36,6 @@ class Groups:
 
     @property
     def runs(self) -> tuple[slice, ...]:
-        """Each group's tokens."""
         return tuple(map(slice, (0, *self.ends), self.ends))
 
 
@@ -44,20 +43,22 @@ class Groups:
 class OperandSet:
     """One launch's operands, as [matrices, rows, columns] views in the problem's layout.
 
-    There is one matrix per batch entry or group, and a single one of what groups share. Where what
-    an activation is applied to is stored as well, it is the second matrix of D; of gated ones the
-    second and the third, by rows of D's width, gate and up in turns.
+    There is one matrix per batch entry or group, or a single matrix if groups share it. An
+    activation's argument that is stored as well is the second matrix of D; gate and up are the
+    second and the third, in rows of D's width that alternate between the two.
+
+    Attributes that the operation does not need are None.
 
     Attributes:
-        scale_a, scale_b: FP32 factors: [1] of tensor scaling; [matrices, m, 1] and
-            [matrices, 1, n] of row scaling; None without.
-        groups: of a grouped operation.
-        bias, residual: of an epilogue that has them: [1, 1, n] and [1, m, n].
-        aux: what a backward epilogue reads: [1, m, n], or [1, m, 2n] of gate and up.
-        scale_d: of an FP8 D: [1], FP32, by which it is multiplied before it is rounded.
-        amax: likewise: [1], FP32, the largest absolute value before that, of all launches so far.
-        row_scale: of an epilogue with a factor for each row: [1, m, 1], FP32.
-        column_scale: of one with a factor for each column: [1, 1, n].
+        scale_a, scale_b: FP32 factors: [1] for tensor scaling, [matrices, m, 1] and
+            [matrices, 1, n] for row scaling.
+        groups: how tokens are divided, of a grouped operation.
+        bias, residual: [1, 1, n] and [1, m, n].
+        aux: the argument that a backward epilogue reads: [1, m, n], or [1, m, 2n] of gate and up.
+        scale_d: factor on an FP8 D before it is rounded: [1], FP32.
+        amax: the largest absolute value of D before `scale_d`, over all launches: [1], FP32.
+        row_scale: factors of an epilogue for each row: [1, m, 1], FP32.
+        column_scale: factors of an epilogue for each column: [1, 1, n].
     """
 
     a: torch.Tensor
@@ -76,7 +77,7 @@ class OperandSet:
 
 
 def drawn_with(part: T | None) -> T:
-    """That part of a set, of an operation that has it."""
+    """An optional part of a set, of an operation that needs it."""
     assert part is not None  # noqa: S101 - drawn with it
     return part
 
@@ -86,10 +87,11 @@ class Case:
     """One launch that is verified.
 
     Attributes:
-        written: leading rows of D that it writes; those after them are to stay as they are.
-        sigmas: expected standard deviation of an element of D; several: of each matrix of D, which
-            is then judged by itself, because a mistake in a small one is lost beside a large one.
-        name: what tells it from the others.
+        written: number of leading rows of D that it writes; the other rows must not change.
+        sigmas: expected standard deviation of an element of D. If there are several, they are those
+            of D's matrices, each of which is judged by itself: a mistake in a small matrix does not
+            show beside a large one.
+        name: distinguishes the case from others in messages.
     """
 
     operands: OperandSet
@@ -100,14 +102,14 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
-    """What a workload drew.
+    """Operands that a workload has drawn.
 
     Attributes:
-        sets: what launches rotate over.
+        sets: the sets that launches rotate over.
         check: one more output, for a second run of the same launch.
-        start: what D holds before a launch that adds to it; None where D is only written.
+        start: initial values of a D that is accumulated into; None if D is only written.
         sigma: expected standard deviation of an element of D after one launch.
-        cases: what is verified, where that is more than the first set.
+        cases: the launches that are verified; empty if that is the first set.
     """
 
     sets: tuple[OperandSet, ...]
@@ -119,7 +121,7 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomSource:
-    """Where operands are drawn: the device, and its generator of random numbers."""
+    """The device on which operands are drawn, and its generator of random numbers."""
 
     place: torch.device
     generator: torch.Generator
@@ -127,14 +129,13 @@ class RandomSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """A part of the output: ranges of its matrices, their rows and columns."""
+    """A part of the output: ranges of its matrices, rows and columns."""
 
     batches: slice
     rows: slice
     columns: slice
 
     def of(self, output: torch.Tensor) -> torch.Tensor:
-        """That part of a [matrices, m, n] tensor."""
         return output[self.batches, self.rows, self.columns]
 
 
@@ -143,9 +144,9 @@ class Tolerance:
     """Bounds on the Frobenius error and on the largest error.
 
     Attributes:
-        floor: the norm of the reference counts as at least this share of what the distribution of
-            D predicts, where that is small by chance.
-        amax: bound on the relative error of the largest absolute value, where that is an output.
+        floor: the reference's norm counts as at least this share of the norm that the distribution
+            of D predicts, in case it is small by chance.
+        amax: bound on the relative error of the largest absolute value, if that is an output.
     """
 
     error: float
@@ -155,22 +156,22 @@ class Tolerance:
 
 
 Launch = Callable[[], torch.Tensor]
-"""Enqueue one launch on torch's current stream; gives D, or where the result lies instead: as
-[m, n], or [batch, m, n]."""
+"""Enqueues one launch on torch's current stream. Returns D, or another tensor with the result, as
+[m, n] or [batch, m, n]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """One way that a torch program has today of computing a problem.
+    """A sequence of calls with which a torch program computes a problem.
 
     Attributes:
-        name: the calls, as the record shows them.
-        launches: of a problem, its operand sets, and bytes that copies of operands may take: a
-            launch per set, or for as many sets as copies of them fit. Nothing is launched yet.
+        name: the calls, as recorded results name them.
+        launches: takes a problem, its operand sets, and the bytes that copies of operands may take.
+            Returns one launch per set, or per set of which a copy fits. Launches nothing itself.
         takes: whether torch accepts the problem's extents.
-        rival: an alternative that may well beat the default: the finals time it too.
-        is_to_be_beaten: a rival that needs to know nothing more than the default does: no kernel is
-            recommended that does not beat it as well.
+        rival: whether it may be faster than the default, so that the finals time it too.
+        is_to_be_beaten: whether a kernel must beat it to be recommended. True of rivals that use no
+            more knowledge than the default does.
     """
 
     name: str
@@ -179,30 +180,37 @@ class Way:
     rival: bool = False
     is_to_be_beaten: bool = False
 
+    @classmethod
+    def to_beat(
+        cls, name: str, launches: Callable[[Problem, Sequence[OperandSet], int], list[Launch]]
+    ) -> Way:
+        """A rival that a kernel must beat to be recommended."""
+        return cls(name=name, launches=launches, rival=True, is_to_be_beaten=True)
+
 
 class Workload(Protocol):
-    """A family of operations. Has no state: everything follows from the problem."""
+    """A family of operations. It has no state: everything follows from the problem."""
 
     def covers(self, operation: Operation) -> bool:
         """Whether the operation is of this family."""
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
-        """Sets of operands of realistic spread, in memory for `count`; the same for a seed."""
+        """Operands of realistic spread, in the memory of `count` sets; determined by the seed."""
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
-        """The C ABI's arguments of a set with output `d`; device and launch are left out."""
+        """The C ABI's arguments of a set with output `d`, without device and launch."""
 
     def precision(self, problem: Problem) -> torch.dtype:
         """The type in which the reference is computed."""
 
     def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
-        """That block of one launch's product, in `precision`, without what D held before."""
+        """A block of one launch's result, in `precision`, without D's initial values."""
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
-        """How far from the reference an output may lie."""
+        """Bounds on the difference between an output and the reference."""
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
-        """What a program runs without us, best first; the first that torch takes is the default."""
+        """The calls of a torch program, best first. The first that torch takes is the default."""
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
-        """The other ways a user has, whatever they compute less exactly or more slowly."""
+        """Other sequences that a user could run, perhaps less exact or slower."""

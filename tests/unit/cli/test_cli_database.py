@@ -91,7 +91,7 @@ def test_a_damaged_archive_of_packs_is_refused_before_anything_is_changed(tmp_pa
     (tmp_path / "saved.db.packs.tar").write_bytes(b"no tar" * 1000)
     done = gemmsmith(tmp_path, "db", "restore", str(saved), "--packs", "--force")
     assert done.returncode == 1
-    assert "no whole archive of packs" in done.stderr
+    assert "not a complete archive of packs" in done.stderr
     assert not list(settings.packs.glob("*.so"))
     with Store.open(settings.database) as store:
         assert store.counts()["winners"] == 1
@@ -108,7 +108,7 @@ def test_a_backup_that_was_meddled_with_is_one_line(tmp_path: Path) -> None:
         tar.addfile(link)
     refused = gemmsmith(tmp_path, "db", "restore", str(saved), "--packs", "--force")
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
-    assert "is no plain file" in refused.stderr
+    assert "is not a plain file" in refused.stderr
     archived.write_bytes(whole)
     with closing(sqlite3.connect(saved)) as connection:
         connection.execute("INSERT INTO alembic_version VALUES ('0001')")

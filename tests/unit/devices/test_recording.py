@@ -153,9 +153,9 @@ def rewritten(path: Path, change: object) -> None:
     [
         (lambda lines: lines[:-1], "truncated after 2 problems"),
         (lambda lines: lines[:-3], "should have 9 trials"),
-        (lambda lines: lines[1:], "no header"),
+        (lambda lines: lines[1:], "not a header"),
         (lambda lines: [*lines[:3], b"{oops\n", *lines[3:]], "line 4"),
-        (lambda lines: [], "no header"),
+        (lambda lines: [], "not a header"),
     ],
 )
 def test_damage_inside_is_noticed(sweep_file: Path, change: object, said: str) -> None:

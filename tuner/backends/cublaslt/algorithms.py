@@ -1,8 +1,8 @@
 """The library's kernel for a problem, and its algorithms as candidates.
 
-A kernel is one entry of the pack; what there is to choose is which of the library's algorithms it
-runs. Only the library can name them, on the GPU they are for, so a device is asked
-(`Device.proposals`) and nothing is enumerated here.
+A kernel is one entry of the pack, and a launch chooses which of the library's algorithms it runs.
+Only the library can list its algorithms, and only on the GPU that they are for; so they come from
+the device (`Device.proposals`) and are not enumerated here.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from tuner.backends.cublaslt.operations import LibraryOperation
 from tuner.backends.cublaslt.proposals import Proposal
 
 ALIGNMENT_BYTES = 16
-"""Rows that start on less are left to kernels that are made for them: there the library falls back
-to slow ones, and is beaten by factors."""
+"""Bytes that rows must be aligned to. For other rows the library falls back to slow algorithms,
+which the kernels made for such rows beat by factors."""
 
 
 def kernel_for(problem: Problem, arch: str) -> CublasLtKernel | None:
-    """The pack's kernel for a problem; None where it has none, or the library's are no match."""
-    found = kernel_of(problem.operation.of_kernels, arch)
-    return None if found is None or rows_are_aligned(found, problem) else found
+    """The pack's kernel for a problem.
+
+    Returns None if the pack has no kernel of the operation, or rows are not aligned.
+    """
+    kernel = kernel_of(problem.operation.of_kernels, arch)
+    return None if kernel is None or rows_are_aligned(kernel, problem) else kernel
 
 
 @lru_cache(maxsize=256)
 def kernel_of(operation: Operation, arch: str) -> CublasLtKernel | None:
-    """The pack's kernel of an operation; None where it has none."""
-    found = LibraryOperation.of(operation)
-    if found is None:
+    """The pack's kernel of an operation; None if the pack has no such kernel."""
+    library = LibraryOperation.of(operation)
+    if library is None:
         return None
     a, b, d = (
         ALIGNMENT_BYTES // element.bytes for element in (operation.a, operation.b, operation.d)
     )
     return CublasLtKernel(
-        name=found.name,
+        name=library.name,
         arch=arch,
         dtype=operation.dtype,
         layout=operation.layout,
         alignment_a=a,
         alignment_b=b,
         alignment_d=d,
-        fast_accumulation=found.fast_accumulation,
+        fast_accumulation=library.fast_accumulation,
     )
 
 
 def candidates(kernel: CublasLtKernel, proposals: Iterable[Proposal]) -> list[Candidate]:
-    """Each of the library's proposals as a candidate, in their order."""
+    """The library's proposals as candidates, in the same order."""
     return [
         Candidate(
             kernel=kernel,
-            launch=Launch(
-                splits=max(1, found.split_k),
-                algorithm=found.chosen,
-            ),
+            launch=Launch(splits=max(1, proposal.split_k), algorithm=proposal.chosen),
         )
-        for found in proposals
+        for proposal in proposals
     ]

@@ -1,7 +1,7 @@
-"""What the library's kernels are compiled from: plain host code, in seconds.
+"""The C++ of the library's kernels: plain host code, which compiles in seconds.
 
-The pack holds no device code and links neither CUDA nor cuBLAS: it finds both in the process that
-runs it, so one build serves every GPU, driver and version of the library.
+The pack holds no device code and links neither CUDA nor cuBLAS. It looks both up in the process
+that runs it, so one build serves every GPU, driver and version of the library.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from gemmsmith.core.operation import Scaling
 from tuner.backends.backend import Part
 from tuner.backends.cublaslt.operations import OPERATIONS, Compute, LibraryOperation
-from tuner.backends.cutlass import HEADERS
+from tuner.backends.cutlass import HEADERS, text
 
 INCLUDE = Path(__file__).parent / "include"
 
@@ -30,11 +30,11 @@ _COMPUTE = {  # cublasComputeType_t, the scale's cudaDataType_t
     Compute.S32: (72, 10),
 }
 _SCALES = {Scaling.NONE: "0", Scaling.TENSOR: "kScales", Scaling.ROW: "kRowScales"}
-_BY_NAME = {each.name: each for each in OPERATIONS}
+_BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 def part(name: str) -> Part:
-    """The share of a unit of the kernel with that name."""
+    """The kernel's share of a translation unit, by its name."""
     operation = _BY_NAME[name]
     struct = f"gemmsmith::cublaslt::{name}"
     return Part(
@@ -51,19 +51,15 @@ def part(name: str) -> Part:
 
 
 def _described(operation: LibraryOperation) -> str:
-    types = [_TYPES[each] for each in (operation.a, operation.b, operation.d)]
+    types = [_TYPES[element] for element in (operation.a, operation.b, operation.d)]
     values = (
         f'"{operation.name}"',
         *(str(number) for number, _ in types),
         *(str(size) for _, size in types),
         *(str(number) for number in _COMPUTE[operation.compute]),
-        _boolean(operation.layout.a_row_major),
-        _boolean(operation.layout.b_row_major),
+        text.boolean(operation.layout.a_row_major),
+        text.boolean(operation.layout.b_row_major),
         _SCALES[operation.scales],
-        _boolean(operation.fast_accumulation),
+        text.boolean(operation.fast_accumulation),
     )
     return "{" + ", ".join(values) + "}"
-
-
-def _boolean(value: bool) -> str:
-    return "true" if value else "false"

@@ -1,7 +1,7 @@
-"""What the library computes, one kernel of the pack each.
+"""The operations that the library computes; each is one kernel of the pack.
 
-Which of them a GPU's library really has, only the library knows: where it has none, it proposes
-nothing (FP8 on Hopper in other layouts than `tn`, for one).
+Not every GPU's library has algorithms for all of them. It then proposes nothing, as for FP8 on
+Hopper in other layouts than `tn`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gemmsmith.core.operation import Element, Epilogue, Grouping, Layout, Operat
 class Compute(StrEnum):
     """How products are computed and summed."""
 
-    F32 = "f32"  # in full, summed in FP32
+    F32 = "f32"  # exact products, summed in FP32
     TF32 = "tf32"  # FP32 operands rounded to TF32, summed in FP32
     S32 = "s32"  # integers
 
@@ -27,11 +27,11 @@ _COMPUTED: Final = {Element.TF32: Compute.TF32, Element.S8: Compute.S32}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LibraryOperation:
-    """One kernel of the pack: everything but sizes and strides. Any of them takes `beta · C`.
+    """One kernel of the pack: everything except sizes and strides. All kernels can add `beta · C`.
 
     Attributes:
-        a, b, d: element types by their short names; C has D's.
-        fast_accumulation: FP8 sums stay in the tensor core.
+        a, b, d: short names of element types; C has the type of D.
+        fast_accumulation: whether FP8 sums stay in the tensor core.
     """
 
     a: str
@@ -44,10 +44,10 @@ class LibraryOperation:
 
     @classmethod
     def of(cls, operation: Operation) -> LibraryOperation | None:
-        """What the library computes for an operation, as fast as it can; None: it cannot."""
+        """The library's fastest kernel of an operation; None if the library cannot compute it."""
         if operation.grouping is not Grouping.NONE or operation.epilogue is not Epilogue.NONE:
             return None
-        found = cls(
+        library = cls(
             a=_STORED.get(operation.a, operation.a.value),
             b=_STORED.get(operation.b, operation.b.value),
             d=operation.d.value,
@@ -56,11 +56,11 @@ class LibraryOperation:
             scales=operation.scaling,
             fast_accumulation=operation.is_narrow_float,
         )
-        return found if found in OPERATIONS else None
+        return library if library in OPERATIONS else None
 
     @property
     def name(self) -> str:
-        """Unique: `cublaslt_e4m3_e4m3_f32_bf16_tn_tensor_fast`."""
+        """The kernel's unique name, such as `cublaslt_e4m3_e4m3_f32_bf16_tn_tensor_fast`."""
         parts = ["cublaslt", self.a, self.b, self.compute.value, self.d, self.layout.value]
         if self.scales is not Scaling.NONE:
             parts.append(self.scales.value)
@@ -92,4 +92,4 @@ OPERATIONS: Final = (
         for fast in (True, False)
     ),
 )
-"""The kernels of the pack, in its order."""
+"""All kernels of the pack, in the order of its table."""

@@ -1,4 +1,4 @@
-"""The library's algorithms for a product, as the pack lists them."""
+"""The library's algorithms for a product, as the compiled pack lists them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from gemmsmith.runtime.abi import SCALING_CODES, Arguments, status_text
 from gemmsmith.runtime.pack import LoadedKernel
 
 MOST_PROPOSALS = 128
-"""Asked of the heuristics, which have given eight at most (cuBLAS 13.1, H200)."""
+"""Proposals that the heuristics may give; they gave at most eight (cuBLAS 13.1, H200)."""
 MOST_VARIANTS = 4096
-"""Asked of the neighbours: more than any start has had room for is a list without an end."""
+"""Variants that one algorithm may have; more than any had."""
 
+_ALIGNED_ADDRESS = 1 << 20
+"""A placeholder with the alignment of any allocation; it is never read."""
 
-_SOMEWHERE = 1 << 20
-"""An address that is aligned as any allocation is."""
-
-
-_CONFIGURED = (
+_SETTINGS = (
     "id",
     "tile_id",
     "split_k",
@@ -39,7 +37,7 @@ _CONFIGURED = (
 
 
 class RawProposal(ctypes.Structure):
-    """`gs_proposal` of cublaslt/proposal.h."""
+    """`gs_proposal` of `cublaslt/proposal.h`."""
 
     _fields_ = [
         ("algorithm", ctypes.c_uint64 * 8),
@@ -61,12 +59,12 @@ class RawProposal(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """One algorithm of one version of the library; the rest is the library's own numbering.
+    """One algorithm of one version of the library, and its settings in the library's own numbers.
 
     Attributes:
-        workspace_bytes: what it needs, and is given.
-        reduction: how slices of K are added up; 0: not split.
-        waves: how often it fills the device.
+        workspace_bytes: bytes of workspace that it needs and gets.
+        reduction: how slices of K are added; 0 if K is not split.
+        waves: how many times its thread blocks fill the device.
     """
 
     algorithm: tuple[int, ...]
@@ -85,31 +83,29 @@ class Proposal:
 
     @property
     def chosen(self) -> Algorithm:
-        """The algorithm as a launch has it."""
         return Algorithm.of(self.library_version, self.algorithm, self.workspace_bytes)
 
     def launch(self, arguments: Arguments) -> None:
-        """Make these the algorithm and workspace of a launch."""
         arguments.set_algorithm(self.library_version, self.algorithm, self.workspace_bytes)
 
 
 def shape_of(problem: Problem, ordinal: int, sm_count: int) -> Arguments:
-    """The arguments of a densely laid out product, as far as choosing an algorithm needs them.
+    """The arguments of a product with dense operands, as far as a choice of algorithm needs them.
 
-    Addresses stand for operands: nothing reads them.
+    Their addresses are placeholders.
     """
     operation = problem.operation
     by_row = operation.scaling is Scaling.ROW
-    scale = _SOMEWHERE if operation.is_scaled else None
+    scale = _ALIGNED_ADDRESS if operation.is_scaled else None
     return Arguments(
         m=problem.m,
         n=problem.n,
         k=problem.k,
         batch=problem.batch,
-        a=_SOMEWHERE,
-        b=_SOMEWHERE,
-        c=_SOMEWHERE,
-        d=_SOMEWHERE,
+        a=_ALIGNED_ADDRESS,
+        b=_ALIGNED_ADDRESS,
+        c=_ALIGNED_ADDRESS,
+        d=_ALIGNED_ADDRESS,
         lda=problem.contiguous_a,
         ldb=problem.contiguous_b,
         ldc=problem.n,
@@ -133,12 +129,12 @@ def shape_of(problem: Problem, ordinal: int, sm_count: int) -> Arguments:
 def propose(
     kernel: LoadedKernel, arguments: Arguments, *, most: int = MOST_PROPOSALS
 ) -> list[Proposal]:
-    """The heuristics' whole list, their best guess first; empty where the library has none.
+    """The proposals of the library's heuristics, the best guess first; may be empty.
 
     Args:
-        kernel: of the library's pack.
-        arguments: the product; its `workspace_limit` is what a proposal may need, 0: 32 MiB.
-        most: proposals asked for.
+        kernel: a kernel of the library's pack.
+        arguments: the product. `workspace_limit` bounds a proposal's workspace; 0 means 32 MiB.
+        most: the most proposals to return.
 
     Raises:
         LaunchFailed: the arguments are wrong, or there is no library or no device.
@@ -149,54 +145,58 @@ def propose(
 def variants(
     kernel: LoadedKernel, arguments: Arguments, start: Algorithm, *, most: int = MOST_VARIANTS
 ) -> list[Proposal]:
-    """Other algorithms that the library would run, without `start` itself.
+    """Other algorithms that the library can run, ordered by their distance from `start`.
 
-    What changes one thing of it comes before what changes two, and of what changes equally many
-    every kind of change has its turn: the first few are a fair sample of the neighbourhood.
+    Variants with one changed setting come before those with two, and so on. At the same distance,
+    the kinds of change alternate, so that the first few variants are a fair sample.
 
     Args:
-        kernel: of the library's pack.
+        kernel: a kernel of the library's pack.
         arguments: as for `propose`.
-        start: where to begin, usually the fastest proposal.
-        most: variants asked for.
+        start: the algorithm to vary, usually the fastest proposal; not among the results.
+        most: the most variants to return.
 
     Raises:
-        LaunchFailed: as for `propose`, or the start is another version's.
+        LaunchFailed: as for `propose`, or `start` is of another version of the library.
     """
-    asked = Arguments.from_buffer_copy(arguments)
-    asked.set_algorithm(start.library, start.words, arguments.workspace_limit)
-    found = _listed(kernel, "gs_variants", asked, MOST_VARIANTS)
-    return _spread(found[0], found[1:])[:most] if found else []
+    varied = Arguments.from_buffer_copy(arguments)
+    varied.set_algorithm(start.library, start.words, arguments.workspace_limit)
+    variants = _listed(kernel, "gs_variants", varied, MOST_VARIANTS)  # the first is `start`
+    return _by_distance(variants[0], variants[1:])[:most] if variants else []
 
 
-def _spread(start: Proposal, found: Sequence[Proposal]) -> list[Proposal]:
-    """`found` by how many things each changes of `start`, the kinds of change in turn."""
-    kinds: dict[tuple[str, ...], list[Proposal]] = {}
-    for each in found:
-        changed = tuple(name for name in _CONFIGURED if getattr(each, name) != getattr(start, name))
-        if "split_k" in changed:  # how slices are added up goes with their number
+def _by_distance(start: Proposal, variants: Sequence[Proposal]) -> list[Proposal]:
+    by_change: dict[tuple[str, ...], list[Proposal]] = {}
+    for variant in variants:
+        changed = tuple(
+            name for name in _SETTINGS if getattr(variant, name) != getattr(start, name)
+        )
+        if "split_k" in changed:  # the reduction follows from the number of slices
             changed = tuple(name for name in changed if name != "reduction")
-        kinds.setdefault(changed, []).append(each)
-    spread: list[Proposal] = []
-    for far in sorted({("id" in changed, len(changed)) for changed in kinds}):
-        alike = [
-            group for changed, group in kinds.items() if ("id" in changed, len(changed)) == far
+        by_change.setdefault(changed, []).append(variant)
+    ordered: list[Proposal] = []
+    # Another `id` is another algorithm altogether: farther away than any change of its settings.
+    for distance in sorted({("id" in changed, len(changed)) for changed in by_change}):
+        groups = [
+            group
+            for changed, group in by_change.items()
+            if ("id" in changed, len(changed)) == distance
         ]
-        turns = zip_longest(*alike)
-        spread += [each for turn in turns for each in turn if each is not None]
-    return spread
+        turns = zip_longest(*groups)
+        ordered += [variant for turn in turns for variant in turn if variant is not None]
+    return ordered
 
 
 def _listed(kernel: LoadedKernel, name: str, arguments: Arguments, most: int) -> list[Proposal]:
-    found, count = (RawProposal * most)(), ctypes.c_int32()
+    proposals, count = (RawProposal * most)(), ctypes.c_int32()
     function: Any = getattr(kernel.pack.library, name)
     kernel.fit(arguments)
     status = function(
-        kernel.index, ctypes.byref(arguments), ctypes.c_int32(most), found, ctypes.byref(count)
+        kernel.index, ctypes.byref(arguments), ctypes.c_int32(most), proposals, ctypes.byref(count)
     )
     if status != 0:
         raise LaunchFailed(f"{kernel.name} lists no algorithms: {status_text(status)}", status)
-    return [_proposal(raw) for raw in found[: count.value]]
+    return [_proposal(raw) for raw in proposals[: count.value]]
 
 
 def _proposal(raw: RawProposal) -> Proposal:

@@ -1,8 +1,8 @@
-"""What our own kernels are compiled from: CUTLASS's mainloop, and the kernel around it."""
+"""The C++ of this project's own kernels: CUTLASS's mainloop, and an adapter of ours around it."""
 
 from __future__ import annotations
 
-from cutlass_library.library import DataTypeTag, KernelScheduleTag, LayoutTag
+from cutlass_library.library import DataTypeTag, KernelScheduleTag
 
 from gemmsmith.core.kernel import CutlassKernel, TileScheduler
 from tuner.backends.backend import Part
@@ -25,7 +25,7 @@ _MAINLOOP = """using {name} =
 
 
 def part(kernel: CutlassKernel) -> Part:
-    """The kernel's share of a unit."""
+    """The kernel's share of a translation unit."""
     described = gemm_operation(kernel)
     traits = text.traits(kernel, described.A.alignment)
     element_d = DataTypeTag[DATA_TYPES[kernel.operation.d]]
@@ -57,17 +57,12 @@ def part(kernel: CutlassKernel) -> Part:
 
 def _mainloop(kernel: CutlassKernel) -> str:
     described = gemm_operation(kernel)
-    tile = ", ".join(f"cute::Int<{extent}>" for extent in kernel.tile)
-    a, b = (
-        f"{DataTypeTag[each.element]}, {LayoutTag[each.layout]}, {each.alignment}"
-        for each in (described.A, described.B)
-    )
     return _MAINLOOP.format(
         name=kernel.name,
-        a=a,
-        b=b,
+        a=text.operand(described.A),
+        b=text.operand(described.B),
         sums=DataTypeTag[DATA_TYPES[kernel.operation.accumulator]],
-        tile=tile,
+        tile=text.static(kernel.tile),
         stages=stages(kernel),
         schedule=KernelScheduleTag[described.kernel_schedule],
     )

@@ -1,47 +1,33 @@
-"""The backend `cute`."""
+"""The backend `cute`: this project's own kernels around CUTLASS's mainloop."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from gemmsmith.core.kernel import AnyKernel, Backend, CutlassKernel, cutlass
+from gemmsmith.core.kernel import Backend
 from gemmsmith.core.operation import Element, Epilogue, Grouping, Scaling
-from gemmsmith.core.problem import Problem
-from tuner.arch import Architecture
-from tuner.backends.backend import Level, Part
-from tuner.backends.cute import own_kernels as space
 from tuner.backends.cute.build import part
+from tuner.backends.cute.own_kernels import legal
 from tuner.backends.cute.rules import RULES
 from tuner.backends.cutlass.shared import FLOATS, CutlassBackend
 
-
-class Cute(CutlassBackend):
-    """Our own kernels around CUTLASS's mainloop."""
-
-    name = Backend.CUTE
-    rules = RULES
-    architectures = frozenset({"sm90"})
-    operands = FLOATS | {Element.S8, Element.TF32}
-    scalings = frozenset(
+CUTE: Final = CutlassBackend(
+    name=Backend.CUTE,
+    rules=RULES,
+    legal=legal,
+    write=part,
+    architectures=frozenset({"sm90"}),
+    operands=FLOATS | {Element.S8, Element.TF32},
+    scalings=frozenset(
         {
             (Element.S8, Scaling.ROW, Grouping.NONE),
             (Element.E4M3, Scaling.ROW, Grouping.NONE),
             (Element.E5M2, Scaling.ROW, Grouping.NONE),
             (Element.E4M3, Scaling.ROW, Grouping.ROWS),
         }
-    )
-    groupings = frozenset({Grouping.NONE, Grouping.ROWS})
-    grouped_epilogues = frozenset({Epilogue.NONE, *(each for each in Epilogue if each.is_gated)})
-
-    def legal(
-        self, problem: Problem, arch: Architecture, level: Level
-    ) -> tuple[CutlassKernel, ...]:
-        """The kernels that suit the problem; remembered."""
-        return space.legal(problem, arch, level)
-
-    def part(self, kernel: AnyKernel) -> Part:
-        """What the kernel is compiled from."""
-        return part(cutlass(kernel))
-
-
-CUTE: Final = Cute()
+    ),
+    groupings=frozenset({Grouping.NONE, Grouping.ROWS}),
+    grouped_epilogues=frozenset(
+        {Epilogue.NONE, *(epilogue for epilogue in Epilogue if epilogue.is_gated)}
+    ),
+)

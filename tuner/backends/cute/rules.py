@@ -1,4 +1,4 @@
-"""Which of our own kernels are legal."""
+"""The legality rules of this project's own kernels."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from tuner.backends.cutlass import rules, wgmma
 
 
 def sums_accumulate_fast(kernel: CutlassKernel) -> str | None:
-    """Our own kernels leave FP8 sums in the tensor core."""
+    # These kernels have no promotion of partial sums to FP32 registers.
     if kernel.operation.is_narrow_float and not kernel.fast_accumulation:
         return "our own kernels accumulate FP8 in the tensor core only"
     return None
 
 
 def cluster_is_the_launchs(kernel: CutlassKernel) -> str | None:
-    """Of the blocks that share a tile along K the launch makes a cluster; there is no other."""
+    # The launch chooses the cluster: the thread blocks that share a tile along K.
     if kernel.cluster != (1, 1):
         return "our own kernels have no cluster along M and N"
     return None
 
 
 def scheduler_suits_grouping(kernel: CutlassKernel) -> str | None:
-    """Groups of rows are walked by the kernel made for them, and by no other."""
-    walks = kernel.scheduler is TileScheduler.GROUPS
-    if walks is not (kernel.operation.grouping is Grouping.ROWS):
+    """A kernel iterates over groups if and only if the operation has groups of rows."""
+    iterates = kernel.scheduler is TileScheduler.GROUPS
+    if iterates is not (kernel.operation.grouping is Grouping.ROWS):
         return f"no kernels of grouping {kernel.operation.grouping} with {kernel.scheduler}"
     return None
 
 
 def groups_are_stored_in_16_bits(kernel: CutlassKernel) -> str | None:
-    """`GroupedKernel` stages D by 8×8 blocks of 16-bit elements; factors are those of rows."""
+    """`GroupedKernel` stages D in blocks of 8×8 16-bit elements, and knows row factors only."""
     if kernel.scheduler is not TileScheduler.GROUPS:
         return None
     operation = kernel.operation
     scaling = Scaling.ROW if operation.is_narrow_float else Scaling.NONE
     if operation.d.bits != 16 or operation.scaling is not scaling or operation.a.bits > 16:
-        return f"no kernels of {operation} that walk groups"
+        return f"no kernels of {operation} iterate over groups"
     return None
 
 
 def gates_have_whole_slabs(kernel: CutlassKernel) -> str | None:
-    """A tile of `GatedRows` takes eight rows of the gate and eight of up in turns."""
+    """A tile of `GatedRows` alternates between eight rows of the gate and eight of up."""
     columns = kernel.tile[0 if kernel.swapped else 1]
     if kernel.operation.epilogue.is_gated and columns % 16:
-        return f"a tile with {columns} columns is not made of eight of a gate and eight of up"
+        return f"a tile of gate and up has a multiple of 16 columns, not {columns}"
     return None
 
 
@@ -72,4 +72,4 @@ RULES = rules.by_name(
     wgmma.alignment_suits_mainloop,
     rules.fields_follow_name,
 )
-"""What every kernel must satisfy, cheapest and most telling first."""
+"""The rules that every kernel must satisfy, in order: cheap and frequently violated rules first."""

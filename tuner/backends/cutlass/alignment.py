@@ -1,4 +1,4 @@
-"""What a problem's rows allow: which copies can read them."""
+"""Which copy instructions can read and store a problem's rows, by their alignment."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from tuner.backends.cutlass.operation import TMA_BYTES
 from tuner.backends.cutlass.wgmma import CPASYNC_MIN_BYTES
 
 _MOST_ELEMENTS = 32
-"""The largest multiple that a rule asks for: 16 bytes of 8-bit elements, of gate and up each."""
+"""The largest multiple that a rule requires: 16 bytes of 8-bit elements, for both gate and up."""
 
 
 def tma_reads(problem: Problem) -> bool:
-    """Whether TMA can read A and B as they lie."""
     return _rows_aligned(problem, TMA_BYTES)
 
 
-def d_is_whole(problem: Problem) -> bool:
-    """Whether TMA can store D."""
+def tma_stores(problem: Problem) -> bool:
+    """Whether TMA can store D: all its rows start at multiples of 16 bytes."""
     return problem.columns * problem.operation.d.bytes % TMA_BYTES == 0
 
 
 def cpasync_alignment(problem: Problem) -> int:
-    """Elements that cp.async can copy of A's and B's rows at a time; 0 where it cannot."""
+    """Elements of A's and B's rows that one `cp.async` can copy; 0 if it cannot copy them."""
     width = problem.operation.a.bytes
     for size in (TMA_BYTES, 8, CPASYNC_MIN_BYTES):
         if _rows_aligned(problem, size):
@@ -40,17 +39,17 @@ def _rows_aligned(problem: Problem, size: int) -> bool:
 
 
 def of_kernels(problem: Problem) -> Problem:
-    """The problem as kernels are made for it: of the operation that does not say what beta is."""
+    """The same problem without accumulation: kernels take beta at run time, whatever it is."""
     operation = problem.operation
     return replace(problem, dtype=operation.of_kernels.dtype) if operation.accumulate else problem
 
 
 def alike(problem: Problem, arch: Architecture) -> Problem:
-    """A small problem that every rule judges as it does `problem`; else `problem` itself.
+    """A small problem for which every rule gives the same result, as a key for caches.
 
-    The rules look at the alignment of rows, to 32 elements at most, at whether there is a batch,
-    and at the number of tiles. That is no matter as long as even tiles of 8 by 8, padded to the
-    widest cluster, would be few enough.
+    The rules depend on the alignment of rows, up to 32 elements, on whether there is a batch, and
+    on the number of tiles. Returns `problem` itself if the number of tiles may matter: if tiles of
+    8×8, padded to the widest cluster, would be more than a grid holds.
     """
     side = arch.max_cluster_side
     tiles_m, tiles_n = problem.m // 8 + side, problem.n // 8 + side

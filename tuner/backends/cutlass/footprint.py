@@ -1,8 +1,8 @@
-"""What a kernel occupies on a streaming multiprocessor: shared memory, pipeline depth, registers.
+"""A kernel's use of a streaming multiprocessor: shared memory, pipeline depth, registers.
 
-The arithmetic is CUTLASS's own (`sm90_gmma_builder.inl::compute_stage_count_or_override`,
-`epilogue/collective/builders/sm90_builder.inl`), restated so that a kernel can be refused before
-a compiler has seen it; a test compares it with what the compiler says.
+The arithmetic is CUTLASS's (`sm90_gmma_builder.inl::compute_stage_count_or_override`,
+`epilogue/collective/builders/sm90_builder.inl`), restated so that a kernel can be refused without
+compiling it; a test compares it with the compiler's numbers.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from tuner.backends.cutlass.operation import scales_rows, stores_itself
 WARPGROUP_THREADS = 128
 
 _LINE = 128
+"""Bytes that CUTLASS aligns the parts of shared storage to."""
 _BARRIERS = 16
-"""A full and an empty transaction barrier per pipeline stage, 8 bytes each."""
+"""Bytes of a full and an empty transaction barrier, for each pipeline stage."""
 _SCHEDULER_BARRIERS = 96
-"""Barriers that order the warpgroups, and the tile scheduler's."""
+"""Bytes of the barriers that order the warpgroups, and of the tile scheduler's."""
 _MOST_GROUPS_BYTES = 8 * 1024
-"""Where 1,024 groups end, and how many tiles there are up to each of them (`GroupedKernel`)."""
+"""Bytes of the ends of 1,024 groups, and of the numbers of tiles before them (`GroupedKernel`)."""
 _GATED_LINE = 1024
-"""Alignment of all parts of a gated kernel; its barriers take less."""
+"""Alignment of all parts of a gated kernel; its barriers fit into one such line."""
 _GROUPS_BYTES = 1024
-"""TMA descriptors of the group at hand, and the next tiles that the scheduler has found."""
+"""Bytes of the current group's TMA descriptors, and of the tiles that the scheduler has queued."""
 
 
 def consumer_warpgroups(kernel: CutlassKernel) -> int:
@@ -49,7 +50,7 @@ def consumer_warpgroups(kernel: CutlassKernel) -> int:
 def accumulator_registers(kernel: CutlassKernel) -> int:
     """32-bit registers per consumer thread that hold the output tile.
 
-    Precise FP8 accumulation keeps two of them: the tensor core's own and the promoted sum.
+    Precise FP8 accumulation holds it twice: the tensor core's sums and the promoted sums.
     """
     m, n, _ = kernel.tile
     single = m * n // (WARPGROUP_THREADS * consumer_warpgroups(kernel))
@@ -58,7 +59,7 @@ def accumulator_registers(kernel: CutlassKernel) -> int:
 
 
 def stage_bytes(kernel: CutlassKernel) -> int:
-    """Shared memory of one pipeline stage: a tile of A and one of B."""
+    """Bytes of shared memory of one pipeline stage: a tile of A and a tile of B."""
     m, n, k = kernel.tile
     return (m * kernel.operation.a.bytes + n * kernel.operation.b.bytes) * k
 
@@ -67,7 +68,7 @@ def epilogue_tile(kernel: CutlassKernel) -> tuple[int, int]:
     """The part of the output tile that one TMA store covers (CUTLASS's `EpilogueTileAuto`)."""
     m, n, _ = kernel.tile
     width = stored_bytes(kernel)
-    if kernel.operation.epilogue.is_gated:  # `GateBox`: as many columns as divide a half
+    if kernel.operation.epilogue.is_gated:  # `GateBox`: its columns divide a half of the tile
         return 64, gcd(128 // width, n // 2)
     if kernel.mainloop is MainloopSchedule.COOPERATIVE:
         return min(128, m), gcd(min(32, n), n)
@@ -76,9 +77,9 @@ def epilogue_tile(kernel: CutlassKernel) -> tuple[int, int]:
 
 
 def epilogue_bytes(kernel: CutlassKernel) -> int:
-    """Bytes of the epilogue's staging buffers; C and D have one type, so they share them.
+    """Bytes of the epilogue's staging buffers. C and D have one type, so they share buffers.
 
-    What else is loaded or stored has as many of its own.
+    Every further matrix that is loaded or stored has as many buffers of its own.
     """
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 0
@@ -93,7 +94,7 @@ def epilogue_bytes(kernel: CutlassKernel) -> int:
 
 
 def stored_bytes(kernel: CutlassKernel) -> int:
-    """Bytes of one element as the kernel's epilogue stores it: FP32 where slices are added."""
+    """Bytes of an element that the kernel's epilogue stores: a partial sum, or an element of D."""
     partial = kernel.scheduler is TileScheduler.SPLIT_K
     return (kernel.operation.accumulator if partial else kernel.operation.d).bytes
 
@@ -103,7 +104,7 @@ def _epilogue_stages(kernel: CutlassKernel) -> int:
         return 0
     parts = _epilogue_parts(kernel)
     if kernel.operation.is_fused and not kernel.operation.epilogue.reads:
-        return min(parts, 4)  # of a pipeline that loads nothing
+        return min(parts, 4)  # nothing is loaded, so no stage is kept for the load of C
     return max(min(parts, 4), min(parts, 2) + 1)
 
 
@@ -113,15 +114,15 @@ def _epilogue_parts(kernel: CutlassKernel) -> int:
 
 
 def stages(kernel: CutlassKernel) -> int:
-    """Pipeline depth: the explicit one, or what CUTLASS's automatic choice comes to."""
+    """Pipeline depth: explicit, or computed as CUTLASS's automatic choice computes it."""
     if kernel.stages:
         return kernel.stages
     if kernel.backend is Backend.CUTLASS2X:
         return 2
     shared = architecture(kernel.arch).shared_bytes
     if kernel.backend is Backend.CUTE:
-        besides = _grouped_bytes(kernel) if kernel.scheduler is TileScheduler.GROUPS else 0
-        return (shared - _LINE - besides) // (stage_bytes(kernel) + _BARRIERS)
+        other = _grouped_bytes(kernel) if kernel.scheduler is TileScheduler.GROUPS else 0
+        return (shared - _LINE - other) // (stage_bytes(kernel) + _BARRIERS)
     if kernel.operation.epilogue.is_gated:
         return (shared - _GATED_LINE - epilogue_bytes(kernel)) // stage_bytes(kernel)
     per_stage = _round_up(stage_bytes(kernel), _LINE) + _BARRIERS
@@ -141,7 +142,7 @@ def shared_bytes(kernel: CutlassKernel) -> int:
     if kernel.scheduler is TileScheduler.GROUPS:
         return _round_up(mainloop + _grouped_bytes(kernel) + _BARRIERS * depth, _LINE)
     if kernel.backend is Backend.CUTE:
-        # The tile's FP32 sums take the operands' place (`cluster_split_k.hpp`).
+        # The tile's FP32 sums use the operands' memory (`cluster_split_k.hpp`).
         tile = max(mainloop, _sums_bytes(kernel))
         return _round_up(_round_up(tile, _LINE) + _BARRIERS * depth, _LINE)
     if kernel.operation.epilogue.is_gated:
@@ -152,14 +153,14 @@ def shared_bytes(kernel: CutlassKernel) -> int:
     align = _swizzle_bytes(kernel)
     buffers = _round_up(epilogue_bytes(kernel) + _fusion_bytes(kernel), align)
     if kernel.mainloop is MainloopSchedule.WARP_SPECIALIZED:
-        # Not persistent: the epilogue starts when the mainloop is over, in the same memory.
+        # Not persistent: the epilogue starts after the mainloop, and uses the same memory.
         return _round_up(max(mainloop, buffers) + barriers, align)
     groups = _GROUPS_BYTES if kernel.operation.is_grouped else 0
     return mainloop + buffers + _round_up(barriers + _SCHEDULER_BARRIERS, align) + groups
 
 
 def _epilogue_storage(kernel: CutlassKernel) -> int:
-    """`sizeof(Epilogue::SharedStorage)`: buffers, the fusion's, barriers, padding."""
+    """`sizeof(Epilogue::SharedStorage)`: staging, the fusion's storage, barriers, padding."""
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 1
     align = _swizzle_bytes(kernel)
@@ -168,10 +169,11 @@ def _epilogue_storage(kernel: CutlassKernel) -> int:
 
 
 def _fusion_bytes(kernel: CutlassKernel) -> int:
-    """Factors or a bias for each column of the tile, or sums of a part's columns by each warp of 16
-    rows (`column_sums.hpp`); else an empty fusion's byte.
+    """Bytes of the fusion's own shared storage.
 
-    What runs along the tile's rows, as a swapped kernel's bias does, is read straight from memory.
+    It holds a factor or a bias for each column of the tile, or the column sums of each warp of 16
+    rows (`column_sums.hpp`). An empty fusion has one byte. A vector along the tile's rows, such as
+    a swapped kernel's bias, is read from global memory.
     """
     epilogue = kernel.operation.epilogue
     if epilogue.backward and epilogue.backward.bias_gradient:
@@ -184,29 +186,31 @@ def _fusion_bytes(kernel: CutlassKernel) -> int:
     if along:
         return kernel.tile[1] * along
     if epilogue.matrices > epilogue.has_residual + bool(epilogue.backward):
-        return 0  # its buffers, which are counted with D's, make the fusion not empty
+        return 0  # buffers for stored matrices are counted with D's, and the fusion is not empty
     factors = scales_rows(kernel) and stores_itself(kernel)
     return kernel.tile[1] * Element.F32.bytes if factors else 1
 
 
 def _swizzle_bytes(kernel: CutlassKernel) -> int:
-    """Alignment of the epilogue's buffers: eight rows of the widest swizzle that fits them."""
+    """Alignment of the epilogue's buffers: eight rows of the widest swizzle that divides a row."""
     m, n = epilogue_tile(kernel)
     row = (m if kernel.swapped else n) * stored_bytes(kernel)
     return 8 * next(width for width in (128, 64, 32, 16) if row % width == 0)
 
 
 def math_groups(kernel: CutlassKernel) -> int:
-    """Math groups of a kernel that walks groups; each stages a tile of its own."""
+    """Math groups of a kernel that iterates over groups. Each stages its own tile."""
     return 2 if kernel.mainloop is MainloopSchedule.PINGPONG else 1
 
 
 def _grouped_bytes(kernel: CutlassKernel) -> int:
-    """Staged tiles, rows padded against bank conflicts (`kPitch`), and what is known of groups."""
+    """Bytes of the staged tiles, with rows padded against bank conflicts (`kPitch`), and of the
+    table of groups.
+    """
     m, n, _ = kernel.tile
     tokens, columns = (n, m) if kernel.swapped else (m, n)
     buffers, epilogue = math_groups(kernel), kernel.operation.epilogue
-    if epilogue.is_gated:  # gate, up and D leave by two of them in turn
+    if epilogue.is_gated:  # gate, up and D alternate between two buffers
         columns, buffers = columns // 2, buffers * (2 if epilogue.stores_aux else 1)
     staged = buffers * tokens * (columns + 8) * kernel.operation.d.bytes
     turns = _BARRIERS // 2 * math_groups(kernel)
@@ -214,7 +218,7 @@ def _grouped_bytes(kernel: CutlassKernel) -> int:
 
 
 def _sums_bytes(kernel: CutlassKernel) -> int:
-    """A tile of FP32 sums, its rows padded against bank conflicts (`kPitch`)."""
+    """Bytes of a tile of FP32 sums, with rows padded against bank conflicts (`kPitch`)."""
     m, n, _ = kernel.tile
     rows, pitch = (n, m + 4) if kernel.swapped else (m, n + 8)
     return rows * pitch * Element.F32.bytes

@@ -1,8 +1,8 @@
-"""Kernels that CUTLASS's own generators name, for architectures without a curated list of ours.
+"""Kernels from CUTLASS's own generators, for architectures without a curated list.
 
-What `cutlass_library` instantiates by default for an architecture is the whole space there, and a
-kernel is legal if it is one of these to the last field. CUTLASS's names of 2.x kernels do not say
-what they are compiled for: here they end in it.
+There, the kernels that `cutlass_library` instantiates by default are the whole space, and a kernel
+is legal if it equals one of them in every field. CUTLASS's names of 2.x kernels leave out the
+architecture; here they end with it.
 """
 
 from __future__ import annotations
@@ -47,82 +47,80 @@ _GENERATORS: dict[str, tuple[Callable[[Any, str], None], ...]] = {
         generator.GenerateSM100_TensorOp_16b_UMMA_gemm,
         generator.GenerateSM100_TensorOp_fp8_UMMA_gemm,
     ),
-    # Of dense kernels without block scales CUTLASS has none of its own for it.
+    # CUTLASS has no dense kernels without block scales that are made for sm120.
     "sm120": (_MULTISTAGE_16, _MULTISTAGE_FP8),
 }
 _CUDA = "13.0"
-"""The release that generators are told: they leave out what older ones cannot compile."""
+"""The CUDA release passed to the generators, which leave out what older releases cannot compile."""
 
 _TCGEN05 = {
     KernelScheduleType.TmaWarpSpecialized1SmSm100: (MainloopSchedule.TCGEN05_ONE_SM, 1),
     KernelScheduleType.TmaWarpSpecialized2SmSm100: (MainloopSchedule.TCGEN05_TWO_SM, 2),
 }
-"""Mainloop, and how many thread blocks share an instruction's rows."""
+"""Mainloop, and the number of thread blocks that share an instruction's rows."""
 
 
 def kernels(operation: Operation, arch: Architecture) -> tuple[CutlassKernel, ...]:
-    """Every generated kernel of an operation, in the generators' order."""
-    return tuple(kernel for kernel, _ in _made(operation, arch).values())
+    return tuple(kernel for kernel, _ in _generated(operation, arch).values())
 
 
 def is_generated(kernel: CutlassKernel) -> bool:
-    """Whether it is exactly one of these."""
-    found = _find(kernel)
-    return found is not None and found[0] == kernel
+    generated = _find(kernel)
+    return generated is not None and generated[0] == kernel
 
 
 def described(kernel: CutlassKernel) -> GemmOperation:
-    """The operation that CUTLASS's own emitters turn into C++."""
-    found = _find(kernel)
-    return gemm_operation(kernel) if found is None else found[1]
+    """The kernel as CUTLASS's `GemmOperation`, which its emitters turn into C++."""
+    generated = _find(kernel)
+    return gemm_operation(kernel) if generated is None else generated[1]
 
 
 def _find(kernel: CutlassKernel) -> tuple[CutlassKernel, GemmOperation] | None:
     arch = ARCHITECTURES.get(kernel.arch)
     if arch is None or arch.name not in _GENERATORS:
         return None
-    return _made(kernel.operation, arch).get(kernel.name)
+    return _generated(kernel.operation, arch).get(kernel.name)
 
 
 @lru_cache(maxsize=256)
-def _made(
+def _generated(
     operation: Operation, arch: Architecture
 ) -> dict[str, tuple[CutlassKernel, GemmOperation]]:
     if not {operation.a, operation.b, operation.d} <= DATA_TYPES.keys():
         return {}
     if operation.is_grouped or operation.is_fused:
         return {}
-    found: dict[str, tuple[CutlassKernel, GemmOperation]] = {}
-    for each in _operations(arch.name):
-        for kernel in _kernels_of(each, operation, arch):
+    by_name: dict[str, tuple[CutlassKernel, GemmOperation]] = {}
+    for described in _operations(arch.name):
+        for kernel in _kernels_of(described, operation, arch):
             if kernel.stages * footprint.stage_bytes(kernel) <= arch.shared_bytes:
-                found.setdefault(kernel.name, (kernel, each))
-    return found
+                by_name.setdefault(kernel.name, (kernel, described))
+    return by_name
 
 
 @cache
 def _operations(arch: str) -> list[GemmOperation]:
-    """What the generators give for an architecture; takes a quarter of a second."""
-    found: list[GemmOperation] = []
+    """The dense operations that the generators give for an architecture; takes 0.25 s."""
+    generated: list[GemmOperation] = []
     for generate in _GENERATORS.get(arch, ()):
         manifest = Manifest()
-        manifest.kernel_filter = "*"  # with an empty one the generators leave most out
+        manifest.kernel_filter = "*"  # without a filter, the generators leave most kernels out
         manifest.is_kernel_filter_set_to_all = False
         manifest.instantiation_level = 0
-        manifest.append = found.append
+        manifest.append = generated.append
         generate(manifest, _CUDA)
     return [
-        each
-        for each in found
-        if each.operation_kind == OperationKind.Gemm
-        and each.gemm_kind in (GemmKind.Universal, GemmKind.Universal3x)
+        operation
+        for operation in generated
+        if operation.operation_kind == OperationKind.Gemm
+        and operation.gemm_kind in (GemmKind.Universal, GemmKind.Universal3x)
     ]
 
 
 def _kernels_of(
     described: GemmOperation, operation: Operation, arch: Architecture
 ) -> Iterator[CutlassKernel]:
-    """The generated operation as a kernel of ours; nothing where it computes something else."""
+    """Yield the kernel of a generated operation, if it computes `operation`."""
     if described.accumulator_type() != DataType.f32:
         return
     if described.is_3x:
@@ -134,7 +132,7 @@ def _kernels_of(
 def _kernel_2x(
     described: GemmOperation, operation: Operation, arch: Architecture
 ) -> Iterator[CutlassKernel]:
-    # In CUTLASS's library D is column-major; its emitter transposes that back.
+    # In CUTLASS's library D is column-major, and the emitter transposes the whole product.
     column_major = described.C.layout == LayoutType.ColumnMajor
     if not column_major or not _computes(described, operation, swapped=True):
         return
@@ -166,12 +164,14 @@ def _kernel_3x(
         return
     if described.D.element != described.C.element:
         return
-    # Clusters of a size that the launch decides are not described by a kernel; nor is stream-K
-    # possible beside programmatic dependent launch (`stream_k.hpp` is for sm90).
+    # CUTLASS's stream-K scheduler does not compile with programmatic dependent launch, and
+    # `stream_k.hpp`, which replaces it, is for sm90. A cluster of 0 is chosen by the launch, which
+    # a kernel cannot express.
     if described.tile_scheduler != TileSchedulerType.Default:
         return
     if not 0 < cluster_m * cluster_n <= arch.max_cluster:
         return
+    # CUTLASS's tile is that of all blocks that share an instruction, ours is that of one block.
     mainloop, sharing = _TCGEN05[described.kernel_schedule]
     m, n, k = _extents(described.get_collective_tile_shape())
     yield Cutlass3xKernel(
@@ -193,13 +193,13 @@ def _kernel_3x(
 
 
 def _computes(described: GemmOperation, operation: Operation, *, swapped: bool) -> bool:
-    seen = operands(operation, swapped=swapped)
+    types = operands(operation, swapped=swapped)
     return (
-        described.A.element == DATA_TYPES[seen.element_a]
-        and described.B.element == DATA_TYPES[seen.element_b]
+        described.A.element == DATA_TYPES[types.element_a]
+        and described.B.element == DATA_TYPES[types.element_b]
         and described.C.element == DATA_TYPES[operation.d]
-        and (described.A.layout == LayoutType.RowMajor) is seen.a_row_major
-        and (described.B.layout == LayoutType.RowMajor) is seen.b_row_major
+        and (described.A.layout == LayoutType.RowMajor) is types.a_row_major
+        and (described.B.layout == LayoutType.RowMajor) is types.b_row_major
     )
 
 

@@ -1,8 +1,8 @@
-"""How a kernel can sensibly be launched on a problem: run-time choices without duplicates.
+"""The launches of a kernel that are worth measuring on a problem, without duplicates.
 
-Two launches that CUTLASS's schedulers turn into the same thing are one: the heuristic raster order
-and decomposition are replaced by what they come to, a swizzle the grid is too small for by the one
-that takes effect.
+Launches that CUTLASS's schedulers run alike are listed once. The heuristic raster order and
+decomposition are replaced by those that the heuristics choose, and a swizzle that is too large for
+the grid by the swizzle that takes effect.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from tuner.backends.cutlass.grid import (
 SWIZZLES = (1, 2, 4, 8)
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 SLICES = (*SPLITS, 7)
-"""Equal slices must divide K, and models' widths often have a factor of 7."""
+"""Slices are equal, so their number must divide K; models' widths often have a factor of 7."""
 CLUSTER_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
-"""Sizes of a cluster along K: hardware allows 16 thread blocks."""
+"""Thread blocks of a cluster along K; the hardware allows 16."""
 
 MIN_K_TILES_PER_SPLIT = 4
-"""Fewer cannot even fill the pipeline: the split would cost more than it saves."""
+"""Fewer K tiles do not fill the pipeline, and the split costs more than it saves."""
 MIN_K_TILES_PER_CLUSTER_SPLIT = 2
 MAX_SPLIT_WAVES = 2
-"""Tiles times splits beyond this many waves only add reduction traffic."""
+"""Waves of tiles times splits: more only add traffic for the reduction."""
 
 
 def launches(kernel: CutlassKernel, problem: Problem, device: DeviceModel) -> list[Launch]:
     """The launches worth measuring, in a fixed order.
 
-    Empty for a stream-K kernel where nothing is worth splitting: it would run as its persistent
-    sibling does, only with a costlier scheduler.
+    Empty for a stream-K kernel if no split is worth measuring: it would run like the persistent
+    kernel of the same tile, with a costlier scheduler.
     """
     if problem.operation.is_grouped:
-        # Swizzled, every group's tiles would be rounded up to whole swizzle groups.
+        # A swizzle would round every group's tiles up to whole swizzle groups.
         return [Launch(raster=order) for order in (RasterOrder.ALONG_M, RasterOrder.ALONG_N)]
     if kernel.backend is Backend.CUTLASS2X or kernel.scheduler is TileScheduler.GRID:
         return [Launch()]
@@ -67,9 +67,7 @@ def launches(kernel: CutlassKernel, problem: Problem, device: DeviceModel) -> li
 
 
 def _is_beyond_splitting(kernel: CutlassKernel, problem: Problem, device: DeviceModel) -> bool:
-    """Whether even unpadded tiles are too many to split: true of most kernels that split for most
-    problems, and quickly told.
-    """
+    # A quick test before the exact arithmetic: true of most problems.
     if kernel.scheduler not in (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K):
         return False
     tile_m, tile_n, _ = kernel.tile
@@ -78,9 +76,8 @@ def _is_beyond_splitting(kernel: CutlassKernel, problem: Problem, device: Device
 
 
 def _orders(grid: TileGrid, cluster: tuple[int, int]) -> list[Launch]:
-    """Also where all tiles run at once: which SMs are neighbours decides what they share on the
-    way to L2. 256×6144×4096 took 24.1 µs along M and 25.6 along N (NVIDIA H200, 2026-11-21).
-    """
+    # The order matters even if all tiles run at once, because SMs that are neighbours share reads
+    # from L2: 256×6144×4096 took 24.1 µs along M and 25.6 along N (NVIDIA H200, 2026-11-21).
     if grid.tiles_m == cluster[0] or grid.tiles_n == cluster[1]:
         return [launch_of(heuristic_raster(grid))]  # one line of tiles has one order
     swizzles = dict.fromkeys(effective_swizzle(grid, largest) for largest in SWIZZLES)
@@ -92,28 +89,28 @@ def _orders(grid: TileGrid, cluster: tuple[int, int]) -> list[Launch]:
 
 
 def _cluster_splits(grid: TileGrid, sm_count: int) -> list[Launch]:
-    """A cluster's blocks share a tile; without splits it is a plain kernel of few tiles."""
+    """Launches whose clusters share a tile; with one split, a plain kernel for few tiles."""
     most = min(
         grid.k_tiles // MIN_K_TILES_PER_CLUSTER_SPLIT, MAX_SPLIT_WAVES * sm_count // grid.tiles
     )
-    found = [splits for splits in CLUSTER_SPLITS if splits <= most]
     return [
         launch_of(RasterOrder.HEURISTIC, 1, Decomposition.SPLIT_K, splits)
         if splits > 1
         else Launch()
-        for splits in found
+        for splits in CLUSTER_SPLITS
+        if splits <= most
     ]
 
 
 def _splitting(grid: TileGrid, resident: int) -> list[Launch]:
-    found = _split_k(grid, resident, SPLITS)
+    splitting = _split_k(grid, resident, SPLITS)
     if grid.tiles % resident and grid.k_tiles > MIN_K_TILES_PER_STREAM_K_UNIT:
-        found.append(launch_of(heuristic_raster(grid), 1, Decomposition.STREAM_K))
-    return found
+        splitting.append(launch_of(heuristic_raster(grid), 1, Decomposition.STREAM_K))
+    return splitting
 
 
 def _split_k(grid: TileGrid, resident: int, counts: Sequence[int]) -> list[Launch]:
-    """`counts`, and what fills one wave and two, as far as the splits are worth measuring."""
+    """Splits by `counts`, and by the counts that fill one and two waves, if worth measuring."""
     most = min(grid.k_tiles // MIN_K_TILES_PER_SPLIT, MAX_SPLIT_WAVES * resident // grid.tiles)
     if most < SPLITS[0]:
         return []
@@ -132,12 +129,12 @@ def launch_of(
     decomposition: Decomposition = Decomposition.DATA_PARALLEL,
     splits: int = 1,
 ) -> Launch:
-    """Made once: a lookup that nothing was measured for asks for hundreds of these."""
+    # Cached: a lookup of a problem that was never tuned needs hundreds of launches.
     return Launch(raster=raster, swizzle=swizzle, decomposition=decomposition, splits=splits)
 
 
 def _even_splits(grid: TileGrid, resident: int) -> list[int]:
-    """The split counts that fill one wave and two: the first is what CUTLASS's heuristic picks."""
+    """The split counts that fill one and two waves; CUTLASS's heuristic chooses the first."""
     return [
         waves * resident // grid.tiles
         for waves in (1, 2)

@@ -1,8 +1,8 @@
-"""Lines of the curated lists: kernels that differ in little, by their tiles in bytes.
+"""Lines of the curated lists: kernels that differ in tile N, cluster and orientation.
 
-In bytes, not elements, one list serves all widths: `depth` 128 is K = 64 for 16-bit types and 128
-for FP8. A line that a rule refuses for some types or layout is left out there, so the lists state
-intent and the rules stay the only judge.
+Tile K is in bytes, so that one list serves all widths of elements: `depth` 128 is K = 64 for 16-bit
+types and K = 128 for FP8. Kernels that a rule refuses for some types or layout are dropped when a
+line is expanded; the lists do not repeat the rules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BOTH = (False, True)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelLine:
-    """Kernels that differ in tile N, cluster and orientation only. `depth`: tile K in bytes."""
+    """Kernels that differ in tile N, cluster and orientation only. `depth` is tile K in bytes."""
 
     schedule: tuple[MainloopSchedule, TileScheduler]
     m: int
@@ -37,8 +37,8 @@ class KernelLine:
     swapped: tuple[bool, ...]
     depth: int = 128
     stages: int = 0
-    precise: bool = False  # FP8: offered with precise accumulation as well
-    direct: bool = False  # stores from registers even where TMA could store
+    precise: bool = False  # FP8: also with precise accumulation
+    direct: bool = False  # stores from registers even if TMA could store
 
 
 def expand(
@@ -47,7 +47,7 @@ def expand(
     epilogue: EpilogueSchedule,
     alignment: int | None = None,
 ) -> Iterator[CutlassKernel]:
-    """The kernels of a line, unnamed and unjudged; `alignment` is TMA's unless it is given."""
+    """The kernels of a line, without names and not yet checked. `alignment` is TMA's by default."""
     mainloop, scheduler = line.schedule
     if line.direct:
         epilogue = EpilogueSchedule.NO_SMEM
@@ -71,14 +71,23 @@ def expand(
                     )
 
 
+def expand_all(
+    lines: Iterable[KernelLine],
+    operation: Operation,
+    epilogue: EpilogueSchedule,
+    alignment: int | None = None,
+) -> Iterator[CutlassKernel]:
+    for line in lines:
+        yield from expand(line, operation, epilogue, alignment)
+
+
 def legal(
     kernels: Iterable[CutlassKernel], rules: Mapping[str, KernelRule]
 ) -> tuple[CutlassKernel, ...]:
-    """Those that no rule refuses, named, each once."""
-    found = (named(each) for each in kernels if choice_refusal(each, rules) is None)
-    return tuple({each.name: each for each in found}.values())
+    """The kernels that no rule refuses, with their names and without duplicates."""
+    named_kernels = (named(kernel) for kernel in kernels if choice_refusal(kernel, rules) is None)
+    return tuple({kernel.name: kernel for kernel in named_kernels}.values())
 
 
-def suited(found: Iterable[CutlassKernel], problem: Problem) -> tuple[CutlassKernel, ...]:
-    """Those of the kernels that take the problem."""
-    return tuple(each for each in found if problem_refusal(each, problem) is None)
+def suited(kernels: Iterable[CutlassKernel], problem: Problem) -> tuple[CutlassKernel, ...]:
+    return tuple(kernel for kernel in kernels if problem_refusal(kernel, problem) is None)

@@ -1,25 +1,24 @@
-"""A kernel ↔ `cutlass_library.GemmOperation`: what is emitted, and what gives a kernel its name.
+"""A kernel as a `cutlass_library.GemmOperation`, from which C++ is emitted and names are derived.
 
-Invariant: `name_of(kernel) == kernel.name`, CUTLASS's procedural name of `gemm_operation(kernel)`
-where a kernel is just that operation, and no two kernels of the space share a name. CUTLASS's name
-leaves out a few fields, so these conventions hold throughout:
+Invariants: `name_of(kernel) == kernel.name`, and no two kernels of the space share a name. If a
+kernel is just `gemm_operation(kernel)`, its name is CUTLASS's procedural name of that operation.
+That name leaves out a few fields, so these conventions hold:
 
-* The scheduler follows from the mainloop, stream-K apart (which the name tells): ping-pong and
-  cooperative kernels are persistent, plain warp-specialized ones launch one block per tile.
-* A and B share one alignment, the one in the name. D's follows from the epilogue: 16 bytes for
-  TMA, 1 element for the others, which store element by element anyway.
+* The scheduler follows from the mainloop: ping-pong and cooperative kernels are persistent, plain
+  warp-specialized kernels launch one block per tile. The name says if it is stream-K.
+* A and B share one alignment, the one in the name. D's follows from the epilogue: 16 bytes for TMA,
+  1 element for the others, which store element by element.
 * A swapped kernel is CUTLASS's kernel with column-major D: Dᵀ[N,M] = Bᵀ[N,K] · Aᵀ[K,M]. Reading
   a matrix transposed flips its layout letter, so problem layout `xy` becomes kernel layout
-  `ȳx̄` (tn→tn, tt→nn, nt→nt, nn→tt) and the third letter, `n`, says that it is swapped.
-* Kernels that are more than one operation say so in their name: `_split_k` ones compute partial
-  sums with a CUTLASS kernel and add them with ours, which stores a D of whatever type it then
-  says, `gemmsmith…_cluster_split_k` and `gemmsmith…_groups` ones are our own around CUTLASS's
-  mainloop, and TMA kernels
-  with `align1` copy operands that TMA cannot read. `_scale_row` ones apply factors per row and
-  column, `_then_…` ones the epilogue that they name.
-* CUTLASS 2.x operations are column-major-D in CUTLASS's library, and its emitter transposes them
-  back: the emitted kernel has the problem's own orientation, and is not swapped. Their names end in
-  the architecture where that is not sm90.
+  `ȳx̄` (tn→tn, tt→nn, nt→nt, nn→tt), and the third letter, `n`, says that it is swapped.
+* The name of a kernel that is more than one operation has a suffix or prefix. `_split_k` kernels
+  compute partial sums with a CUTLASS kernel and add them with one of ours, which stores D in the
+  type that follows. `gemmsmith…_cluster_split_k` and `gemmsmith…_groups` kernels are our own
+  around CUTLASS's mainloop. TMA kernels with `align1` copy operands that TMA cannot read.
+  `_scale_row` kernels apply factors per row and column, `_then_…` kernels the named epilogue.
+* CUTLASS's library describes 2.x operations with column-major D, and its emitter transposes them
+  back: the emitted kernel has the problem's own orientation, and is not swapped. Their names end
+  with the architecture unless it is sm90.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ DATA_TYPES = {
     Element.E4M3: DataType.e4m3,
     Element.E5M2: DataType.e5m2,
     Element.S8: DataType.s8,
-    Element.TF32: DataType.f32,  # as it lies in memory: TMA rounds it on its way in
+    Element.TF32: DataType.f32,  # the type in memory; TMA rounds it while loading
     Element.F32: DataType.f32,
     Element.S32: DataType.s32,
 }
@@ -96,7 +95,7 @@ _TILE_SCHEDULERS = {
 }
 
 OWN_SCHEDULERS = (TileScheduler.CLUSTER_SPLIT_K, TileScheduler.GROUPS)
-"""Of our own kernels."""
+"""Tile schedulers of this project's own kernels."""
 
 _WARPS_2X = {
     (256, 128): (4, 2, 1),
@@ -108,17 +107,15 @@ _WARPS_2X = {
 }
 """Warps along (M, N, K) of the 2.x tiles; each warp computes 32×32, 64×32, 32×64 or 64×64."""
 
-
 TMA_BYTES = 16
-"""TMA wants every row to start at a multiple of this (`tma_alignment_bytes`)."""
+"""Every row that TMA reads must start at a multiple of this (`tma_alignment_bytes`)."""
 
-
-_UNSAID = "sm90"
-"""The architecture whose 2.x kernels do not say what they are compiled for, as CUTLASS's do not."""
+_DEFAULT_ARCH = "sm90"
+"""The architecture that the names of 2.x kernels leave out, as CUTLASS's names do."""
 
 
 class OperandTypes(NamedTuple):
-    """The two operands as the kernel sees them: element types and layout letters."""
+    """The kernel's two operands: element types and layout letters."""
 
     element_a: Element
     element_b: Element
@@ -135,7 +132,6 @@ def operands(operation: Operation, *, swapped: bool) -> OperandTypes:
 
 
 def warps_2x(tile: tuple[int, int, int]) -> tuple[int, int, int] | None:
-    """Warps along (M, N, K) of a CUTLASS 2.x tile, None for a tile this space does not build."""
     return _WARPS_2X.get(tile[:2])
 
 
@@ -154,10 +150,10 @@ def kernel(
     arch: str = "sm90",
     name: bool = True,
 ) -> CutlassKernel:
-    """A kernel with the name CUTLASS gives it. Says nothing about legality.
+    """A kernel with its name, which need not be legal.
 
-    Naming is most of the cost: an enumerator that will drop most kernels passes `name=False` and
-    names the others itself.
+    The name is most of the cost. An enumerator that drops most kernels passes `name=False`, and
+    names the remaining ones.
     """
     backend = CUTLASS_KERNELS[backend_of(mainloop, scheduler)]
     unnamed = backend(
@@ -181,33 +177,32 @@ def kernel(
 
 
 def backend_of(mainloop: MainloopSchedule, scheduler: TileScheduler) -> Backend:
-    """Multistage kernels are CUTLASS 2.x, those that add up in a cluster ours, all others 3.x."""
     if mainloop is MainloopSchedule.MULTISTAGE:
         return Backend.CUTLASS2X
     return Backend.CUTE if scheduler in OWN_SCHEDULERS else Backend.CUTLASS3X
 
 
 def named(kernel: CutlassKernel) -> CutlassKernel:
-    """The same kernel with its name."""
     return structs.replace(kernel, name=name_of(kernel))
 
 
 def of_type(kernel: CutlassKernel, dtype: str) -> CutlassKernel:
-    """The same choices for another element type of the same width."""
+    """The kernel with the same choices for another element type of the same width."""
     return kernel if kernel.dtype == dtype else named(structs.replace(kernel, dtype=dtype))
 
 
 def name_of(kernel: CutlassKernel) -> str:
-    """CUTLASS's procedural name, and what our own part adds to it."""
+    """The kernel's name: CUTLASS's procedural name, with what the conventions above add to it."""
     name = struct_of(kernel)
     if kernel.scheduler is TileScheduler.SPLIT_K:
-        # The partial sums' type is the same for every D: what follows the short name tells them.
-        _, *said = kernel.operation.dtype.split(".")
-        return "_".join([name, "split_k", *said])
+        # The partial sums have one type whatever D is, so the attributes of the dtype that follow
+        # its short name (such as `.out_f32`) are needed to tell such kernels apart.
+        _, *attributes = kernel.operation.dtype.split(".")
+        return "_".join([name, "split_k", *attributes])
     if kernel.backend is Backend.CUTE:
         name = f"{name.replace('cutlass3x', 'gemmsmith', 1)}_{kernel.scheduler}"
         return f"{name}{struct_suffix(kernel) or ('_scale_row' if scales_rows(kernel) else '')}"
-    if kernel.backend is Backend.CUTLASS2X and kernel.arch != _UNSAID:
+    if kernel.backend is Backend.CUTLASS2X and kernel.arch != _DEFAULT_ARCH:
         return f"{name}_{kernel.arch}"
     if is_padded(kernel):
         return name.replace(f"_align{tma_alignment(kernel.operation)}_", "_align1_", 1)
@@ -215,25 +210,24 @@ def name_of(kernel: CutlassKernel) -> str:
 
 
 def struct_of(kernel: CutlassKernel) -> str:
-    """The name of what CUTLASS's text defines: unique among kernels that differ in it."""
+    """The name of the type that CUTLASS's text defines; kernels that share it share that text."""
     name: str = gemm_operation(kernel).procedural_name()
     return name if kernel.backend is Backend.CUTE else f"{name}{struct_suffix(kernel)}"
 
 
 def struct_suffix(kernel: CutlassKernel) -> str:
-    """What its epilogue computes that CUTLASS's names do not tell."""
+    """The part of the type's name that CUTLASS's names leave out: the epilogue."""
     if kernel.operation.is_fused:
         return f"_then_{kernel.operation.epilogue.value}"
     return "_scale_row" if scales_rows(kernel) and stores_itself(kernel) else ""
 
 
 def scales_rows(kernel: CutlassKernel) -> bool:
-    """Whether there is a factor for each row of A and each column of B."""
     return kernel.operation.scaling is Scaling.ROW
 
 
 def stores_itself(kernel: CutlassKernel) -> bool:
-    """Whether CUTLASS's epilogue makes D; else ours does, of sums."""
+    """Whether CUTLASS's epilogue stores D; otherwise a kernel of ours does, from partial sums."""
     return kernel.scheduler not in (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
 
 
@@ -244,15 +238,14 @@ def is_padded(kernel: CutlassKernel) -> bool:
 
 
 def tma_alignment(operation: Operation) -> int:
-    """Elements of A and B in the 16 bytes that TMA aligns rows to."""
     return TMA_BYTES * 8 // operation.a.bits
 
 
 def gemm_operation(kernel: CutlassKernel) -> GemmOperation:
     """The operation that CUTLASS's own emitters turn into C++.
 
-    Use `EmitGemmUniversal3xInstance` for `cutlass3x` kernels and `EmitGemmUniversalInstance` for
-    `cutlass2x` ones. Of `cute` kernels only the mainloop is CUTLASS's.
+    `EmitGemmUniversal3xInstance` is for `cutlass3x` kernels, `EmitGemmUniversalInstance` for
+    `cutlass2x` kernels. Only the mainloop of a `cute` kernel is CUTLASS's.
     """
     return _operation_2x(kernel) if kernel.backend is Backend.CUTLASS2X else _operation_3x(kernel)
 
@@ -260,14 +253,14 @@ def gemm_operation(kernel: CutlassKernel) -> GemmOperation:
 def _tensors(
     kernel: CutlassKernel, *, transposed: bool
 ) -> tuple[TensorDescription, TensorDescription, TensorDescription]:
-    seen = operands(kernel.operation, swapped=transposed)
+    types = operands(kernel.operation, swapped=transposed)
     alignment = tma_alignment(kernel.operation) if is_padded(kernel) else kernel.alignment_a
     d, alignment_d = kernel.operation.d, kernel.alignment_d
     if kernel.scheduler is TileScheduler.SPLIT_K:
         d, alignment_d = kernel.operation.accumulator, 4
     return (
-        _tensor(DATA_TYPES[seen.element_a], seen.a_row_major, alignment),
-        _tensor(DATA_TYPES[seen.element_b], seen.b_row_major, alignment),
+        _tensor(DATA_TYPES[types.element_a], types.a_row_major, alignment),
+        _tensor(DATA_TYPES[types.element_b], types.b_row_major, alignment),
         _tensor(DATA_TYPES[d], not transposed, alignment_d),
     )
 
@@ -283,7 +276,7 @@ def _operation_2x(kernel: CutlassKernel) -> GemmOperation:
     arch = 89 if fp8 else 80
     shape = [16, 8, 32 if fp8 else 16]
     instruction = _instruction(shape, a.element, b.element, DataType.f32)
-    warps = warps_2x(kernel.tile) or (2, 2, 1)
+    warps = warps_2x(kernel.tile) or (2, 2, 1)  # illegal tiles have names too
     description = TileDescription(
         list(kernel.tile), kernel.stages, list(warps), instruction, arch, 90
     )
@@ -302,13 +295,13 @@ def _operation_2x(kernel: CutlassKernel) -> GemmOperation:
 
 def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
     a, b, d = _tensors(kernel, transposed=kernel.swapped)
-    seen = operands(kernel.operation, swapped=kernel.swapped)
+    types = operands(kernel.operation, swapped=kernel.swapped)
     shape = [64, kernel.tile[1], 256 // kernel.operation.a.bits]
     accumulator = DATA_TYPES[kernel.operation.accumulator]
     instruction = _instruction(
         shape,
-        _INSTRUCTION_TYPES[seen.element_a],
-        _INSTRUCTION_TYPES[seen.element_b],
+        _INSTRUCTION_TYPES[types.element_a],
+        _INSTRUCTION_TYPES[types.element_b],
         accumulator,
     )
     description = TileDescription(
@@ -319,7 +312,7 @@ def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
         MainloopSchedule.WARP_SPECIALIZED,
         TileScheduler.SPLIT_K,
     ):
-        scheduler = TileSchedulerType.Default  # one block per tile, and per slice
+        scheduler = TileSchedulerType.Default  # one block per tile and slice
     if kernel.mainloop is _CPASYNC:
         schedule = _CPASYNC_SCHEDULES[kernel.scheduler]
     else:
@@ -332,8 +325,9 @@ def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
         epilogue = EpilogueScheduleType.TmaWarpSpecialized
     grouped = kernel.operation.is_grouped and kernel.backend is Backend.CUTLASS3X
     if grouped:
-        scheduler = TileSchedulerType.Default  # CUTLASS's one for groups
+        scheduler = TileSchedulerType.Default  # CUTLASS's group scheduler
     source = d
+    # Without a C to read, the epilogue needs no buffers for it.
     if kernel.operation.is_fused and not kernel.operation.epilogue.reads:
         source = TensorDescription(DataType.void, d.layout, d.alignment)
     return GemmOperation(
@@ -343,7 +337,7 @@ def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
         a,
         b,
         source,
-        DATA_TYPES[_computed(kernel)],
+        DATA_TYPES[_epilogue_type(kernel)],
         D=d,
         kernel_schedule=to_grouped_schedule(schedule, grouped),
         epilogue_schedule=to_grouped_schedule(epilogue, grouped),
@@ -351,8 +345,8 @@ def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
     )
 
 
-def _computed(kernel: CutlassKernel) -> Element:
-    """What the epilogue computes in: integers where it stores those, exactly; else FP32."""
+def _epilogue_type(kernel: CutlassKernel) -> Element:
+    # Integers are stored exactly, so the epilogue must not pass them through FP32.
     sums = kernel.operation.accumulator
     stored = kernel.operation.d if stores_itself(kernel) else sums
     return sums if stored.is_integer else Element.F32

@@ -1,8 +1,7 @@
-"""Where CUTLASS lies. No other module knows: newer headers may have to come from elsewhere.
+"""The location of the installed CUTLASS, which no other module depends on.
 
-Invariant: the headers and `cutlass_library` come from one installed package, so that what the
-emitter writes is what the headers define. Fails with `NoLegalCandidate` when the package is
-missing or torn.
+Invariant: the headers and `cutlass_library` come from one installed package, so that the headers
+define what the emitters write. Raises `NoLegalCandidate` if the package is missing or incomplete.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from pathlib import Path
 from tuner.errors import NoLegalCandidate
 
 DISTRIBUTION = "nvidia-cutlass"
-"""The distribution that carries both `cutlass_library` and the headers."""
+"""The distribution that contains both `cutlass_library` and the headers."""
 
 
 @cache
 def source_dir() -> Path:
-    """The root of the CUTLASS sources that the installed package carries.
+    """The root of the CUTLASS sources in the installed package.
 
     Raises:
-        NoLegalCandidate: the package is missing, so there are no kernels to speak of.
+        NoLegalCandidate: the package is missing, or lacks its headers.
     """
     spec = importlib.util.find_spec("cutlass_library")
     if spec is None or not spec.submodule_search_locations:

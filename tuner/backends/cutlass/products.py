@@ -1,6 +1,6 @@
-"""The product of all choices: what an exhaustive search and a legality question need.
+"""The product of all choices of a kernel, for an exhaustive search and for tests of the rules.
 
-It is filtered by the rules and by nothing else. Deterministic: the order is that of the loops.
+Deterministic: the order is that of the loops.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TILES_M = (64, 128, 256)
 TILES_N = tuple(range(8, 257, 8))
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
 EXPLICIT_STAGES = (2, 3, 4, 6, 8, 12)
-"""Shallower pipelines than the automatic one: for plain warp-specialized kernels they let several
-thread blocks share an SM; the persistent ones run one block per SM, and gain nothing by them."""
+"""Pipelines that may be shallower than the automatic one, so that several thread blocks of a plain
+warp-specialized kernel share an SM. Persistent kernels run one block per SM, and gain nothing."""
 
 _SHARING_SM = (TileScheduler.GRID, TileScheduler.CLUSTER_SPLIT_K, TileScheduler.GROUPS)
 
@@ -34,9 +34,9 @@ def tma_products(
     alignment: int,
     rules: Mapping[str, KernelRule],
 ) -> Iterator[CutlassKernel]:
-    """Every product of choices with a TMA mainloop, unnamed, whether `rules` allow it or not.
+    """All kernels with a TMA mainloop, without names, whether or not `rules` allow them.
 
-    Where several thread blocks may share an SM, shallower pipelines than the automatic one too.
+    If several thread blocks may share an SM, legal kernels are followed by shallower pipelines.
     """
     accumulation = (True, False) if operation.is_narrow_float else (False,)
     choices = product(

@@ -1,10 +1,10 @@
-"""What the rules of all CUTLASS backends have in common.
+"""Legality rules that the CUTLASS backends share.
 
-A rule takes a kernel and gives None for legal, else the reason. Each backend lists its own rules
-and those shared ones that bind it (`RULES` of its `rules` module): the enumerators, the verifier
-and the tests call the same predicates. What a rule says in CUTLASS is named beside it: a static
-assertion of its headers, `can_implement`, or a limit of the hardware. Rules that depend on the
-problem are the library's (`gemmsmith.core.legality`). Nothing here compiles or needs a GPU.
+A rule takes a kernel, and returns None if it is legal, else the reason. A backend lists its own and
+the shared rules that apply to it (`RULES` of its `rules` module); the enumerators, the verifier and
+the tests use that list. A rule names its source: a static assertion of CUTLASS's headers,
+`can_implement`, or a limit of the hardware. Rules that depend on the problem are the library's
+(`gemmsmith.core.legality`). Nothing here compiles or needs a GPU.
 """
 
 from __future__ import annotations
@@ -29,18 +29,16 @@ KernelRule = Callable[[CutlassKernel], str | None]
 
 
 def by_name(*rules: KernelRule) -> Mapping[str, KernelRule]:
-    """A backend's rules, by which it tells them apart; read-only."""
     return MappingProxyType({rule.__name__: rule for rule in rules})
 
 
 def architecture_is_known(kernel: CutlassKernel) -> str | None:
-    """There is a file about the architecture in `tuner.arch`."""
     known = kernel.arch in ARCHITECTURES
     return None if known else f"no kernels for architecture {kernel.arch}"
 
 
 def operation_exists(kernel: CutlassKernel) -> str | None:
-    """Its types and layout are an operation's; 8-bit operands are K-major
+    """Its types and layout make an operation. 8-bit operands are K-major
     (`gmma_ss_tag_to_major_A`).
     """
     try:
@@ -51,7 +49,7 @@ def operation_exists(kernel: CutlassKernel) -> str | None:
 
 
 def fast_accumulation_is_fp8(kernel: CutlassKernel) -> str | None:
-    """Fast accumulation is a variant of the TMA mainloops for FP8."""
+    """Only the TMA mainloops for FP8 have a variant with fast accumulation."""
     if kernel.fast_accumulation and not (
         kernel.operation.is_narrow_float and kernel.mainloop in TMA_MAINLOOPS
     ):
@@ -60,14 +58,13 @@ def fast_accumulation_is_fp8(kernel: CutlassKernel) -> str | None:
 
 
 def backend_matches_mainloop(kernel: CutlassKernel) -> str | None:
-    """Multistage kernels are CUTLASS 2.x, those that add up in a cluster ours, all others 3.x."""
     if kernel.backend is not backend_of(kernel.mainloop, kernel.scheduler):
         return f"{kernel.mainloop} with {kernel.scheduler} is not a kernel of {kernel.backend}"
     return None
 
 
 def scheduler_matches_mainloop(kernel: CutlassKernel) -> str | None:
-    """Which tile schedulers a mainloop takes; stream-K: cooperative only (static assertions)."""
+    """A mainloop takes some schedulers only; stream-K is for cooperative (static assertions)."""
     allowed = _SCHEDULERS.get(kernel.mainloop, ())
     if kernel.scheduler not in allowed:
         return f"{kernel.mainloop} does not take the {kernel.scheduler} scheduler"
@@ -120,7 +117,7 @@ def cluster_is_portable(kernel: CutlassKernel) -> str | None:
     arch = architecture(kernel.arch)
     powers = m in (1, 2, 4) and n in (1, 2, 4)
     if not powers or max(m, n) > arch.max_cluster_side or m * n > arch.max_cluster:
-        return f"cluster {m}×{n} is not 1, 2 or 4 a side, {arch.max_cluster} in all"
+        return f"cluster {m}×{n}: sides must be 1, 2 or 4, with {arch.max_cluster} blocks at most"
     return None
 
 
@@ -133,7 +130,7 @@ def shared_memory_suffices(kernel: CutlassKernel) -> str | None:
 
 
 def fields_follow_name(kernel: CutlassKernel) -> str | None:
-    """The name tells every field: see the conventions in `tuner.backends.cutlass.operation`."""
+    """Every field follows from the name (`tuner.backends.cutlass.operation`)."""
     expected_d = 128 // kernel.operation.d.bits if kernel.epilogue is EpilogueSchedule.TMA else 1
     if kernel.alignment_a != kernel.alignment_b or kernel.alignment_d != expected_d:
         return "A and B share one alignment, and D's follows from the epilogue"
@@ -145,7 +142,7 @@ def fields_follow_name(kernel: CutlassKernel) -> str | None:
 
 
 def choice_refusal(kernel: CutlassKernel, rules: Mapping[str, KernelRule]) -> str | None:
-    """Why a kernel's choices are not legal, whatever it is called."""
+    """The reason why a kernel's choices are not legal, apart from its name; None if they are."""
     for rule in rules.values():
         if rule is not fields_follow_name and (reason := rule(kernel)):
             return reason

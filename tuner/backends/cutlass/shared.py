@@ -1,11 +1,10 @@
-"""What the backends made of CUTLASS's parts do alike."""
+"""The shared base of the backends that use CUTLASS."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 from gemmsmith.core import legality
 from gemmsmith.core.device import DeviceModel
@@ -14,7 +13,7 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.operation import Element, Epilogue, Grouping, Operation, Scaling
 from gemmsmith.core.problem import Problem
 from tuner.arch import SM90, Architecture
-from tuner.backends.backend import Features, Level, Part
+from tuner.backends.backend import Features, KernelBackend, Level, Part
 from tuner.backends.cutlass import generated
 from tuner.backends.cutlass.alignment import alike, of_kernels
 from tuner.backends.cutlass.features import features
@@ -29,43 +28,39 @@ from tuner.backends.cutlass.rules import (
 FLOATS = frozenset({Element.BF16, Element.F16, Element.E4M3, Element.E5M2})
 
 
-class CutlassBackend(ABC):
-    """A backend whose kernels are `CutlassKernel`s."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CutlassBackend(KernelBackend):
+    """A backend whose kernels are `CutlassKernel`s.
+
+    Attributes:
+        rules: the legality rules of its kernels, by name.
+        legal: the kernels that take a problem on an architecture; cached.
+        write: a kernel's share of a translation unit.
+        architectures: names of the architectures that it has kernels for.
+        operands: element types of A and B.
+        scalings: further scalings by type of A and grouping. By default FP8 has one factor per
+            operand, and other types have none.
+        epilogues, grouped_epilogues: epilogues of products without and with groups.
+    """
 
     name: Backend
     rules: Mapping[str, KernelRule]
-    architectures: ClassVar[frozenset[str]]
-    operands: ClassVar[frozenset[Element]]
-    """Element types of A and B."""
-    scalings: ClassVar[frozenset[tuple[Element, Scaling, Grouping]]] = frozenset()
-    """Scaling of products of these types, beside plain FP8's one factor for each operand."""
-
-    groupings: ClassVar[frozenset[Grouping]] = frozenset({Grouping.NONE})
-    """How products may be grouped."""
-
-    epilogues: ClassVar[frozenset[Epilogue]] = frozenset({Epilogue.NONE})
-    """What may follow single products."""
-
-    grouped_epilogues: ClassVar[frozenset[Epilogue]] = frozenset({Epilogue.NONE})
-    """What may follow grouped ones."""
-
-    @abstractmethod
-    def legal(
-        self, problem: Problem, arch: Architecture, level: Level
-    ) -> tuple[CutlassKernel, ...]:
-        """The kernels that suit the problem; remembered."""
-
-    @abstractmethod
-    def part(self, kernel: AnyKernel) -> Part:
-        """What the kernel is compiled from."""
+    legal: Callable[[Problem, Architecture, Level], tuple[CutlassKernel, ...]]
+    write: Callable[[CutlassKernel], Part]
+    architectures: frozenset[str]
+    operands: frozenset[Element]
+    scalings: frozenset[tuple[Element, Scaling, Grouping]] = frozenset()
+    groupings: frozenset[Grouping] = frozenset({Grouping.NONE})
+    epilogues: frozenset[Epilogue] = frozenset({Epilogue.NONE})
+    grouped_epilogues: frozenset[Epilogue] = frozenset({Epilogue.NONE})
 
     def supports(self, operation: Operation, arch: Architecture) -> bool:
-        """Whether there are kernels: single or batched products, FP8 with its scales.
+        """Whether the backend has kernels of the operation on the architecture.
 
-        Where CUTLASS's own list is all there is, of the operations that are on it.
+        On architectures other than sm90, only the operations that CUTLASS generates kernels for.
         """
         plain_fp8 = operation.is_narrow_float and not operation.is_grouped
-        usual = Scaling.TENSOR if plain_fp8 else Scaling.NONE
+        default = Scaling.TENSOR if plain_fp8 else Scaling.NONE
         scaling = (operation.a, operation.scaling, operation.grouping)
         epilogues = self.grouped_epilogues if operation.is_grouped else self.epilogues
         return (
@@ -74,7 +69,7 @@ class CutlassBackend(ABC):
             and {operation.a, operation.b} <= self.operands
             and (operation.a is not Element.TF32 or operation.layout.is_k_major)
             and operation.grouping in self.groupings
-            and (operation.scaling is usual or scaling in self.scalings)
+            and (operation.scaling is default or scaling in self.scalings)
             and operation.epilogue in epilogues
             and (arch is SM90 or bool(generated.kernels(operation.of_kernels, arch)))
         )
@@ -82,48 +77,41 @@ class CutlassBackend(ABC):
     def kernels(
         self, problem: Problem, arch: Architecture, level: Level
     ) -> tuple[CutlassKernel, ...]:
-        """The legal kernels for a problem; whether it adds to D makes no difference to them."""
+        # `alike` maps the problems that all rules judge alike to one key of the caches of `legal`.
         return self.legal(alike(of_kernels(problem), arch), arch, level)
 
-    def fitted(self, problem: Problem, device: DeviceModel) -> Sequence[CutlassKernel]:  # noqa: ARG002
-        """None."""
-        return ()
-
-    def prepare(self, problem: Problem, device: DeviceModel) -> None:  # noqa: B027
-        """Nothing to do."""
-
     def launches(self, kernel: AnyKernel, problem: Problem, device: DeviceModel) -> list[Launch]:
-        """The launches worth measuring."""
         return launches(cutlass(kernel), problem, device)
 
     def refusal(self, kernel: AnyKernel, problem: Problem | None = None) -> str | None:
-        """Why a kernel is not legal (for the problem, if one is given); None when it is."""
-        known = cutlass(kernel)
-        if reason := _kernel_refusal(self, known):
+        """The reason why a kernel is not legal, or not for `problem`; None if it is legal."""
+        if reason := _kernel_refusal(self, cutlass(kernel)):
             return reason
-        return None if problem is None else legality.problem_refusal(known, problem)
+        return None if problem is None else legality.problem_refusal(kernel, problem)
+
+    def part(self, kernel: AnyKernel) -> Part:
+        return self.write(cutlass(kernel))
 
     def variety(self, kernel: AnyKernel) -> tuple[object, ...]:
-        """All that a kernel's templates depend on, clusters and stages apart."""
-        known = cutlass(kernel)
+        """Everything that a kernel's templates depend on except cluster and stages."""
+        choices = cutlass(kernel)
         return (
-            known.tile,
-            known.mainloop,
-            known.epilogue,
-            known.scheduler,
-            known.swapped,
-            known.fast_accumulation,
-            known.alignment_a,
+            choices.tile,
+            choices.mainloop,
+            choices.epilogue,
+            choices.scheduler,
+            choices.swapped,
+            choices.fast_accumulation,
+            choices.alignment_a,
         )
 
     def features(self, kernel: AnyKernel) -> Features[float]:
-        """What the analytic cost model knows of it."""
         return features(cutlass(kernel))
 
 
 @lru_cache(maxsize=4096)
 def _kernel_refusal(backend: CutlassBackend, kernel: CutlassKernel) -> str | None:
-    """Why the kernel is not legal, whatever the problem; remembered, as neighbours share theirs."""
+    """The reason why the kernel is legal for no problem; cached, as problems share kernels."""
     if reason := operation_exists(kernel):
         return reason
     if generated.is_generated(kernel):

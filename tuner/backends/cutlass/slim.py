@@ -1,10 +1,10 @@
-"""CUTLASS's headers of Hopper's matrix instructions, without the ones that no kernel here issues.
+"""Copies of CUTLASS's headers of Hopper's matrix instructions, without unused instructions.
 
-Half of what the compiler's front end does for a unit is reading some 2,100 `wgmma` instructions and
-their traits, sparse and integer ones included: 22 of 28 seconds for the headers alone (nvcc
-13.0.88, one core, 2026-11-21). The copies made here lie before CUTLASS's own on the include path.
-An instruction left out keeps its name, because selectors name it, but has nothing in it: a kernel
-that needed one would not compile. What compiles is what compiled before.
+The headers define about 2,100 `wgmma` instructions and their traits, including sparse and integer
+ones. Reading them is half of the compiler front end's work on a unit: 22 of 28 seconds for the
+headers alone (nvcc 13.0.88, one core, 2026-11-21). The copies come before CUTLASS's own headers on
+the include path. An instruction that is left out keeps its name, which CUTLASS's selectors mention,
+but has an empty body: a kernel that used it would not compile. All other code is unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tuner.backends.cutlass.package import include_dirs
 
 _FLOATS = "F32(?:F16F16|BF16BF16|E[45]M[23]E[45]M[23])"
 _OTHERS = {Element.S8: "S32S8S8", Element.TF32: "F32TF32TF32"}
-"""Sums and operands as instructions are named by them: kept for units that issue them only."""
+"""Types of sums and operands in the names of instructions that are kept only for units that use
+them."""
 
 _ISSUED = r"(?:MMA|SM90)_64x\d+x\d+_(?:{})_SS(?:_TN)?"
 """Dense, both operands in shared memory; the sparse ones are named `GMMA_…`."""
@@ -32,9 +33,9 @@ _TRAITS = re.compile(
 
 
 def write_slim_headers(folder: Path, operations: Iterable[Operation] = ()) -> None:
-    """Write the headers under `folder`, to be named on the include path before CUTLASS's own.
+    """Write the headers into `folder`, which must come before CUTLASS's own on the include path.
 
-    They serve units of 16-bit and FP8 floats, and of these operations.
+    They suit units of 16-bit and FP8 floats, and of these operations.
 
     Raises:
         OSError: `folder` cannot be written.
@@ -48,11 +49,11 @@ def write_slim_headers(folder: Path, operations: Iterable[Operation] = ()) -> No
 
 @cache
 def slim_headers(others: frozenset[Element] = frozenset()) -> dict[str, str]:
-    """Texts by path below the include folder; a header that this CUTLASS lacks is left alone.
+    """Texts by path below the include folder; a header that this CUTLASS lacks is left out.
 
-    `others` are operand types beside 16-bit and FP8 floats whose instructions are kept.
+    `others` are operand types whose instructions are kept beside 16-bit and FP8 floats.
     """
-    types = "|".join((_FLOATS, *sorted(_OTHERS[each] for each in others)))
+    types = "|".join((_FLOATS, *sorted(_OTHERS[element] for element in others)))
     issued = re.compile(_ISSUED.format(types))
     root = include_dirs()[0]
     texts = {}
@@ -67,11 +68,11 @@ def slim_headers(others: frozenset[Element] = frozenset()) -> dict[str, str]:
 
 
 def _without_bodies(text: str, issued: re.Pattern[str]) -> str:
-    def slim(found: re.Match[str]) -> str:
-        return found[0] if issued.fullmatch(found[1]) else f"struct {found[1]} {{}};\n"
+    def slim(match: re.Match[str]) -> str:
+        return match[0] if issued.fullmatch(match[1]) else f"struct {match[1]} {{}};\n"
 
     return _INSTRUCTION.sub(slim, text)
 
 
 def _without_traits(text: str, issued: re.Pattern[str]) -> str:
-    return _TRAITS.sub(lambda found: found[0] if issued.fullmatch(found[1]) else "", text)
+    return _TRAITS.sub(lambda match: match[0] if issued.fullmatch(match[1]) else "", text)

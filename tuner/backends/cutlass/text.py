@@ -1,8 +1,9 @@
-"""C++ that the backends made of CUTLASS's parts have in common: CUTLASS's own text, and traits."""
+"""C++ text for the backends that use CUTLASS: its emitters' output, and the adapters' arguments."""
 
 from __future__ import annotations
 
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance, EmitGemmUniversalInstance
+from cutlass_library.library import DataTypeTag, LayoutTag, TensorDescription
 
 from gemmsmith.core.epilogue import Activation
 from gemmsmith.core.kernel import CutlassKernel
@@ -18,7 +19,7 @@ ACTIVATIONS = {
     Activation.SILU: "SiLU",
     Activation.RELU2: "SquaredReLU",
 }
-"""What `activations.hpp` calls them."""
+"""Their names in `activations.hpp`."""
 
 
 def emitted(
@@ -28,10 +29,10 @@ def emitted(
     row_scaled_epilogue: str = "",
     fused_epilogue: str = "",
 ) -> str:
-    """CUTLASS's text that defines a struct of the operation's name.
+    """CUTLASS's text that defines the type `struct(kernel)`.
 
-    The emitters know CUTLASS's epilogue functors by enumerator only; ours, which apply scales and
-    more, are text.
+    An emitter knows CUTLASS's epilogue functors by enumerator. Ours are passed as templates of
+    text.
     """
     if kernel.operation.is_fused:
         emitter.builtin_epilogue_functor_template = fused_epilogue
@@ -45,13 +46,13 @@ def emitted(
 
 
 def struct(kernel: CutlassKernel) -> str:
-    """The name of what CUTLASS's text defines: unique among kernels that differ in it."""
+    """The name of the type that CUTLASS's text defines; kernels that share it share that text."""
     name: str = described(kernel).procedural_name()
     return f"{name}{struct_suffix(kernel)}"
 
 
 def part(kernel: CutlassKernel, *, header: str, definition: str, adapter: str) -> Part:
-    """The kernel's share of a unit, with the adapter of that header around its definition."""
+    """The kernel's share of a unit: `adapter`, a template of `header`, around `definition`."""
     return Part(
         header=f"gemmsmith/{header}.hpp",
         definition=definition,
@@ -61,7 +62,7 @@ def part(kernel: CutlassKernel, *, header: str, definition: str, adapter: str) -
 
 
 def traits(kernel: CutlassKernel, alignment: int) -> str:
-    """`alignment` of A and B: of the operation, or of what is given to a kernel that copies."""
+    """An adapter's `Traits`, with the alignment of A and B in elements."""
     values = (
         boolean(kernel.layout.a_row_major),
         boolean(kernel.layout.b_row_major),
@@ -73,10 +74,18 @@ def traits(kernel: CutlassKernel, alignment: int) -> str:
 
 
 def row_scales(kernel: CutlassKernel) -> str:
-    """The last argument of an adapter that stores D itself, where there are factors per row."""
+    """The last argument of an adapter that stores D itself, if there are factors per row."""
     return ", true" if scales_rows(kernel) else ""
 
 
+def operand(tensor: TensorDescription) -> str:
+    """The arguments of a `CollectiveBuilder` for an operand: element type, layout, alignment."""
+    return f"{DataTypeTag[tensor.element]}, {LayoutTag[tensor.layout]}, {tensor.alignment}"
+
+
+def static(extents: tuple[int, ...]) -> str:
+    return ", ".join(f"cute::Int<{extent}>" for extent in extents)
+
+
 def boolean(value: bool) -> str:
-    """As C++ writes it."""
     return "true" if value else "false"

@@ -1,4 +1,4 @@
-"""What kernels of CUTLASS 2.x are compiled from: CUTLASS's own text, and our adapter around it."""
+"""The C++ of CUTLASS 2.x kernels: CUTLASS's own text, and an adapter of this project around it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCALED_EPILOGUE = (
 
 
 def part(kernel: CutlassKernel) -> Part:
-    """The kernel's share of a unit."""
+    """The kernel's share of a translation unit."""
     operation = described(kernel)
     traits = text.traits(kernel, operation.A.alignment)
     return text.part(

@@ -1,9 +1,9 @@
-"""What kernels of CUTLASS 3.x are compiled from: CUTLASS's own text, and our adapters around it."""
+"""The C++ of CUTLASS 3.x kernels: CUTLASS's own text, and adapters of this project around it."""
 
 from __future__ import annotations
 
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
-from cutlass_library.library import DataTypeTag, KernelScheduleTag, LayoutTag
+from cutlass_library.library import DataTypeTag, KernelScheduleTag
 
 from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
 from gemmsmith.core.operation import Grouping
@@ -59,11 +59,12 @@ using {name} = cutlass::gemm::kernel::GemmUniversal<
 """
 
 _STREAM_K_TAG = ("cutlass::gemm::StreamKScheduler>", "gemmsmith::StreamKScheduler>")
-"""CUTLASS's scheduler does not compile with programmatic dependent launch; see stream_k.hpp."""
+"""CUTLASS's scheduler, and `stream_k.hpp`'s, which replaces it: CUTLASS's does not compile with
+programmatic dependent launch."""
 
 
 def part(kernel: CutlassKernel) -> Part:
-    """The kernel's share of a unit."""
+    """The kernel's share of a translation unit."""
     operation = described(kernel)
     traits = text.traits(kernel, operation.A.alignment)
     swapped = text.boolean(kernel.swapped)
@@ -92,8 +93,9 @@ def part(kernel: CutlassKernel) -> Part:
     else:
         adapter = f"Gemm3x<{struct}, {traits}, {swapped}>"
     if is_padded(kernel):
-        given = text.traits(kernel, kernel.alignment_a)
-        adapter = f"PaddedGemm<gemmsmith::{adapter}, {given}>"
+        # The adapter inside reads aligned copies, the outer one the operands as they are.
+        unaligned = text.traits(kernel, kernel.alignment_a)
+        adapter = f"PaddedGemm<gemmsmith::{adapter}, {unaligned}>"
     definition = text.emitted(
         kernel,
         EmitGemmUniversal3xInstance(),
@@ -110,27 +112,23 @@ def part(kernel: CutlassKernel) -> Part:
 
 
 def _gated(kernel: CutlassKernel) -> str:
-    """CUTLASS's kernel around the mainloop of `gated3x.hpp` and its epilogue, or that of
-    `gated_fp8_3x.hpp`.
+    """CUTLASS's kernel with the mainloop and epilogue of `gated3x.hpp` or `gated_fp8_3x.hpp`.
+
+    CUTLASS's emitter cannot write it: it writes collectives by their builders only.
     """
     operation, epilogue = described(kernel), kernel.operation.epilogue
     stores_fp8 = kernel.operation.stores_fp8
     stored = (text.boolean(epilogue.stores_aux), text.boolean(kernel.operation.is_scaled))
-    a, b = (
-        f"{DataTypeTag[each.element]}, {LayoutTag[each.layout]}, {each.alignment}"
-        for each in (operation.A, operation.B)
-    )
-    name = text.struct(kernel)
     return _GATED.format(
-        name=name,
-        tile=_static(kernel.tile),
-        cluster=_static(kernel.cluster),
+        name=text.struct(kernel),
+        tile=text.static(kernel.tile),
+        cluster=text.static(kernel.cluster),
         activation=text.ACTIVATIONS[epilogue.activation],
         epilogue="GatedFp8Epilogue" if stores_fp8 else "GatedEpilogue",
         stored="" if stores_fp8 else f"{', '.join(stored)}, ",
         pingpong=text.boolean(kernel.mainloop is MainloopSchedule.PINGPONG),
-        a=a,
-        b=b,
+        a=text.operand(operation.A),
+        b=text.operand(operation.B),
         d=DataTypeTag[DATA_TYPES[kernel.operation.d]],
         sums=DataTypeTag[DATA_TYPES[kernel.operation.accumulator]],
         stages=f"cutlass::gemm::collective::StageCount<{footprint.stages(kernel)}>",
@@ -141,24 +139,18 @@ def _gated(kernel: CutlassKernel) -> str:
 
 
 def _promotes(kernel: CutlassKernel) -> bool:
-    """Whether FP8's sums do not stay in the tensor core."""
+    """Whether FP8 sums are promoted from the tensor core to FP32 registers."""
     return kernel.operation.is_narrow_float and not kernel.fast_accumulation
 
 
 def _has_factors(kernel: CutlassKernel) -> bool:
-    """Whether its epilogue is of `fused_factors3x.hpp`."""
     epilogue = kernel.operation.epilogue
     return epilogue.has_column_scale or epilogue.has_row_scale
 
 
-def _static(extents: tuple[int, ...]) -> str:
-    """As CuTe writes extents that are known when it compiles."""
-    return ", ".join(f"cute::Int<{extent}>" for extent in extents)
-
-
 def _fused_epilogue(kernel: CutlassKernel) -> str:
     """The fusion operation of `fused3x.hpp`, `fused_factors3x.hpp`, `fused_fp8_3x.hpp` or
-    `backward3x.hpp`; CUTLASS's emitter fills in the element types of D and of what is computed.
+    `backward3x.hpp`. CUTLASS's emitter fills in the element types of D and of the computation.
     """
     operation = kernel.operation
     if backward := operation.epilogue.backward:
@@ -193,7 +185,7 @@ def _fused_epilogue(kernel: CutlassKernel) -> str:
 
 
 def _header(kernel: CutlassKernel) -> str:
-    """The header with the adapter that the kernel's entry names."""
+    """The header that defines the adapter in the kernel's entry."""
     if kernel.operation.is_grouped:
         return "grouped3x"
     if kernel.operation.epilogue.backward:

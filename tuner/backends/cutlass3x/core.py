@@ -1,7 +1,7 @@
-"""The curated list: the few hundred kernels among which winners have been found.
+"""The curated list of kernels for products without groups: a few hundred.
 
 Chosen from measurements on an H200 (2026-11-20: the winning tile, cluster and schedule of 35 BF16
-and 23 FP8 problems) and from the kernels cuBLAS was seen to run there.
+and 23 FP8 problems) and from the kernels that cuBLAS ran there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tuner.backends.cutlass.lines import (
     PLAIN,
     SWAPPED,
     KernelLine,
-    expand,
+    expand_all,
     legal,
 )
 from tuner.backends.cutlass.operation import kernel
@@ -34,7 +34,7 @@ _PINGPONG_SPLIT = (MainloopSchedule.PINGPONG, TileScheduler.SPLIT_K)
 _COOPERATIVE_SPLIT = (MainloopSchedule.COOPERATIVE, TileScheduler.SPLIT_K)
 
 _TMA = (
-    # Few tokens, swapped: the weights' rows run along the 64-wide M, the tokens along N.
+    # Few tokens, swapped: the weights' rows lie along M, 64 wide, and the tokens along N.
     # Winners at 16 and 64 tokens; cuBLAS's 64×8.
     KernelLine(
         schedule=_PINGPONG, m=64, ns=(8, 16, 32, 64), clusters=M2, swapped=SWAPPED, depth=256
@@ -47,7 +47,7 @@ _TMA = (
     ),
     KernelLine(schedule=_WS, m=64, ns=(8, 16, 32, 64), clusters=ONE, swapped=SWAPPED, depth=256),
     KernelLine(schedule=_PINGPONG, m=64, ns=(48, 96, 128), clusters=M2, swapped=SWAPPED, depth=256),
-    # More rows of the weights per block for the few tokens they meet: cuBLAS's 128×16 … 512×16.
+    # Few tokens again, with more rows of the weights per block: cuBLAS's 128×16 … 512×16.
     KernelLine(schedule=_PINGPONG, m=128, ns=(8, 16, 32), clusters=M2, swapped=SWAPPED),
     KernelLine(schedule=_COOPERATIVE, m=256, ns=(8, 16, 32), clusters=M2, swapped=SWAPPED),
     # Two thread blocks per SM: one block's prologue hides the other's epilogue.
@@ -59,12 +59,13 @@ _TMA = (
     KernelLine(schedule=_PINGPONG, m=64, ns=(128,), clusters=ALL, swapped=BOTH, precise=True),
     KernelLine(schedule=_PINGPONG, m=64, ns=(192, 256), clusters=M2, swapped=BOTH),
     KernelLine(schedule=_PINGPONG, m=64, ns=(64, 128), clusters=ONE, swapped=BOTH, depth=256),
-    # One tile per block, a wave of them: nothing persistent to set up. 0.3 µs less than the
-    # cooperative kernel of the same tile at 1024×1792×768 and 256×7168×2048 (H200, 2026-11-21).
+    # A single wave of tiles, one per block: a persistent kernel would only cost its set-up. 0.3 µs
+    # faster than the cooperative kernel of the same tile at 1024×1792×768 and 256×7168×2048 (H200,
+    # 2026-11-21).
     KernelLine(
         schedule=_WS, m=128, ns=(64, 96, 112, 128, 144, 160, 192), clusters=ONE, swapped=BOTH
     ),
-    # Stores straight from registers: no staging to wait for, and room for another stage.
+    # Stores straight from registers: no wait for staging, and memory for another stage.
     KernelLine(
         schedule=_WS, m=64, ns=(8, 16), clusters=ONE, swapped=SWAPPED, depth=256, direct=True
     ),
@@ -116,9 +117,9 @@ _TMA = (
     ),
     KernelLine(schedule=_COOPERATIVE, m=256, ns=(80, 112, 160), clusters=((2, 1),), swapped=PLAIN),
     KernelLine(schedule=_COOPERATIVE, m=256, ns=(64, 128), clusters=((2, 1),), swapped=SWAPPED),
-    # Too few tiles to fill the GPU: split along K, in two kernels where tiles are not small.
-    # Small tiles read much from L2: cuBLAS's run in clusters of 2×1 to 2×4. With rows of a long K
-    # far apart in memory, deeper tiles read more of a DRAM page at a time.
+    # Too few tiles to fill the GPU: split along K, in two kernels unless tiles are small. Small
+    # tiles read much from L2, so cuBLAS runs them in clusters of 2×1 to 2×4. If K is long, rows are
+    # far apart in memory, and deeper tiles read more of a DRAM page at once.
     KernelLine(
         schedule=_WS_SPLIT,
         m=64,
@@ -222,16 +223,13 @@ _CPASYNC_COOPERATIVE_TILES = ((128, 64), (128, 128), (128, 256))
 
 @lru_cache(maxsize=16)
 def tma_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[CutlassKernel, ...]:
-    """The curated kernels with a TMA mainloop and the given epilogue."""
     lines = _TMA if epilogue is EpilogueSchedule.TMA else _NO_SMEM
-    return legal((each for line in lines for each in expand(line, operation, epilogue)), RULES)
+    return legal(expand_all(lines, operation, epilogue), RULES)
 
 
 @lru_cache(maxsize=16)
 def padded_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[CutlassKernel, ...]:
-    """The curated kernels that copy operands which TMA cannot read."""
-    unjudged = (each for line in _PADDED for each in expand(line, operation, epilogue, 1))
-    return legal(unjudged, RULES)
+    return legal(expand_all(_PADDED, operation, epilogue, alignment=1), RULES)
 
 
 @lru_cache(maxsize=32)

@@ -1,9 +1,9 @@
-"""Kernels whose tile N is chosen for one problem, so that its tiles just fill whole waves.
+"""Kernels whose tile N is chosen for one problem, so that its tiles fill whole waves.
 
-A problem of few tiles is as slow as its last wave: 7168 columns in tiles of 128 are 112 tiles on
-132 SMs, in tiles of 112 they are 128, and 12% less work each. Any multiple of 8 is an instruction
-width, so the width follows from the problem. Which of them is worth compiling is the cost model's
-business.
+A problem with few tiles takes as long as its last wave: 7168 columns are 112 tiles of width 128 on
+132 SMs, but 128 tiles of width 112, each with 12% less work. Instructions take every multiple of 8
+as their width, so it is computed from the problem. The cost model decides which of these kernels
+are worth compiling.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tuner.backends.cutlass.rules import choice_refusal
 from tuner.backends.cutlass3x.rules import RULES
 
 MOST_WAVES = 3
-"""Beyond, what the last wave leaves idle is a few percent, and the curated widths fill it."""
+"""With more waves, the last one leaves a few percent idle, and the curated widths suffice."""
 
 LEAST_FILL = 0.8
-"""Share of the waves' tiles that must be the problem's."""
+"""Least share of the waves' elements that are elements of D."""
 
 WIDEST = 256
 NARROWEST = 24
@@ -47,7 +47,7 @@ _CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4))
 
 
 class Fit(NamedTuple):
-    """All that is chosen of a fitted kernel but its tile N. `m`: tile M."""
+    """All choices of a fitted kernel except tile N. `m` is tile M."""
 
     mainloop: MainloopSchedule
     scheduler: TileScheduler
@@ -61,17 +61,19 @@ def _ways() -> Iterator[tuple[Fit, int]]:
         for cluster, waves in product(_CLUSTERS, range(1, MOST_WAVES + 1)):
             way = Fit(*schedule, swapped, cluster)
             if waves > 1 and (cluster[0] * cluster[1] == 4 or way.scheduler is TileScheduler.GRID):
-                continue  # these are for a single wave: all reads at once, no tile after the first
+                # Large clusters share reads that happen at the same time, and a kernel with one
+                # block per tile does not overlap tiles: both gain in a single wave only.
+                continue
             yield way, waves
 
 
 WAYS = tuple(_ways())
-"""Each with the number of waves that its tiles are to fill."""
+"""Choices of a fitted kernel, each with the number of waves that its tiles are to fill."""
 
 
 def kernels(like: CutlassKernel, problem: Problem, device: DeviceModel) -> list[CutlassKernel]:
-    """Legal kernels with fitted tiles, of the types, layout, alignment and epilogue of `like`."""
-    found: dict[str, CutlassKernel] = {}
+    """Legal kernels with fitted tiles, and the types, layout, alignment and epilogue of `like`."""
+    by_name: dict[str, CutlassKernel] = {}
     step = step_of(problem.operation)
     arch = architecture(device.arch)
     for way, waves in WAYS:
@@ -82,15 +84,15 @@ def kernels(like: CutlassKernel, problem: Problem, device: DeviceModel) -> list[
             continue
         kernel = legal(like, way, n)
         if kernel is not None:
-            found.setdefault(kernel.name, kernel)
-    return list(found.values())
+            by_name.setdefault(kernel.name, kernel)
+    return list(by_name.values())
 
 
 @lru_cache(maxsize=64)
 def build(like: CutlassKernel) -> None:
-    """Make every kernel that `kernels` can give for `like`, so that it is quick from then on.
+    """Create every kernel that `kernels` can return for `like`; `legal` caches them.
 
-    Up to 1,800 of them; takes about 50 ms the first time.
+    They are up to 1,800, and take about 50 ms the first time.
     """
     for way, n in product(dict.fromkeys(way for way, _ in WAYS), widths(like.operation)):
         legal(like, way, n)
@@ -98,7 +100,7 @@ def build(like: CutlassKernel) -> None:
 
 @lru_cache(maxsize=1 << 16)
 def legal(like: CutlassKernel, way: Fit, n: int) -> CutlassKernel | None:
-    """The kernel whose tiles are `n` wide, with its name; None where a rule refuses it."""
+    """The kernel with tile N of `n`, and its name; None if a rule refuses it."""
     kernel = structs.replace(
         like,
         tile=(way.m, n, 128 // like.operation.a.bytes),
@@ -113,12 +115,10 @@ def legal(like: CutlassKernel, way: Fit, n: int) -> CutlassKernel | None:
 
 
 def step_of(operation: Operation) -> int:
-    """What widths are a multiple of."""
     return 8 if operation.is_narrow_float else 16
 
 
 def widths(operation: Operation) -> range:
-    """All that tile N may be."""
     step = step_of(operation)
     return range(ceil(NARROWEST / step) * step, WIDEST + 1, step)
 
@@ -126,7 +126,11 @@ def widths(operation: Operation) -> range:
 def _width(
     m: int, extents: tuple[int, int], batch: int, cluster: tuple[int, int], blocks: int, step: int
 ) -> int | None:
-    """The least tile N with which all tiles are in `blocks` at once; None if that is no fit."""
+    """The least tile N with which all tiles run in `blocks` thread blocks.
+
+    Returns None if that is impossible, or fills less than LEAST_FILL of them.
+    """
+    # Tiles along M in whole clusters, and the tiles along N for which blocks are left.
     tiles_m = ceil(extents[0] / (m * cluster[0])) * cluster[0]
     across = blocks // (tiles_m * batch) // cluster[1] * cluster[1]
     if across < 1:

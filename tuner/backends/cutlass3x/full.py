@@ -1,4 +1,4 @@
-"""Every legal kernel of CUTLASS 3.x for one operation: the products that the rules allow."""
+"""Every legal kernel of CUTLASS 3.x for an operation: all choices that the rules allow."""
 
 from __future__ import annotations
 
@@ -30,20 +30,18 @@ _PADDED_SCHEDULES = (
 
 @lru_cache(maxsize=16)
 def tma_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[CutlassKernel, ...]:
-    """Kernels with a TMA mainloop and the given epilogue."""
     alignment = tma_alignment(operation)
     return legal(tma_products(_TMA_SCHEDULES, operation, epilogue, alignment, RULES), RULES)
 
 
 @lru_cache(maxsize=16)
 def padded_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[CutlassKernel, ...]:
-    """Kernels with a TMA mainloop that copy operands which TMA cannot read."""
     return legal(tma_products(_PADDED_SCHEDULES, operation, epilogue, 1, RULES), RULES)
 
 
 @lru_cache(maxsize=32)
 def cpasync_kernels(operation: Operation, alignment: int) -> tuple[CutlassKernel, ...]:
-    """Kernels whose producer warps copy with cp.async: rows aligned to 4 bytes and more."""
+    """Kernels whose producer warps copy with `cp.async`: for rows aligned to 4 bytes or more."""
     return legal(
         (
             kernel(

@@ -1,9 +1,9 @@
-"""Which kernels a grouped problem is offered: CUTLASS's pointer-array ones.
+"""The kernels that a grouped problem is offered: CUTLASS's pointer-array kernels.
 
-Where experts get few tokens, reading the weights is all: their rows run along the kernel's M, and
-the tokens, few of them in each tile, along its N (swapped). Wide tiles are for experts with many
-tokens, and for weight gradients, whose outputs are the weights' own size. From six kernels' times
-at 13 problems (NVIDIA H200, 2026-11-23), and to be measured: the lists are wider than that.
+If experts get few tokens, reading the weights takes all the time: their rows lie along the kernel's
+M, and the tokens, few per tile, along its N (swapped). Wide tiles are for experts with many tokens,
+and for weight gradients, whose outputs are as large as the weights. The lists extend the times of
+six kernels at 13 problems (NVIDIA H200, 2026-11-23); most of their kernels were not measured then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tuner.backends.cutlass.lines import (
     PLAIN,
     SWAPPED,
     KernelLine,
-    expand,
+    expand_all,
     legal,
 )
 from tuner.backends.cutlass.operation import tma_alignment
@@ -68,5 +68,4 @@ def kernels(operation: Operation, level: Level) -> tuple[CutlassKernel, ...]:
         )
         return legal(every, RULES)
     lines = _ROWS if operation.grouping is Grouping.ROWS else _DEPTH
-    unjudged = (each for line in lines for each in expand(line, operation, EpilogueSchedule.TMA))
-    return legal(unjudged, RULES)
+    return legal(expand_all(lines, operation, EpilogueSchedule.TMA), RULES)

@@ -1,4 +1,4 @@
-"""Which kernels of CUTLASS 3.x are legal."""
+"""The legality rules of CUTLASS 3.x kernels."""
 
 from __future__ import annotations
 
@@ -15,39 +15,38 @@ from tuner.backends.cutlass import footprint, rules, wgmma
 from tuner.backends.cutlass.operation import TMA_BYTES, operands, scales_rows
 
 MMA_PROMOTION_INTERVAL = 4
-"""Default `mma_promotion_interval` of precise FP8 kernels, in wgmma instructions of K = 32."""
-
+"""Default `mma_promotion_interval` of precise FP8 kernels, in `wgmma` instructions of K = 32."""
 
 SWIZZLE_BYTES = 128
-"""A row of the widest swizzle atom."""
+"""Bytes of a row of the widest swizzle atom."""
 
 MAX_ACCUMULATORS_BESIDE_ACTIVATION = 96
-"""Of swapped kernels whose activation takes an exponential. 128 and 192 of them spill 12 to 152
-bytes in four of five kernels, 96 none; not swapped, 192 do not spill (nvcc 13.0.88, 2026-11-23)."""
-
+"""Accumulator registers of swapped kernels whose activation has an exponential. With 128 and 192,
+four of five kernels spill 12 to 152 bytes; with 96 none spills. Kernels that are not swapped do not
+spill with 192 (nvcc 13.0.88, 2026-11-23)."""
 
 MAX_ACCUMULATORS_BESIDE_GATES = 176
-"""Of backward epilogues that read gate and up and store three outputs: 192 spill 32 bytes, 176
-none; of those that store two, 192 none (as above)."""
+"""Accumulator registers of backward epilogues that read gate and up and store three outputs. 192
+spill 32 bytes, 176 none; epilogues that store two outputs do not spill with 192 (as above)."""
 
 
 def promotion_interval_divides(kernel: CutlassKernel) -> str | None:
-    """Precise FP8: whole mainloop iterations between promotions (`can_implement`)."""
+    """Precise FP8 kernels promote their sums after whole mainloop iterations (`can_implement`)."""
     precise = kernel.operation.is_narrow_float and not kernel.fast_accumulation
     if precise and kernel.mainloop in TMA_MAINLOOPS and kernel.tile[2] > 128:
-        return f"precise FP8 accumulates over at most {32 * MMA_PROMOTION_INTERVAL} of K at once"
+        return f"tile K of precise FP8 must be at most {32 * MMA_PROMOTION_INTERVAL}"
     return None
 
 
 def cpasync_threads_cover_tile(kernel: CutlassKernel) -> str | None:
-    """The producer's threads tile A and B evenly (`make_simt_gmem_tiled_copy`)."""
+    """The producer's threads divide tiles of A and B evenly (`make_simt_gmem_tiled_copy`)."""
     if kernel.mainloop is not MainloopSchedule.CPASYNC_WARP_SPECIALIZED:
         return None
-    seen = operands(kernel.operation, swapped=kernel.swapped)
+    types = operands(kernel.operation, swapped=kernel.swapped)
     warpgroups = 2 if kernel.scheduler is TileScheduler.GRID else 1
     threads = warpgroups * footprint.WARPGROUP_THREADS
     m, n, k = kernel.tile
-    for name, extent, k_major in (("A", m, seen.a_row_major), ("B", n, not seen.b_row_major)):
+    for name, extent, k_major in (("A", m, types.a_row_major), ("B", n, not types.b_row_major)):
         major, minor = (k, extent) if k_major else (extent, k)
         along = min(threads, major // kernel.alignment_a)
         if major % kernel.alignment_a or threads % along or minor % (threads // along):
@@ -56,7 +55,7 @@ def cpasync_threads_cover_tile(kernel: CutlassKernel) -> str | None:
 
 
 def cpasync_copies_16_bit_and_fp8(kernel: CutlassKernel) -> str | None:
-    """Integers and TF32 that TMA cannot read are copied first (`padded.hpp`)."""
+    """Integers and TF32 that TMA cannot read are copied first instead (`padded.hpp`)."""
     cpasync = kernel.mainloop is MainloopSchedule.CPASYNC_WARP_SPECIALIZED
     if cpasync and kernel.operation.a in (Element.S8, Element.TF32):
         return f"no cp.async kernels of {kernel.operation.a}"
@@ -64,16 +63,16 @@ def cpasync_copies_16_bit_and_fp8(kernel: CutlassKernel) -> str | None:
 
 
 def row_scales_leave_by_tma(kernel: CutlassKernel) -> str | None:
-    """The visitor tree with factors per row and column is the TMA epilogue's."""
+    # CUTLASS has visitor trees, which apply the factors, for the TMA epilogue only.
     if scales_rows(kernel) and kernel.epilogue is not EpilogueSchedule.TMA:
         return "factors per row and column need the TMA epilogue"
     return None
 
 
 def grouped_kernels_are_pointer_arrays(kernel: CutlassKernel) -> str | None:
-    """CUTLASS's pointer-array kernels: ping-pong or cooperative, descriptors made by the kernel.
+    """CUTLASS's pointer-array kernels are ping-pong or cooperative, and store by TMA.
 
-    Their epilogue takes no factors of tokens.
+    Their epilogue cannot apply factors of tokens.
     """
     if not kernel.operation.is_grouped:
         return None
@@ -83,23 +82,23 @@ def grouped_kernels_are_pointer_arrays(kernel: CutlassKernel) -> str | None:
 
 
 def fused_kernels_leave_by_tma(kernel: CutlassKernel) -> str | None:
-    """The visitor tree is the TMA epilogue's, of kernels that compute whole sums of a tile."""
+    # The visitor tree needs the TMA epilogue, and complete sums of a tile.
     return _not_whole_tiles_by_tma(kernel, "fused") if kernel.operation.is_fused else None
 
 
-def _not_whole_tiles_by_tma(kernel: CutlassKernel, what: str) -> str | None:
-    """Unless it is a persistent kernel that loads and stores by TMA."""
+def _not_whole_tiles_by_tma(kernel: CutlassKernel, kind: str) -> str | None:
+    """None if it is a persistent kernel that loads and stores by TMA, else the reason."""
     if kernel.mainloop not in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE):
-        return f"no {what} kernels with {kernel.mainloop}"
+        return f"no {kind} kernels with {kernel.mainloop}"
     if kernel.scheduler is not TileScheduler.PERSISTENT:
-        return f"{what} kernels do not take the {kernel.scheduler} scheduler"
+        return f"{kind} kernels do not take the {kernel.scheduler} scheduler"
     if kernel.epilogue is not EpilogueSchedule.TMA or kernel.alignment_a == 1:
-        return f"{what} kernels load and store by TMA"
+        return f"{kind} kernels load and store by TMA"
     return None
 
 
 def tma_stores_whole_vectors(kernel: CutlassKernel) -> str | None:
-    """A row of the part of D that TMA stores at once is a multiple of 16 bytes (TMA's box)."""
+    """A row of TMA's box, the part of D that one TMA store writes, is a multiple of 16 bytes."""
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return None
     m, n = footprint.epilogue_tile(kernel)
@@ -108,19 +107,19 @@ def tma_stores_whole_vectors(kernel: CutlassKernel) -> str | None:
 
 
 def activation_leaves_registers(kernel: CutlassKernel) -> str | None:
-    """An activation is computed beside the accumulators, transposed ones moved as well."""
+    """An activation needs registers beside the accumulators, more if the kernel is swapped."""
     heavy = kernel.operation.epilogue.activation in (Activation.GELU, Activation.SILU)
     used = footprint.accumulator_registers(kernel)
     if heavy and kernel.swapped and used > MAX_ACCUMULATORS_BESIDE_ACTIVATION:
-        return f"{used} accumulator registers a thread leave too few for the activation"
+        return f"{used} accumulator registers per thread leave too few for the activation"
     return None
 
 
 def gated_tile_is_two_halves(kernel: CutlassKernel) -> str | None:
-    """Gate and up halve the tile's N, and rows of it are those of a swizzle atom (`gated3x.hpp`).
+    """Gate and up are halves of tile N, with K of one row of a swizzle atom (`gated3x.hpp`).
 
-    Each half is whole boxes of 16 columns, and whole atoms of 8 rows for each block of a cluster
-    that loads a share of it.
+    A half consists of whole boxes of 16 columns, and of whole atoms of 8 rows for every block of
+    the cluster that loads a share of it.
     """
     if not kernel.operation.epilogue.is_gated:
         return None
@@ -134,17 +133,17 @@ def gated_tile_is_two_halves(kernel: CutlassKernel) -> str | None:
 
 
 def gates_leave_registers(kernel: CutlassKernel) -> str | None:
-    """A gate, its up and all three outputs lie in registers beside the accumulators."""
+    """Gate, up and all three outputs need registers beside the accumulators."""
     backward = kernel.operation.epilogue.backward
     used = footprint.accumulator_registers(kernel)
     three = backward is not None and backward.gated and backward.activated
     if three and used > MAX_ACCUMULATORS_BESIDE_GATES:
-        return f"{used} accumulator registers a thread leave too few for gate, up and outputs"
+        return f"{used} accumulator registers per thread leave too few for gate, up and outputs"
     return None
 
 
 def backward_kernels_are_not_swapped(kernel: CutlassKernel) -> str | None:
-    """Swapped kernels are for few tokens, and a backward pass has many."""
+    # Swapped kernels are for few tokens, and a backward pass has many.
     if kernel.operation.epilogue.backward and kernel.swapped:
         return "backward epilogues are not swapped"
     return None
@@ -181,4 +180,4 @@ RULES = rules.by_name(
     cpasync_threads_cover_tile,
     rules.fields_follow_name,
 )
-"""What every kernel must satisfy, cheapest and most telling first."""
+"""The rules that every kernel must satisfy, in order: cheap and frequently violated rules first."""
