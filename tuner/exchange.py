@@ -342,9 +342,11 @@ def write_winners(path: Path, winners: Sequence[Winner]) -> None:
 
 
 def _line(winner: Winner) -> bytes:
-    # Pinned or stale is what a winner is in this store.
-    found = msgspec.to_builtins(replace(winner, pinned=False, stale=False))
-    del found["origin"], found["digest"]
+    # Whether a winner is pinned or stale is true of one store only.
+    values = msgspec.to_builtins(replace(winner, pinned=False, stale=False))
+    del values["origin"], values["digest"]
     if winner.signature is None:
-        del found["signature"]
-    return msgspec.json.encode(found)
+        del values["signature"]
+    # The order of every file so far: a file that is written again must not change by a byte.
+    first = {name: values.pop(name) for name in ("problem", "device", "environment")}
+    return msgspec.json.encode(first | values)

@@ -31,12 +31,12 @@ from tuner.search.library import Library, library_kernel
 from tuner.search.offered import offered
 from tuner.search.packs import RunPacks
 from tuner.search.progress import Progress, Step
-from tuner.search.promotion import Decision, decide, verdict
+from tuner.search.promotion import decide, verdict
 from tuner.search.ranking import Ranker, by_time, predictions
 from tuner.search.recheck import top_candidates
 from tuner.search.transfer import near_winners
 from tuner.store import Store
-from tuner.trial import Finals, Phase, Trial, Winner
+from tuner.trial import Decision, Finals, Phase, Trial, Winner
 
 Listener = Callable[[Progress], None]
 
@@ -261,7 +261,8 @@ class _Run:
         return finals
 
     def promote(self, finals: Finals) -> Winner:
-        self.decision = decision = decide(finals)
+        decision = replace(decide(finals), baseline_kernels=self.baseline_kernels)
+        self.decision = decision
         winner = self.store.promote(self._winner(decision))
         self._say(Step.PROMOTE, self.planned, self.planned, verdict(decision))
         return winner
@@ -359,22 +360,10 @@ class _Run:
 
     def _winner(self, decision: Decision) -> Winner:
         return Winner(
+            **decision.decided(),
             problem=self.problem,
             device=self.device.model,
             environment=self.device.environment,
-            use=decision.use,
-            candidate=decision.candidate,
-            statistics=decision.statistics,
-            baseline=decision.baseline,
-            speedup=decision.speedup,
-            correctness=decision.correctness,
-            conditions=decision.conditions,
-            ties=decision.ties,
-            power_penalty=decision.power_penalty,
-            regimes=decision.regimes,
-            rivals=decision.rivals,
-            spreads=decision.spreads,
-            baseline_kernels=self.baseline_kernels,
             replayed=self.device.replayed,
             pack=self.packs.hash(decision.candidate) if decision.candidate else None,
             job=self.job,
@@ -383,11 +372,19 @@ class _Run:
     def _say(self, step: Step, done: int, total: int, message: str) -> None:
         us, best = _speed(self.fastest) if self.fastest else (None, None)
         if self.decision is not None:
-            us, best = self.decision.ahead(self.problem.operation.default)
+            us, best = _decided(self.decision, self.problem)
         said = Progress(phase=step, done=done, total=total, best_us=us, best=best, message=message)
         if self.device.replayed:
             said = replace(said, recorded=self.device.model.name)
         self.on_event(said)
+
+
+def _decided(decision: Decision, problem: Problem) -> tuple[float | None, str]:
+    """What callers run: its median microseconds, and the winner's key or the default's name."""
+    if decision.runs is not None:
+        return decision.time_us, decision.runs.key
+    baseline = decision.baseline
+    return baseline.median_us if baseline else None, problem.operation.default
 
 
 def _speed(trial: Trial) -> tuple[float, str]:
