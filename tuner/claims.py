@@ -192,7 +192,7 @@ def kernel_is_what_its_name_says(winner: Winner) -> str | None:
     kernel = winner.candidate.kernel
     if kernel.arch != winner.device.arch:
         return f"{kernel.name} is for {kernel.arch}, {winner.device.name} is {winner.device.arch}"
-    return kernel_doubt(kernel, winner.problem)
+    return kernel_reason(kernel, winner.problem)
 
 
 def launch_is_legal(winner: Winner) -> str | None:
@@ -233,12 +233,12 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 
-def doubt(winner: Winner) -> str | None:
+def reason(winner: Winner) -> str | None:
     """Why a winner cannot be true; None where it may be."""
     return next((reason for claim in CLAIMS if (reason := claim(winner))), None)
 
 
-def kernel_doubt(kernel: AnyKernel, problem: Problem | None = None) -> str | None:
+def kernel_reason(kernel: AnyKernel, problem: Problem | None = None) -> str | None:
     """Why no backend would describe a kernel of that name so, or it does not take the problem."""
     if backend_of(kernel) is None:
         return f"{kernel.name}: no backend {kernel.backend} is known here"

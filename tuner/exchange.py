@@ -242,9 +242,9 @@ class _Problems:
 
     def doubt(self, number: int, winner: Winner) -> bool:
         """Whether a winner cannot be true; why is noted."""
-        from tuner.claims import doubt  # kernels' names take CUTLASS's generator: half a second
+        from tuner import claims  # kernels' names take CUTLASS's generator: half a second
 
-        reason = doubt(winner)
+        reason = claims.reason(winner)
         if reason is not None:
             self.add(number, reason)
         return reason is not None

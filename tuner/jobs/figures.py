@@ -21,10 +21,10 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from gemmsmith.core.tuning import JobState
-from tuner.jobs.job_rows import lapsed
-from tuner.store.clock import moment
+from tuner.jobs.job import lapsed
 from tuner.store.database import Database
 from tuner.store.models import JobEventRow, JobRow
+from tuner.store.sql import moment
 
 WAITING = "waiting"
 """The phase of a job that no worker has taken yet."""

@@ -24,11 +24,10 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from gemmsmith.core.tuning import JobState
 from tuner.errors import LeaseLost
-from tuner.jobs.job import Job
-from tuner.jobs.job_rows import add_event, attempts_left, end, expire, requeue
-from tuner.store.clock import moment, now
+from tuner.jobs.job import Job, add_event, attempts_left, end, expire, requeue
 from tuner.store.database import Database
 from tuner.store.models import JobRow
+from tuner.store.sql import moment, now
 
 
 class StopReason(StrEnum):

@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from gemmsmith.core.tuning import JobState
 from tuner.errors import QueueFull, QuotaUsedUp
-from tuner.store.clock import moment
 from tuner.store.models import JobRow
+from tuner.store.sql import moment
 
 LONGEST_PAUSE_S = 3600
 """Nobody is told to stay away for longer; a queue in which nothing has ended since then says so."""

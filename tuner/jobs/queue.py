@@ -23,9 +23,10 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort, JobState
 from tuner.errors import JobNotFound, NotRetryable
 from tuner.jobs import limits
-from tuner.jobs.job import Job, RecordedEvent
-from tuner.jobs.job_rows import (
+from tuner.jobs.job import (
     LONGEST_S,
+    Job,
+    RecordedEvent,
     add_event,
     attempts_left,
     end,
@@ -39,9 +40,9 @@ from tuner.jobs.job_rows import (
 from tuner.jobs.lease import LeasedJob
 from tuner.jobs.workers import Workers
 from tuner.store.audit import LOCAL, Action, record
-from tuner.store.clock import moment, now
 from tuner.store.dictionary import problem_of
 from tuner.store.models import IdempotencyKeyRow, JobEventRow, JobRow, ProblemRow
+from tuner.store.sql import moment, now
 from tuner.store.store import Store
 
 MAX_ATTEMPTS = 3

@@ -13,9 +13,9 @@ from sqlalchemy import and_, func, or_, select
 from gemmsmith.core.tuning import Effort, JobState
 from tuner.jobs.job import Job
 from tuner.jobs.queue import Queue
-from tuner.store.clock import now
 from tuner.store.dictionary import problem_of
 from tuner.store.models import JobRow, ProblemRow, WinnerRow
+from tuner.store.sql import now
 from tuner.store.store import Store
 
 IDLE_PRIORITY = -101

@@ -16,11 +16,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, select, update
 
 from gemmsmith.core.tuning import JobState
-from tuner.jobs.job_rows import is_abandoned
+from tuner.jobs.job import is_abandoned
 from tuner.jobs.lease import LeasedJob
 from tuner.jobs.queue import Queue
-from tuner.store.clock import now
 from tuner.store.models import JobEventRow, JobRow
+from tuner.store.sql import now
 from tuner.store.store import Store
 
 TO_COMPILE = "compile"

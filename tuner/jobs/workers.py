@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import delete, or_, select, update
 
-from tuner.jobs.job import Job
-from tuner.jobs.job_rows import is_abandoned, is_leased
-from tuner.store.clock import now
+from tuner.jobs.job import Job, is_abandoned, is_leased
 from tuner.store.database import Database
 from tuner.store.models import JobRow, WorkerRow
-from tuner.store.upsert import insert_ignore
+from tuner.store.sql import insert_ignore, now
 
 REPORT_EVERY_S = 20.0
 """Time between two reports of a worker without a job; each is one small write."""

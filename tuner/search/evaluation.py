@@ -21,8 +21,7 @@ from tuner.devices.recording import RecordedProblem, RecordedTrial, Sweep
 from tuner.devices.replay import ReplayDevice
 from tuner.measure.statistics import paired_ratio
 from tuner.search.budget import Budget
-from tuner.search.exploration import Proposals
-from tuner.search.field import Field
+from tuner.search.exploration import Field, Proposals
 from tuner.search.finals import finalists, hold_finals
 from tuner.search.hints import resembling
 from tuner.search.promotion import decide

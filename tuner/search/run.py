@@ -21,20 +21,15 @@ from tuner.compile import Builder, Built
 from tuner.devices.base import Contender, Device
 from tuner.errors import JobAborted, NoLegalCandidate
 from tuner.measure.statistics import summarize
-from tuner.search.batches import StopSignal, in_batches
 from tuner.search.budget import BUDGETS, Budget
-from tuner.search.exploration import Proposals
-from tuner.search.field import Field
-from tuner.search.finals import finalists, hold_finals
-from tuner.search.hints import resembling
-from tuner.search.library import Library, library_kernel
-from tuner.search.offered import offered
-from tuner.search.packs import RunPacks
+from tuner.search.exploration import Field, Proposals
+from tuner.search.finals import finalists, hold_finals, top_candidates
+from tuner.search.hints import near_winners, resembling
+from tuner.search.offered import Library, library_kernel, offered
+from tuner.search.packs import RunPacks, StopSignal, in_batches
 from tuner.search.progress import Progress, Step
 from tuner.search.promotion import decide, verdict
 from tuner.search.ranking import Ranker, by_time, predictions
-from tuner.search.recheck import top_candidates
-from tuner.search.transfer import near_winners
 from tuner.store import Store
 from tuner.trial import Decision, Finals, Phase, Trial, Winner
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 
 from gemmsmith.core.problem import Problem
-from tuner.store.clock import now
 from tuner.store.database import Database
 from tuner.store.dictionary import problem_of
 from tuner.store.gpus import SEEN_S
@@ -26,6 +25,7 @@ from tuner.store.models import (
     ProblemRow,
     WinnerRow,
 )
+from tuner.store.sql import now
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,11 +16,10 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from gemmsmith.core.device import DeviceModel, Environment
-from tuner.store.clock import now
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary
 from tuner.store.models import DeviceRow, EnvironmentRow, GpuRow, WinnerRow
-from tuner.store.upsert import insert_ignore
+from tuner.store.sql import insert_ignore, now
 
 SEEN_S = 30 * 86_400.0
 """How long a GPU that is silent counts: longer than holidays, shorter than a machine's absence

@@ -20,9 +20,9 @@ from sqlalchemy import ColumnElement, and_, or_, select, update
 
 from tuner.errors import KeyNameTaken, KeyNotFound
 from tuner.store.audit import LOCAL, SYSTEM, UNKNOWN, Action, record
-from tuner.store.clock import moment, now
 from tuner.store.database import Database
 from tuner.store.models import ApiKeyRow
+from tuner.store.sql import moment, now
 
 PREFIX = "gsk_"
 LONGEST_LIFE_S = 10 * 366 * 86_400

@@ -371,7 +371,7 @@ class ApiKeyRow(Base):
 class AuditRow(Base):
     """Who changed what is served, or who may come in; rows are only ever added.
 
-    `hash` is of all of it and of `previous`, the hash before: see `tuner.store.chain`.
+    `hash` is of all of it and of `previous`, the hash before: see `tuner.store.audit`.
     """
 
     __tablename__ = "audit"

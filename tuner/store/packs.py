@@ -8,12 +8,11 @@ from sqlalchemy import delete, select, update
 
 from gemmsmith.core.kernel import AnyKernel
 from tuner.store.audit import SYSTEM, Action, record
-from tuner.store.clock import now
 from tuner.store.codec import kernel_from_json
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary
 from tuner.store.models import KernelRow, PackKernelRow, PackRow, WinnerRow
-from tuner.store.upsert import insert_ignore
+from tuner.store.sql import insert_ignore, now
 
 
 class PackTables:

@@ -7,6 +7,7 @@ What a method has written when it returns is durable, and what raised has change
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from math import inf
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -44,8 +45,7 @@ from tuner.store.packs import PackTables
 from tuner.store.revisions import Revisions, WinnerRevision
 from tuner.store.served import AllServed
 from tuner.store.statement import signed
-from tuner.store.trials import StoredTrial, Trials
-from tuner.store.tried import TriedTrials
+from tuner.store.trials import StoredTrial, Trials, TriedTrials
 from tuner.store.winners import Winners
 from tuner.trial import Phase, Trial, Winner
 
@@ -53,16 +53,14 @@ from tuner.trial import Phase, Trial, Winner
 class Store:
     """Everything gemmsmith remembers. Open with `Store.open`; use as a context manager.
 
+    The parts that only some programs need are made when they are first used.
+
     Attributes:
         database: for `tuner.jobs`, which keeps its queue in the same database.
-        audit: who changed what.
-        changes: whether answers may be others than they were.
-        gpus: what measures for this store.
-        imports: winners from elsewhere.
-        listing, overview, tried: what the pages show.
-        served: what is served on a device model, for snapshots.
-        keys: API keys.
-        signer: signs what is measured here; None: nobody does.
+        signer: signs what is measured here; None leaves it unsigned.
+        dictionary: devices, environments, problems and kernels.
+        changes: whether answers may have changed.
+        gpus: the GPUs that measure for this store.
     """
 
     def __init__(
@@ -74,19 +72,50 @@ class Store:
         self.database = database
         self.signer = signer
         self.dictionary = dictionary or Dictionary(database)
-        self.audit = Audit(database)
-        self.keys = Keys(database)
         self._trials = Trials(database, self.dictionary)
         self.gpus = Gpus(database, self.dictionary)
         self._winners = Winners(database, self.dictionary, self.gpus)
-        self.imports = Imports(database, self.dictionary, self._winners)
         self._revisions = Revisions(database, self.dictionary, self._winners)
-        self._packs = PackTables(database, self.dictionary)
         self.changes = Changes(database)
-        self.served = AllServed(database, self.dictionary, self.gpus)
-        self.overview = Overview(database)
-        self.tried = TriedTrials(database, self.dictionary)
-        self.listing = Listing(database, self.dictionary, self.gpus, self._trials)
+
+    @cached_property
+    def audit(self) -> Audit:
+        """Who changed what."""
+        return Audit(self.database)
+
+    @cached_property
+    def keys(self) -> Keys:
+        """API keys."""
+        return Keys(self.database)
+
+    @cached_property
+    def imports(self) -> Imports:
+        """Taking in winners from elsewhere."""
+        return Imports(self.database, self.dictionary, self._winners)
+
+    @cached_property
+    def served(self) -> AllServed:
+        """All that is served on a device model, for snapshots."""
+        return AllServed(self.database, self.dictionary, self.gpus)
+
+    @cached_property
+    def overview(self) -> Overview:
+        """Operations and sums over the winners, for the pages."""
+        return Overview(self.database)
+
+    @cached_property
+    def tried(self) -> TriedTrials:
+        """Trials in brief, for the pages."""
+        return TriedTrials(self.database, self.dictionary)
+
+    @cached_property
+    def listing(self) -> Listing:
+        """Lists of winners and of a problem's trials, for the pages."""
+        return Listing(self.database, self.dictionary, self.gpus, self._trials)
+
+    @cached_property
+    def _packs(self) -> PackTables:
+        return PackTables(self.database, self.dictionary)
 
     @classmethod
     def open(cls, url: str, *, create: bool = False, signer: Signer | None = None) -> Store:
@@ -94,7 +123,7 @@ class Store:
 
         Args:
             url: `sqlite:///path/to/file.db` or `postgresql://user@host/name`.
-            create: make the database if there is none or it is empty; an old one is left alone.
+            create: make the database if it does not exist or is empty; an old one is left alone.
             signer: signs the winners that are measured here.
 
         Raises:
@@ -119,15 +148,15 @@ class Store:
         return cls(database, signer)
 
     def fenced(self, fence: Fence) -> Store:
-        """This store for somebody who may lose the right to write: the fence begins every write.
+        """This store for a worker that may lose the right to write: the fence begins every write.
 
-        What it raises, the writing method raises, and has changed nothing. Shares connections and
-        what is remembered with this store, and is not closed.
+        What it raises, the writing method raises, and has changed nothing. It shares connections
+        and the dictionary with this store, and is not closed.
         """
         return Store(self.database.fenced(fence), self.signer, self.dictionary)
 
     def close(self) -> None:
-        """Close all connections; the object is of no further use."""
+        """Close all connections; the object cannot be used any more."""
         self.database.close()
 
     def __enter__(self) -> Self:
@@ -165,7 +194,7 @@ class Store:
         after: int | None = None,
         limit: int | None = None,
     ) -> list[StoredTrial]:
-        """Trials that meet every condition given, oldest first.
+        """Trials that meet every condition, oldest first.
 
         `device` is a device model's slug. `after` is the cursor of the next page: only trials
         later than the one with this id.
@@ -192,7 +221,7 @@ class Store:
         return self._winners.promote(mine, imported=imported, force=force)
 
     def unanswered(self, limit: int | None = None) -> list[Winner]:
-        """Winners from elsewhere that are not answered, as nobody who is believed signed them."""
+        """Winners from elsewhere that are not answered, as no trusted key signed them."""
         return self._winners.unanswered(limit)
 
     def winner(self, problem: Problem, device: str) -> Winner | None:
@@ -231,7 +260,7 @@ class Store:
         )
 
     def winners_of(self, problems: Iterable[Problem], device: str) -> list[Winner]:
-        """As `winner`, for many problems at once, in no order; what has none is left out."""
+        """As `winner`, for many problems at once, in no order; some may have none."""
         return self._winners.of(problems, device)
 
     def near_winners(
@@ -268,7 +297,7 @@ class Store:
         """Serve that revision until it is unpinned, whatever is promoted meanwhile.
 
         Raises:
-            NoSuchWinner, NoSuchRevision: nothing is known about this problem, or not this one.
+            NoSuchWinner, NoSuchRevision: the problem has no winner, or no such revision.
         """
         return self._revisions.pin(problem, device, revision, actor=actor)
 
@@ -276,7 +305,7 @@ class Store:
         """Serve the newest revision of the best origin again.
 
         Raises:
-            NoSuchWinner, NothingToUndo: nothing is known about this problem, or none is pinned.
+            NoSuchWinner, NothingToUndo: the problem has no winner, or no revision is pinned.
         """
         return self._revisions.unpin(problem, device, actor=actor)
 
@@ -284,7 +313,7 @@ class Store:
         """Serve, pinned, the revision that was current before the present one.
 
         Raises:
-            NoSuchWinner, NothingToUndo: nothing is known about this problem, or none was before.
+            NoSuchWinner, NothingToUndo: the problem has no winner, or no other was ever current.
         """
         return self._revisions.roll_back(problem, device, actor=actor)
 
@@ -297,7 +326,7 @@ class Store:
     ) -> None:
         """Record a compiled pack of `size` bytes, its kernels in its own order.
 
-        None stands for a kernel of a pack from elsewhere that nothing here has described.
+        None stands for a kernel of a pack from elsewhere that has no description here.
         """
         self._packs.add(pack_hash, toolchain, kernels, size)
 
@@ -318,7 +347,7 @@ class Store:
         return self._packs.kernel(name)
 
     def forget_kernels(self) -> None:
-        """Read kernels' descriptions anew: another process may have put one right."""
+        """Read kernels' descriptions again: another process may have corrected one."""
         self.dictionary.forget_kernels()
 
     def devices(self) -> list[DeviceModel]:

@@ -25,7 +25,6 @@ from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.errors import InvalidProblem
 from tuner.errors import JobAborted
-from tuner.store import asked
 from tuner.store.audit import LOCAL, Action, record
 from tuner.store.codec import from_json_or_none, to_json
 from tuner.store.database import Database
@@ -116,16 +115,14 @@ class Winners:
             )
         )
         with self._database.read() as session:
-            return next(iter(self._found(session, session.execute(query).all())), None)
+            return next(iter(self._winners(session, session.execute(query).all())), None)
 
     def of(self, problems: Iterable[Problem], device: str) -> list[Winner]:
         """As `current`, for many problems at once, in no order; what has no winner is left out."""
-        wanted = asked.ids(on_sqlite=self._database.is_sqlite)
-        query = _select().where(CURRENT, DeviceRow.slug == device)
-        query = query.where(WinnerRow.problem_id.in_(wanted))
+        ids, parameters = self._dictionary.recorded(problems)
+        query = _select().where(CURRENT, DeviceRow.slug == device, WinnerRow.problem_id.in_(ids))
         with self._database.read() as session:
-            rows = session.execute(query, asked.parameters(problems)).all()
-            return self._found(session, rows)
+            return self._winners(session, session.execute(query, parameters).all())
 
     def heal(self, session: Session, kernels: Iterable[AnyKernel]) -> None:
         """Put kernels' descriptions right; what is answered with them is another answer then."""
@@ -176,27 +173,29 @@ class Winners:
                     raise InvalidProblem("after", f"no page of winners ends with {after}")
                 query = query.where(WinnerRow.problem_id > last)
             query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id).limit(limit)
-            return self._found(session, session.execute(query).all())
+            return self._winners(session, session.execute(query).all())
 
     def unanswered(self, limit: int | None) -> list[Winner]:
         """Unsigned revisions that were never current, first tuned first."""
         query = _select().where(WinnerRow.origin == Origin.UNSIGNED.value, WinnerRow.sequence == 0)
         query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id, WinnerRow.id)
         with self._database.read() as session:
-            return self._found(session, session.execute(query.limit(limit)).all())
+            return self._winners(session, session.execute(query.limit(limit)).all())
 
     def near(self, problem: Problem, device: str, limit: int, reach: float) -> list[Winner]:
         """Current winners of the same dtype, layout and batch, nearest first."""
         with self._database.read() as session:
             rows = nearest(session, _select(), problem, device, limit, reach)
-            return self._found(session, rows)
+            return self._winners(session, rows)
 
     def sequence(self) -> int:
         """A number that grows whenever any answer changes; 0 while there is none."""
         with self._database.read() as session:
             return session.scalar(select(func.max(WinnerRow.sequence))) or 0
 
-    def _found(self, session: Session, rows: Sequence[Row[WinnerRow, ProblemRow]]) -> list[Winner]:
+    def _winners(
+        self, session: Session, rows: Sequence[Row[WinnerRow, ProblemRow]]
+    ) -> list[Winner]:
         return self.read(session, [(row, problem_of(problem)) for row, problem in rows])
 
     def read(self, session: Session, rows: Sequence[tuple[WinnerRow, Problem]]) -> list[Winner]:
