@@ -225,7 +225,6 @@ class Decision:
 
     @property
     def time_us(self) -> float | None:
-        """Median time of one launch of the candidate."""
         return None if self.statistics is None else self.statistics.median_us
 
     @property

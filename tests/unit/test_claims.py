@@ -81,7 +81,7 @@ def test_fp8_outputs_may_be_off_by_a_step_of_theirs() -> None:
         ("candidate.kernel.arch", "sm100", "is for sm100"),
         ("candidate.kernel.stages", -1, "no kernel has such a tile"),
         ("candidate.launch.splits", -3, "-3 splits"),
-        ("candidate.launch.splits", 2, "2 splits are none with data_parallel"),
+        ("candidate.launch.splits", 2, "data_parallel does not take 2 splits"),
         ("candidate.launch.swizzle", 3, "a swizzle of 3"),
         ("candidate.launch.sm_budget", 133, "an SM budget"),
         ("candidate.launch.decomposition", "stream_k", "does not do stream_k"),

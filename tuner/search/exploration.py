@@ -224,8 +224,8 @@ def _shift(effects: Mapping[_Trait, float], kernel: AnyKernel) -> float:
 
 GAIN = 0.05
 """How much faster a kernel must be expected to be than every built one to be compiled. Half of the
-model's median error: on an NVIDIA H200 a second go for less than that found nothing in five of five
-unseen problems (2026-11-21)."""
+model's median error: on an NVIDIA H200 a second go for less than that gained nothing in five of
+five unseen problems (2026-11-21)."""
 
 BEHIND = 0.02
 """How far the default must be ahead of the built kernels for a second go at all others."""

@@ -31,7 +31,6 @@ class RunPacks:
         return len(self._built)
 
     def add(self, built: Built) -> None:
-        """Note the result of building a kernel."""
         self._built[built.kernel.name] = built
 
     def hash(self, candidate: Candidate) -> str | None:

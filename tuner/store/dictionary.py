@@ -176,7 +176,6 @@ class Dictionary:
         self._kernels = {}
 
     def keep(self, ids: Ids) -> None:
-        """Remember ids whose transaction has succeeded."""
         self._ids.update(ids.fresh)
 
 

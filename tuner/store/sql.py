@@ -40,7 +40,6 @@ def _postgresql(_element: now, _compiler: SQLCompiler, **_: Any) -> str:
 
 
 def moment(session: Session) -> float:
-    """The database's time at this moment."""
     return session.scalars(select(now())).one()
 
 

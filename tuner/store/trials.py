@@ -1,4 +1,4 @@
-"""Trials: durable when `add` returns, and added once however often they are."""
+"""Trials: durable when `add` returns, and kept once however often they are added."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Trials:
         self._dictionary = dictionary
 
     def add(self, trials: Sequence[Trial]) -> list[int]:
-        """Add all or none; the ids, in the same order, of the rows that now hold them."""
+        """Add all or none, durably; the ids, in the same order, of the rows that now hold them."""
         values = [_values(trial) for trial in trials]  # before others wait for the transaction
         with self._database.write() as session:
             ids = self._dictionary.ids(
@@ -84,7 +84,11 @@ class Trials:
         after: int | None = None,
         limit: int | None = None,
     ) -> list[StoredTrial]:
-        """Trials that meet every condition given, oldest first, `after` the one with that id."""
+        """Trials that meet every condition, oldest first.
+
+        `device` is a device model's slug. `after` is the cursor of the next page: only trials
+        later than the one with this id.
+        """
         query = select(TrialRow, ProblemRow).join(ProblemRow, ProblemRow.id == TrialRow.problem_id)
         with self._database.read() as session:
             if problem is not None:
@@ -111,8 +115,8 @@ class Trials:
         query = select(TrialRow, ProblemRow).join(ProblemRow, ProblemRow.id == TrialRow.problem_id)
         with self._database.read() as session:
             rows = session.execute(query.where(TrialRow.id.in_(ids))).all()
-            found = {stored.id: stored for stored in self._stored(session, rows)}
-        return tuple(found[row_id] for row_id in ids)
+            trials = {stored.id: stored for stored in self._stored(session, rows)}
+        return tuple(trials[row_id] for row_id in ids)
 
     def _stored(
         self, session: Session, rows: Sequence[Row[TrialRow, ProblemRow]]
@@ -148,16 +152,16 @@ class Trials:
 def _add(
     session: Session, identities: Sequence[dict[str, Any]], rest: Sequence[dict[str, Any]]
 ) -> list[int]:
-    """Ids of the rows with these identities; those that are not there yet get the `rest`."""
-    rows = [{**mine, **values} for mine, values in zip(identities, rest, strict=True)]
+    """Ids of the rows with these identities; new rows get the `rest`."""
+    rows = [{**identity, **values} for identity, values in zip(identities, rest, strict=True)]
     if not rows:
         return []
     new = insert_new(session, TrialRow, rows, _IDENTITY, created_at=now())
     added: dict[tuple[Any, ...], int] = {tuple(row[1:]): row[0] for row in new}
     return [
-        added.get(tuple(mine.values()))
-        or session.scalars(select(TrialRow.id).filter_by(**mine)).one()
-        for mine in identities
+        added.get(tuple(identity.values()))
+        or session.scalars(select(TrialRow.id).filter_by(**identity)).one()
+        for identity in identities
     ]
 
 
@@ -175,7 +179,7 @@ def _identity(ids: Ids, trial: Trial) -> dict[str, Any]:
 
 
 def _values(trial: Trial) -> dict[str, Any]:
-    """All columns but those of the identity and the time."""
+    """All columns except those of the identity and the time."""
     statistics = trial.statistics
     failure = trial.failure
     return {
@@ -213,16 +217,16 @@ def _failure(row: TrialRow) -> Failure | None:
 
 
 MOST = 5_000
-"""Trials drawn at most, the newest: an exhaustive run of one problem has some 2,000."""
+"""Trials drawn at most: an exhaustive run of one problem has some 2,000."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tried:
-    """A trial in brief.
+    """A trial as the pages draw it: what was tried when, and what it took.
 
     Attributes:
         at: seconds since the epoch when it was recorded.
-        median_us: microseconds per launch; None where it failed.
+        median_us: microseconds per launch; None if it failed.
         failure: the kind of failure, if it failed.
         run: what trials of one run have in common: the job, and the environment's id.
     """
@@ -238,14 +242,18 @@ class Tried:
 
 
 class TriedTrials:
-    """Read models of one database. Threads may share it."""
+    """Trials in brief, of one database. Threads may share it.
+
+    One row of a few columns each, so that a run of thousands of candidates is read in
+    milliseconds.
+    """
 
     def __init__(self, database: Database, dictionary: Dictionary) -> None:
         self._database = database
         self._dictionary = dictionary
 
     def of_problem(self, problem: Problem, device: str) -> tuple[Tried, ...]:
-        """The problem's trials on that device model, oldest first; the newest `MOST`."""
+        """The newest `MOST` trials of the problem on that device model, oldest first."""
         with self._database.read() as session:
             problem_id = self._dictionary.problem_id(session, problem)
             device_id = self._dictionary.device_id(session, device)
@@ -254,7 +262,7 @@ class TriedTrials:
         )
 
     def of_job(self, job: str) -> tuple[Tried, ...]:
-        """The trials that a job made, oldest first; the newest `MOST`."""
+        """The newest `MOST` trials of a job, oldest first."""
         return self._read(_BRIEFLY.where(TrialRow.job == job))
 
     def _read(self, query: Select[*tuple[Any, ...]]) -> tuple[Tried, ...]:
