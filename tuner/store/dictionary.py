@@ -15,21 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import (
-    ColumnElement,
-    Integer,
-    Select,
-    String,
-    and_,
-    bindparam,
-    cast,
-    column,
-    func,
-    select,
-    update,
-)
-from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
 from gemmsmith.core.device import DeviceModel, Environment
 from gemmsmith.core.kernel import AnyKernel, Kernel
@@ -43,9 +30,6 @@ Entry = DeviceModel | Environment | AnyKernel | Problem
 T = TypeVar("T")
 
 _MANY = 500
-
-_PROBLEMS = bindparam("problems_in", type_=String)
-_IDENTITY = {"operation": String, "batch": Integer, "m": Integer, "n": Integer, "k": Integer}
 
 
 class Dictionary:
@@ -75,30 +59,6 @@ class Dictionary:
         return self._ids.get(_key(problem)) or session.scalar(
             select(ProblemRow.id).filter_by(**problem_identity(problem))
         )
-
-    def recorded(self, problems: Iterable[Problem]) -> tuple[Select[int], dict[str, Any]]:
-        """A subquery, for `IN`, of the ids of those problems that have a row; its parameters.
-
-        The problems go in as one JSON parameter, so that the query's text never changes: written
-        out as VALUES, thousands of parameters would cost more than the query itself. Joined
-        directly, SQLite would go through all winners, as it cannot know how few problems there are.
-        """
-        problem = aliased(ProblemRow)
-        if self._database.is_sqlite:
-            rows = func.json_each(_PROBLEMS).table_valued("value", name="problems_in")
-            cells: dict[str, ColumnElement[Any]] = {
-                name: func.json_extract(rows.c.value, f"$.{name}") for name in _IDENTITY
-            }
-        else:
-            typed: list[ColumnElement[Any]] = [
-                column(name, kind) for name, kind in _IDENTITY.items()
-            ]
-            table = func.jsonb_to_recordset(cast(_PROBLEMS, JSONB))
-            rows = table.table_valued(*typed, name="problems_in").render_derived(with_types=True)
-            cells = {name: rows.c[name] for name in _IDENTITY}
-        same = (getattr(problem, name) == cell for name, cell in cells.items())
-        text = msgspec.json.encode([*map(problem_identity, problems)]).decode()
-        return select(problem.id).join(rows, and_(*same)), {_PROBLEMS.key: text}
 
     def device_id(self, session: Session, slug: str) -> int | None:
         """The id of a device model, without writing it."""

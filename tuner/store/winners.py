@@ -25,6 +25,7 @@ from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.errors import InvalidProblem
 from tuner.errors import JobAborted
+from tuner.store import asked
 from tuner.store.audit import LOCAL, Action, record
 from tuner.store.codec import from_json_or_none, to_json
 from tuner.store.database import Database
@@ -121,10 +122,12 @@ class Winners:
 
     def of(self, problems: Iterable[Problem], device: str) -> list[Winner]:
         """As `current`, for many problems at once, in no order; some may have no winner."""
-        ids, parameters = self._dictionary.recorded(problems)
-        query = _select().where(CURRENT, DeviceRow.slug == device, WinnerRow.problem_id.in_(ids))
+        ids = asked.ids(on_sqlite=self._database.is_sqlite)
+        query = _select().where(CURRENT, DeviceRow.slug == device)
+        query = query.where(WinnerRow.problem_id.in_(ids))
         with self._database.read() as session:
-            return self._winners(session, session.execute(query, parameters).all())
+            rows = session.execute(query, asked.parameters(problems)).all()
+            return self._winners(session, rows)
 
     def heal(self, session: Session, kernels: Iterable[AnyKernel]) -> None:
         """Correct kernels' descriptions. Answers with such a kernel change: they get a sequence."""
