@@ -141,14 +141,14 @@ def _measured(
 def _turns(both: SideBySide, monitor: Monitor, seconds: float, pairs: int) -> dict[str, list[Turn]]:
     from benchmarks.peers.measure import only, time_us
     from tuner.measure.graphs import Event, TorchGraph
-    from tuner.measure.timing import LOOK_REPLAY_US, Timer, launches_per_replay
+    from tuner.measure.timing import CLOCK_REPLAY_US, Timer, launches_per_replay
 
     start, end = Event(), Event()
     timer = Timer(both.stream, monitor)
     graphs: dict[str, TorchGraph] = {}
     for name, ready in both.ready.items():
         estimate = time_us(ready.launch, both.sets, both.stream, monitor)
-        launches = launches_per_replay(estimate, both.sets, LOOK_REPLAY_US)
+        launches = launches_per_replay(estimate, both.sets, CLOCK_REPLAY_US)
         graphs[name] = TorchGraph(both.stream, launches, only(ready.launch))
 
     def turn(name: str) -> Turn:

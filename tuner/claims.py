@@ -1,8 +1,8 @@
-"""What a winner from elsewhere claims, and why it cannot be true.
+"""Checks whether the claims of a winner from elsewhere can be true.
 
-A file is written by whoever likes to. Each rule takes a winner and gives None, or the reason; the
-first that has one says what is wrong with a row. Later rules may rely on earlier ones. What passes
-may still be a lie: whether it is answered is a matter of who signed it.
+A file may come from anywhere. Each rule takes a winner and returns the reason why it cannot be
+true, or None; the first reason counts. Later rules may rely on earlier ones. A winner that passes
+may still be false: whether it is answered depends on its signature.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from tuner.backends.cutlass.launches import SWIZZLES
 from tuner.trial import Winner
 
 LONGEST_TEXT = 2000
-"""Characters. Names of cuBLAS's kernels are the longest: 468 in the shipped winners."""
+"""Characters of a text. cuBLAS's kernels have the longest names: 468 in the shipped winners."""
 LONGEST_LIST = 64
-"""Ties, kernels of cuBLAS's; at most 16 in the shipped winners."""
+"""Entries of ties and of the default's kernels; at most 16 in the shipped winners."""
 _LONGEST = {"name": 300, "job": 100, "pack": 128, "promoted_at": 40}
-"""Where the database has less room."""
+"""Characters of texts whose columns in the database are shorter."""
 
 LONGEST_US = 6e7
-"""A launch of a minute: a hundred times what fills the memory of any GPU."""
+"""A launch of a minute: a hundred times as long as a product that fills the memory of any GPU."""
 MOST_SPEEDUP = 1000.0
-"""7.5 is the most in the shipped winners."""
+"""The largest in the shipped winners is 7.5."""
 MARGIN = 1.25
-"""A speed-up is paired round by round, so it is not just the ratio of two medians: 0.96 to 1.06 of
-it in the shipped winners."""
+"""A speed-up is paired round by round, so it differs from the ratio of the medians: it is 0.96 to
+1.06 times that in the shipped winners."""
 
 _LOOSEST, _LOOSEST_PER_K = 0.02, 2e-6
-"""Bound of any workload's tolerance: 5e-3 and 1.25e-6 per K are the most (FP8 that is summed in the
-tensor core, `tuner.workloads.scaled`). The workloads themselves need torch."""
+"""Bound of any workload's tolerance: the largest are 5e-3 and 1.25e-6 per K (FP8 that is summed in
+the tensor core, `tuner.workloads.scaled`). The workloads themselves need torch."""
 
 _LOOSEST_FP8 = 0.08
-"""The same of D in FP8, instead of the first: 6.5e-2 is the most (`tuner.workloads.fp8_output`)."""
+"""In place of the first if D is FP8: the largest is 6.5e-2 (`tuner.workloads.fp8_output`)."""
 
 _MOST_SPLITS = 4096
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+()-]{0,150}")
@@ -53,7 +53,7 @@ Claim = Callable[[Winner], str | None]
 
 
 def texts_are_plain(winner: Winner) -> str | None:
-    """No control characters and no halves of characters; no more than there is room for."""
+    """Texts have no control characters and no lone surrogates, and fit into the database."""
     for name, text in _texts(msgspec.to_builtins(winner)):
         if len(text) > _LONGEST.get(name, LONGEST_TEXT):
             return f"{name} has {len(text)} characters"
@@ -98,11 +98,11 @@ def device_is_possible(winner: Winner) -> str | None:
 
 def parts_belong_together(winner: Winner) -> str | None:
     """A candidate was timed and verified; what is to be used is that candidate, or the default."""
-    there = winner.candidate is not None
+    has_candidate = winner.candidate is not None
     for name in ("statistics", "correctness"):
-        if (getattr(winner, name) is not None) is not there:
-            return f"there is {'no' if there else 'a'} candidate's {name}"
-    if (winner.speedup is not None) is not (there and winner.baseline is not None):
+        if (getattr(winner, name) is not None) is not has_candidate:
+            return f"there is {'no' if has_candidate else 'a'} candidate's {name}"
+    if (winner.speedup is not None) is not (has_candidate and winner.baseline is not None):
         return "a speed-up goes with the times of both, and with nothing less"
     if not winner.use.is_default:
         if winner.candidate is None:
@@ -114,71 +114,73 @@ def parts_belong_together(winner: Winner) -> str | None:
 
 def times_are_possible(winner: Winner) -> str | None:
     """Positive, each median within its interval."""
-    for name, found in (("statistics", winner.statistics), ("baseline", winner.baseline)):
-        if found is not None and (reason := _time_refusal(found)):
+    for name, statistics in (("statistics", winner.statistics), ("baseline", winner.baseline)):
+        if statistics is not None and (reason := _time_reason(statistics)):
             return f"{name}: {reason}"
-    for each in winner.regimes:
-        for time in (each.median_us, each.default_us):
+    for measured in winner.regimes:
+        for time in (measured.median_us, measured.default_us):
             if time is not None and not 0 < time <= LONGEST_US:
-                return f"{each.regime}: {time} µs"
+                return f"{measured.regime}: {time} µs"
     return None
 
 
 def speedup_follows_from_times(winner: Winner) -> str | None:
-    """The ratio of the times, in each regime and in all; the least of the regimes' is the winner's.
+    """Speed-ups are the ratios of the times; the winner's is the least of the regimes'.
 
-    What is to be used in place of the default is faster beyond doubt.
+    A candidate that replaces the default is faster in every regime, with its whole interval.
     """
     if winner.speedup is None or winner.statistics is None or winner.baseline is None:
         return None
     times = (winner.baseline.median_us, winner.statistics.median_us)
-    found = [("the speed-up", winner.speedup, *times)]
-    for each in winner.regimes:
-        if (each.speedup is None) is not (each.default_us is None):
-            return f"{each.regime}: a speed-up goes with the default's time"
-        if each.speedup is not None and each.default_us is not None:
-            found.append((f"{each.regime}: ", each.speedup, each.default_us, each.median_us))
-    for name, ratio, default_us, own_us in found:
-        if reason := _ratio_refusal(ratio, default_us / own_us):
+    speedups = [("the speed-up", winner.speedup, *times)]
+    for measured in winner.regimes:
+        regime, speedup, default_us = measured.regime, measured.speedup, measured.default_us
+        if (speedup is None) is not (default_us is None):
+            return f"{regime}: a speed-up goes with the default's time"
+        if speedup is not None and default_us is not None:
+            speedups.append((f"{regime}: ", speedup, default_us, measured.median_us))
+    for name, ratio, default_us, own_us in speedups:
+        if reason := _ratio_reason(ratio, default_us / own_us):
             return f"{name} {reason}"
         if not winner.use.is_default and ratio.ci_low <= 1:
             return f"{name} may be {ratio.ci_low:.4g}, and yet the default is not to be used"
-    medians = [ratio.median for _, ratio, _, _ in found[1:]]
+    medians = [ratio.median for _, ratio, _, _ in speedups[1:]]
     if medians and not math.isclose(winner.speedup.median, min(medians), rel_tol=1e-6):
         return f"the speed-up is {winner.speedup.median:.4g}, the least of its regimes' another"
-    if len({each.regime for each in winner.regimes}) < len(winner.regimes):
+    if len({measured.regime for measured in winner.regimes}) < len(winner.regimes):
         return "a regime is there twice"
     return None
 
 
 def error_is_within_tolerance(winner: Winner) -> str | None:
     """It was verified, against a tolerance that products of this operation can have."""
-    found = winner.correctness
-    if found is None:
+    correctness = winner.correctness
+    if correctness is None:
         return None
     operation = winner.problem.operation
     loosest = _LOOSEST_FP8 if operation.stores_fp8 else _LOOSEST
     loosest += _LOOSEST_PER_K * winner.problem.k
     if operation.d.is_integer:
         loosest = 0.0
-    if not 0 <= found.tolerance <= loosest:
-        return f"a tolerance of {found.tolerance:.4g} is none for {operation}"
-    if not 0 <= found.error <= found.tolerance:
-        return f"the error, {found.error:.4g}, is not within the tolerance, {found.tolerance:.4g}"
-    if not 0 <= found.max_error < math.inf:
-        return f"the greatest error is {found.max_error}"
+    error, tolerance = correctness.error, correctness.tolerance
+    if not 0 <= tolerance <= loosest:
+        return f"{operation} cannot have a tolerance of {tolerance:.4g}"
+    if not 0 <= error <= tolerance:
+        return f"the error, {error:.4g}, is not within the tolerance, {tolerance:.4g}"
+    if not 0 <= correctness.max_error < math.inf:
+        return f"the greatest error is {correctness.max_error}"
     return None
 
 
 def conditions_are_possible(winner: Winner) -> str | None:
     """Clock, power and temperature are a GPU's; the power penalty a factor."""
-    found = winner.conditions
-    if found is not None and not (
-        0 < found.sm_clock_mhz <= 10_000
-        and 0 <= found.power_w <= 10_000
-        and -50 <= found.temperature_c <= 150
+    seen = winner.conditions
+    if seen is not None and not (
+        0 < seen.sm_clock_mhz <= 10_000
+        and 0 <= seen.power_w <= 10_000
+        and -50 <= seen.temperature_c <= 150
     ):
-        return f"{found.sm_clock_mhz} MHz, {found.power_w} W, {found.temperature_c} °C"
+        return f"{seen.sm_clock_mhz} MHz, {seen.power_w} W, {seen.temperature_c} °C"
     penalty = winner.power_penalty
     if penalty is not None and not 0.1 <= penalty <= 10:
         return f"a power penalty of {penalty}"
@@ -186,17 +188,17 @@ def conditions_are_possible(winner: Winner) -> str | None:
 
 
 def kernel_is_what_its_name_says(winner: Winner) -> str | None:
-    """Its backend would describe a kernel of that name so, and it takes the problem."""
+    """The description is the one that the backend has for the name; it takes the problem."""
     if winner.candidate is None:
         return None
     kernel = winner.candidate.kernel
     if kernel.arch != winner.device.arch:
         return f"{kernel.name} is for {kernel.arch}, {winner.device.name} is {winner.device.arch}"
-    return kernel_doubt(kernel, winner.problem)
+    return kernel_reason(kernel, winner.problem)
 
 
 def launch_is_legal(winner: Winner) -> str | None:
-    """The backend could launch the kernel so on the problem."""
+    """The backend can use this launch for the kernel and the problem."""
     if winner.candidate is None:
         return None
     kernel, launch = winner.candidate.kernel, winner.candidate.launch
@@ -206,15 +208,15 @@ def launch_is_legal(winner: Winner) -> str | None:
         return f"{launch.splits} splits"
     if not 0 <= launch.sm_budget <= winner.device.sm_count:
         return f"an SM budget of {launch.sm_budget}: {winner.device.name} has fewer"
-    own = kernel.backend is Backend.CUBLASLT
-    if own is isinstance(launch.algorithm, msgspec.UnsetType):
+    has_algorithms = kernel.backend is Backend.CUBLASLT
+    if has_algorithms is isinstance(launch.algorithm, msgspec.UnsetType):
         return f"an algorithm is what {Backend.CUBLASLT} launches, and nothing else does"
     if not isinstance(launch.algorithm, msgspec.UnsetType) and not (
         0 < launch.algorithm.library <= MAX_EXTENT
         and launch.algorithm.workspace_bytes <= winner.device.memory_bytes
     ):
         return "an algorithm that no cuBLASLt has"
-    if isinstance(kernel, CutlassKernel) and (reason := _cut_refusal(kernel, launch)):
+    if isinstance(kernel, CutlassKernel) and (reason := _cut_reason(kernel, launch)):
         return reason
     return splits_refusal(kernel, launch, winner.problem)
 
@@ -233,13 +235,13 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 
-def doubt(winner: Winner) -> str | None:
-    """Why a winner cannot be true; None where it may be."""
+def reason(winner: Winner) -> str | None:
+    """Why a winner cannot be true; None if it can."""
     return next((reason for claim in CLAIMS if (reason := claim(winner))), None)
 
 
-def kernel_doubt(kernel: AnyKernel, problem: Problem | None = None) -> str | None:
-    """Why no backend would describe a kernel of that name so, or it does not take the problem."""
+def kernel_reason(kernel: AnyKernel, problem: Problem | None = None) -> str | None:
+    """Why no backend has such a kernel of that name, or why it does not take the problem."""
     if backend_of(kernel) is None:
         return f"{kernel.name}: no backend {kernel.backend} is known here"
     numbers = [kernel.alignment_a, kernel.alignment_b, kernel.alignment_d]
@@ -249,7 +251,7 @@ def kernel_doubt(kernel: AnyKernel, problem: Problem | None = None) -> str | Non
         return f"{kernel.name}: no kernel has such a tile, cluster, alignment or number of stages"
     try:
         reason = refusal(kernel, problem)
-    # What rules make of a description that no enumerator would give is theirs to stumble over.
+    # The rules are written for what enumerators make; another description may break them.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         reason = f"{kernel.backend} has no such kernel"
     return f"{kernel.name}: {reason}" if reason else None
@@ -266,25 +268,25 @@ _CUTS = {
 """How each scheduler can cut a problem into pieces."""
 
 
-def _cut_refusal(kernel: CutlassKernel, launch: Launch) -> str | None:
+def _cut_reason(kernel: CutlassKernel, launch: Launch) -> str | None:
     cut = launch.decomposition
     if cut not in _CUTS[kernel.scheduler]:
         return f"the {kernel.scheduler} scheduler does not do {cut}"
     if launch.splits > 1 and cut not in (Decomposition.SPLIT_K, Decomposition.HEURISTIC):
-        return f"{launch.splits} splits are none with {cut}"
+        return f"{cut} does not take {launch.splits} splits"
     return None
 
 
-def _time_refusal(found: Statistics) -> str | None:
-    if not 0 < found.ci_low_us <= found.median_us <= found.ci_high_us <= LONGEST_US:
+def _time_reason(times: Statistics) -> str | None:
+    if not 0 < times.ci_low_us <= times.median_us <= times.ci_high_us <= LONGEST_US:
         return (
-            f"{found.median_us} µs in {found.ci_low_us} … {found.ci_high_us}: times are above 0, "
+            f"{times.median_us} µs in {times.ci_low_us} … {times.ci_high_us}: times are above 0, "
             f"at most {LONGEST_US:.0e}, and the median is within its interval"
         )
-    return None if 1 <= found.samples <= MAX_EXTENT else f"{found.samples} samples"
+    return None if 1 <= times.samples <= MAX_EXTENT else f"{times.samples} samples"
 
 
-def _ratio_refusal(ratio: Ratio, of_times: float) -> str | None:
+def _ratio_reason(ratio: Ratio, of_times: float) -> str | None:
     if not 0 < ratio.ci_low <= ratio.median <= ratio.ci_high <= MOST_SPEEDUP:
         return (
             f"{ratio.median:.4g} in {ratio.ci_low:.4g} … {ratio.ci_high:.4g}: it is above 0, at "

@@ -1,7 +1,7 @@
 """Every exception the tuner raises. Messages say what to do next.
 
 TunerError
-├── NoLegalCandidate     the space holds nothing for this problem and architecture
+├── NoLegalCandidate     the space has no candidate for this problem and architecture
 ├── CompilerNotFound     neither the wheels' nvcc nor a system nvcc
 ├── CompileFailed        nvcc rejected a unit; carries the compiler's last lines
 ├── StoreError
@@ -9,10 +9,10 @@ TunerError
 │   ├── SchemaTooNew     the database was written by a newer gemmsmith
 │   ├── SchemaChanged    the database was migrated while this program had it open
 │   ├── DatabaseCorrupt  not a database, or damaged
-│   ├── DatabaseBusy     somebody else holds a transaction open; try again
-│   ├── DatabaseInUse    somebody else has it open; nothing was changed
+│   ├── DatabaseBusy     another program holds a transaction open; try again
+│   ├── DatabaseInUse    another program has it open; nothing was changed
 │   ├── NoSuchWinner     the problem has no winner on this device model
-│   ├── NoSuchRevision   it has, but not this one
+│   ├── NoSuchRevision   it has one, but not this revision
 │   ├── NothingToUndo    not pinned, or nothing was served before
 │   └── DiskFull         nothing was written; free space and try again
 ├── KeyNameTaken         an API key has or had this name
@@ -27,9 +27,9 @@ TunerError
     ├── LeaseLost        another worker owns the job now; stop without writing
     ├── JobNotFound
     ├── QueueFull        as many jobs wait as may; try again later
-    ├── NotRetryable     it is done, or not over yet
+    ├── NotRetryable     it is done, or has not ended yet
     ├── QuotaUsedUp      this key has as many jobs waiting or running as it may
-    └── JobAborted       cancellation was asked for
+    └── JobAborted       it was cancelled or stopped
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TunerError(Exception):
 
 
 class NoLegalCandidate(TunerError):
-    """The space holds nothing for this problem and architecture."""
+    """The space has no candidate for this problem and architecture."""
 
 
 class CompilerNotFound(TunerError):
@@ -109,7 +109,7 @@ class KeyNotFound(TunerError):
 
 
 class DeviceError(TunerError):
-    """The device cannot do what was asked."""
+    """The device cannot do what it was called for."""
 
 
 class NoGpu(DeviceError):
@@ -145,7 +145,7 @@ class JobNotFound(JobError):
 
 
 class NotRetryable(JobError):
-    """Only a job that failed or was cancelled is tried again; this one is done, or not over."""
+    """Only a failed or cancelled job is tried again; this one is done, or has not ended."""
 
 
 class QueueFull(JobError):
@@ -157,4 +157,4 @@ class QuotaUsedUp(JobError):
 
 
 class JobAborted(JobError):
-    """The job's cancellation was asked for."""
+    """The job was cancelled or stopped before it had a winner."""

@@ -2,12 +2,12 @@
 
 JSON lines: a header, then one winner a line, in a fixed order, so that a re-tuned suite shows as
 a readable difference. The header has the file's `schema`: files of every earlier one are read, of a
-newer one refused. What this installation measured itself is never replaced by an import, and
+newer one refused. An import never replaces winners that this installation measured itself, and
 importing a file twice changes nothing.
 
-Whoever wrote a file is not believed: each winner must be possible (`tuner.claims`), and is answered
-only if it is signed by somebody who is believed. One line that cannot be true, or was altered after
-it was signed, and the file is refused whole; the error names all such lines.
+A file is not trusted: each winner must be possible (`tuner.claims`), and is answered only if a
+trusted key signed it. If a line cannot be true, or was altered after it was signed, the whole file
+is refused; the error names all such lines.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from tuner.trial import Winner
 
 FORMAT = "gemmsmith-winners"
 SCHEMA = 3
-"""Counted up when older readers would misread a file. Signatures, which they skip, are no reason.
+"""Increased if older readers would misread a file; not for signatures, which they skip.
 
 1: called its schema `version`.
 2: calls it `schema`, as everything that is exported does.
-3: calls the power penalty so (`price` before), and has the ratio in each regime.
+3: has `power_penalty` (`price` before) and the ratio in each regime.
 """
 
 LONGEST_LINE = 2**18
 """Bytes. The longest of the shipped winners has 3,700."""
-_TOLD = 20
-"""Lines that an error names; of more it says how many."""
+_NAMED = 20
+"""Lines that an error names; it only counts further ones."""
 _AT_ONCE = 1000
-"""Winners held in memory beside the file: 200,000 would take gigabytes."""
+"""Winners in memory together, beside the file: 200,000 would take gigabytes."""
 
 T = TypeVar("T")
 
 
 class ExchangeError(TunerError):
-    """A winners file that is not taken; the message names the lines and what is wrong with them."""
+    """A winners file that is refused; the message names the lines and the reasons."""
 
 
 class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -65,13 +65,13 @@ class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Imported:
-    """What became of a file's winners.
+    """How many of a file's winners were treated how.
 
     Attributes:
-        added: that are answered from now on.
-        kept: that changed nothing: known already, or there is a better one.
-        unbelieved: that are stored and not answered, as nobody who is believed signed them.
-        keys: identifiers of the unknown keys that signed such ones.
+        added: answered from now on.
+        kept: changed nothing: known already, or a better one is current.
+        unbelieved: stored but not answered, because no trusted key signed them.
+        keys: identifiers of the unknown keys that signed such winners.
     """
 
     added: int
@@ -81,8 +81,9 @@ class Imported:
 
 
 def of_types(winners: Iterable[Winner], dtypes: Sequence[str]) -> list[Winner]:
-    """Those of these `dtype`s, and the grouped and fused ones that a suite tuned for them has; all
-    if none are named.
+    """Winners of these `dtype`s, with the grouped and fused ones of suites tuned for these types.
+
+    All winners if `dtypes` is empty.
     """
     return [
         winner
@@ -106,45 +107,45 @@ def export_winners(
 
 
 def sign_winners(path: Path, signer: Signer) -> int:
-    """Sign every winner of a file, in place of whoever did before; the number of winners.
+    """Sign every winner of a file, replacing earlier signatures; the number of winners.
 
     Raises:
-        ExchangeError: not a winners file, or one that nobody should sign.
+        ExchangeError: not a winners file, or with winners that cannot be true.
     """
     file = _File.open(path)
     problems = _Problems(path)
-    found = []
-    for number, line in file.lines():
+    winners = []
+    for number, line in file.content:
         if (winner := problems.read(number, line, file.schema)) is not None:
-            problems.doubt(number, winner)
-            found.append(signed(winner, signer))
+            problems.check(number, winner)
+            winners.append(signed(winner, signer))
     problems.refuse()
-    write_winners(path, found)
-    return len(found)
+    write_winners(path, winners)
+    return len(winners)
 
 
 def import_winners(
     store: Store, path: Path, trusted: Trusted, *, unsigned: bool = False
 ) -> Imported:
-    """Take the winners of `path` into the store: all, or none if there is anything wrong.
+    """Import the winners of `path` into the store: all, or none if one is wrong.
 
     Args:
-        store: it is one transaction there.
+        store: gets them in one transaction.
         path: JSON lines, as `export_winners` writes them.
-        trusted: whose signatures are believed.
-        unsigned: answer what nobody who is believed has signed, too.
+        trusted: the keys whose signatures are trusted.
+        unsigned: answer winners without a trusted signature, too.
 
     Raises:
         ExchangeError: not a winners file, written by a newer gemmsmith, truncated, or with winners
             that cannot be true or were altered.
     """
     file = _File.open(path)
-    looked = _look(store, file, trusted, path)
-    kernels = (each for each in looked.named if isinstance(each, Kernel))
+    checked = _check(store, file, trusted, path)
+    kernels = (entry for entry in checked.named if isinstance(entry, Kernel))
     taken = Taken()
-    if looked.wanted or store.imports.misdescribed(kernels):
-        taken = store.imports.take(_again(file, looked.wanted), looked.named, unsigned=unsigned)
-    kept = file.count - taken.added - taken.unbelieved
+    if checked.news or store.imports.misdescribed(kernels):
+        taken = store.imports.take(_news(file, checked.news), checked.named, unsigned=unsigned)
+    kept = len(file.content) - taken.added - taken.unbelieved
     if taken.written:
         numbers = {"added": taken.added, "kept": kept, "unbelieved": taken.unbelieved}
         store.audit.add(Action.PROMOTED, str(path)[-300:], actor="import", **numbers)
@@ -152,29 +153,29 @@ def import_winners(
         added=taken.added,
         kept=kept,
         unbelieved=taken.unbelieved,
-        keys=tuple(sorted(looked.strangers)) if taken.unbelieved else (),
+        keys=tuple(sorted(checked.unknown_keys)) if taken.unbelieved else (),
     )
 
 
 def read_winners(path: Path) -> list[Winner]:
-    """The winners of a file, whatever they claim.
+    """The winners of a file, without checking what they claim.
 
     Raises:
         ExchangeError: not a winners file, written by a newer gemmsmith, or truncated.
     """
     file = _File.open(path)
     problems = _Problems(path)
-    found = [problems.read(number, line, file.schema) for number, line in file.lines()]
+    winners = [problems.read(number, line, file.schema) for number, line in file.content]
     problems.refuse()
-    return [winner for winner in found if winner is not None]
+    return [winner for winner in winners if winner is not None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _File:
-    """A winners file in memory: what is checked is what is taken, whoever writes to it meanwhile.
+    """A winners file in memory: changes of the file between check and import have no effect.
 
     Attributes:
-        content: its lines but for the header, and their numbers in the file. Blank lines, and a
+        content: its lines behind the header, with their numbers in the file. Blank lines, and a
             byte-order mark, which editors add, are left out.
     """
 
@@ -208,29 +209,19 @@ class _File:
             )
         return cls(content=lines[1:], schema=schema)
 
-    @property
-    def count(self) -> int:
-        """How many winners there are."""
-        return len(self.content)
-
-    def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Each winner's line and its number in the file."""
-        return iter(self.content)
-
 
 class _Problems:
-    """What is wrong with the lines of a file, gathered."""
+    """The reasons why lines of a file are refused, gathered."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._found: list[tuple[int, str]] = []
+        self._reasons: list[tuple[int, str]] = []
 
     def add(self, number: int, reason: object) -> None:
-        """Note what is wrong with a line."""
-        self._found.append((number, str(reason)))
+        self._reasons.append((number, str(reason)))
 
     def read(self, number: int, line: bytes, schema: int) -> Winner | None:
-        """The winner of a line; None if it is none."""
+        """The winner of a line; None if it cannot be read, which is noted."""
         if len(line) > LONGEST_LINE:
             self.add(number, f"{len(line)} bytes are more than a winner takes")
             return None
@@ -240,60 +231,60 @@ class _Problems:
             self.add(number, error)
             return None
 
-    def doubt(self, number: int, winner: Winner) -> bool:
-        """Whether a winner cannot be true; why is noted."""
-        from tuner.claims import doubt  # kernels' names take CUTLASS's generator: half a second
+    def check(self, number: int, winner: Winner) -> bool:
+        """Whether a winner can be true; the reason is noted if not."""
+        from tuner import claims  # kernels' names take CUTLASS's generator: half a second
 
-        reason = doubt(winner)
+        reason = claims.reason(winner)
         if reason is not None:
             self.add(number, reason)
-        return reason is not None
+        return reason is None
 
     def refuse(self) -> None:
-        """Raise ExchangeError if there is anything wrong."""
-        if not self._found:
+        """Raise ExchangeError if a reason was noted."""
+        if not self._reasons:
             return
-        told = sorted(self._found)[:_TOLD]
-        lines = [f"{self._path} line {number}: {reason}" for number, reason in told]
-        if more := len(self._found) - len(told):
+        named = sorted(self._reasons)[:_NAMED]
+        lines = [f"{self._path} line {number}: {reason}" for number, reason in named]
+        if more := len(self._reasons) - len(named):
             lines.append(f"and {more} more lines")
         raise ExchangeError("\n".join([*lines, "nothing of this file was taken"]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Looked:
-    """What a first look at a file says.
+class _Checked:
+    """The result of checking a file.
 
     Attributes:
-        wanted: digest, and whether it is believed, of the winners that the store has to be given,
-            by their place.
+        news: the winners that the store has to import, by their line: digest, and whether a
+            trusted key signed them.
         named: every kernel, device model and environment of the file, once.
-        strangers: keys that are not believed.
+        unknown_keys: keys that signed winners and are not trusted.
     """
 
-    wanted: dict[int, tuple[str, bool]]
+    news: dict[int, tuple[str, bool]]
     named: set[AnyKernel | DeviceModel | Environment]
-    strangers: set[str]
+    unknown_keys: set[str]
 
 
-def _look(store: Store, file: _File, trusted: Trusted, path: Path) -> _Looked:
-    """Look at every line before anything is written; raises ExchangeError."""
-    looked = _Looked(wanted={}, named=set(), strangers=set())
+def _check(store: Store, file: _File, trusted: Trusted, path: Path) -> _Checked:
+    """Check every line before anything is written; raises ExchangeError."""
+    checked = _Checked(news={}, named=set(), unknown_keys=set())
     problems = _Problems(path)
     places: dict[object, int] = {}
-    for batch in _batches(file.lines()):
+    for batch in _batches(iter(file.content)):
         read = [(number, problems.read(number, line, file.schema)) for number, line in batch]
-        found = [(number, w, fingerprint(w)) for number, w in read if w is not None]
-        settled = store.imports.settled([(winner, digest) for _, winner, digest in found])
-        for number, winner, digest in found:
+        winners = [(number, w, fingerprint(w)) for number, w in read if w is not None]
+        settled = store.imports.settled([(winner, digest) for _, winner, digest in winners])
+        for number, winner, digest in winners:
             first = places.setdefault((winner.problem, winner.device.slug), number)
             if first != number:
                 problems.add(number, f"{winner.problem} is in line {first} already")
                 continue
-            looked.named.update((winner.device, winner.environment))
+            checked.named.update((winner.device, winner.environment))
             if winner.candidate:
-                looked.named.add(winner.candidate.kernel)
-            if digest in settled or problems.doubt(number, winner):
+                checked.named.add(winner.candidate.kernel)
+            if digest in settled or not problems.check(number, winner):
                 continue
             try:
                 believed = is_believed(winner, trusted)
@@ -301,21 +292,21 @@ def _look(store: Store, file: _File, trusted: Trusted, path: Path) -> _Looked:
                 problems.add(number, error)
                 continue
             if winner.signature is not None and not believed:
-                looked.strangers.add(winner.signature.key)
-            looked.wanted[number] = (digest, believed)
+                checked.unknown_keys.add(winner.signature.key)
+            checked.news[number] = (digest, believed)
     problems.refuse()
-    return looked
+    return checked
 
 
-def _again(file: _File, wanted: dict[int, tuple[str, bool]]) -> Iterator[list[Foreign]]:
-    """The winners that are wanted, a few at a time."""
-    lines = ((number, line) for number, line in file.lines() if number in wanted)
+def _news(file: _File, news: dict[int, tuple[str, bool]]) -> Iterator[list[Foreign]]:
+    """The winners to import, in batches; decoded again, as all of them do not fit into memory."""
+    lines = ((number, line) for number, line in file.content if number in news)
     for batch in _batches(lines):
         yield [
             Foreign(
                 winner=_winner(line, file.schema),
-                digest=wanted[number][0],
-                believed=wanted[number][1],
+                digest=news[number][0],
+                believed=news[number][1],
             )
             for number, line in batch
         ]
@@ -329,9 +320,9 @@ def _batches(items: Iterator[T]) -> Iterator[list[T]]:
 def _winner(line: bytes, schema: int) -> Winner:
     if schema >= 3:
         return msgspec.json.decode(line, type=Winner)
-    found = msgspec.json.decode(line, type=dict[str, Any])
-    found["power_penalty"] = found.pop("price", None)
-    return msgspec.convert(found, Winner)
+    values = msgspec.json.decode(line, type=dict[str, Any])
+    values["power_penalty"] = values.pop("price", None)
+    return msgspec.convert(values, Winner)
 
 
 def write_winners(path: Path, winners: Sequence[Winner]) -> None:
@@ -342,9 +333,11 @@ def write_winners(path: Path, winners: Sequence[Winner]) -> None:
 
 
 def _line(winner: Winner) -> bytes:
-    # Pinned or stale is what a winner is in this store.
-    found = msgspec.to_builtins(replace(winner, pinned=False, stale=False))
-    del found["origin"], found["digest"]
+    # Whether a winner is pinned or stale is true of one store only.
+    values = msgspec.to_builtins(replace(winner, pinned=False, stale=False))
+    del values["origin"], values["digest"]
     if winner.signature is None:
-        del found["signature"]
-    return msgspec.json.encode(found)
+        del values["signature"]
+    # The order of every file so far: a file that is written again must not change by a byte.
+    first = {name: values.pop(name) for name in ("problem", "device", "environment")}
+    return msgspec.json.encode(first | values)

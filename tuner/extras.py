@@ -1,7 +1,7 @@
-"""How to install what is optional, by names that package indexes have.
+"""Commands that install optional requirements, by names that package indexes have.
 
-gemmsmith itself is on no index: strangers could register its names there. So no command of ours
-names it; what an extra of the service needs is listed instead, as its metadata has it.
+gemmsmith itself is not on any index, where others could register its names. So our commands never
+name it; they list the requirements of an extra of the service instead, from its metadata.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def pip_install(extra: str) -> str:
 
 
 def library() -> str:
-    """What `pip install` takes for the library: its folder in a checkout, else its wheel."""
+    """The library as an argument of `pip install`: its folder in a checkout, else its wheel."""
     if places.CHECKOUT is not None:
         return shlex.quote(str(places.CHECKOUT / "client"))
     try:
@@ -37,8 +37,8 @@ def library() -> str:
 
 
 def _requirements(extra: str) -> list[str]:
-    """The other projects' packages that an extra lists, those of extras that it includes too."""
-    found: dict[str, None] = {}
+    """Other projects' packages that an extra requires, with those of extras that it includes."""
+    packages: dict[str, None] = {}
     try:
         listed = metadata.requires(_SERVICE) or []
     except metadata.PackageNotFoundError:  # run from its sources, not installed
@@ -49,7 +49,7 @@ def _requirements(extra: str) -> list[str]:
             continue
         if own := re.fullmatch(rf"{_SERVICE}\[(.*)\]", requirement):
             for other in own[1].split(","):
-                found |= dict.fromkeys(_requirements(other))
+                packages |= dict.fromkeys(_requirements(other))
         else:
-            found[requirement] = None
-    return list(found)
+            packages[requirement] = None
+    return list(packages)

@@ -1,7 +1,7 @@
-"""Who holds a lock on a file, for messages to whoever has waited too long for it.
+"""Which process holds a lock on a file, for messages about a lock that takes too long to get.
 
-Linux keeps all file locks in `/proc/locks`, with their processes: looking there costs whoever takes
-a lock nothing. Elsewhere, and for processes in other containers, nothing is known.
+Linux lists all file locks in `/proc/locks`, with their processes, so that locking itself needs no
+bookkeeping. On other systems, and for processes in other containers, the holder is unknown.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Holder:
     """A process that holds a lock.
 
     Attributes:
-        command: its command line, shortened; empty where it cannot be read.
-        stopped: whether it is stopped, by SIGSTOP or Ctrl-Z, so that it lets nothing go.
-        user: whose it is; None where that cannot be seen.
+        command: its command line, shortened; empty if it cannot be read.
+        stopped: whether it is stopped, by SIGSTOP or Ctrl-Z, so that it cannot release the lock.
+        user: id of its user; None if unknown.
     """
 
     pid: int
@@ -36,7 +36,7 @@ class Holder:
 
 
 def holder(path: Path, *, byte: int = 0) -> Holder | None:
-    """Who holds an exclusive lock on the file, or on the byte of it; None if nobody visible does.
+    """The visible process, if any, with an exclusive lock on the file, or on that byte of it.
 
     A lock on the whole file (flock) counts as one on byte 0.
     """
@@ -58,15 +58,15 @@ def holder(path: Path, *, byte: int = 0) -> Holder | None:
 
 
 def _described(pid: int) -> Holder | None:
-    if pid <= 0:  # of another container, or a lock of the kernel's own
+    if pid <= 0:  # a process of another container, or the kernel's own lock
         return None
     user = None
     try:
         user = (_PROC / str(pid)).stat().st_uid
         words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace")
-        # "30583 (python) T 1 …": the name may hold anything, so from its end on.
+        # "30583 (python) T 1 …": the name may contain spaces and brackets, so split behind it.
         state = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:  # gone, or hidden from us
+    except OSError:  # the process has ended, or is not visible to us
         return Holder(pid=pid, user=user, command="", stopped=False)
     command, stopped = shlex.join(words.split("\0")[:-1]), state[0] == "T"
     if len(command) > _LONGEST:

@@ -1,10 +1,10 @@
-"""Winners of two GPUs of one model, compared: of two sites, or of two machines of one site.
+"""Comparing winners of two GPUs of one model: of two sites, or of two machines of one site.
 
-No two GPUs are alike, and a median from one says little about another. What is compared is the
-paired speed-up over the default, in which a GPU's clock cancels out, and only where both were
-measured with the same software. A winner that holds on one GPU and not on the other is a tie, as
-long as neither speed-up is beyond the other's noise. Where one is, a third GPU measures both
-choices again, if there is one; what it finds is served.
+No two GPUs are alike, and a median from one says little about another. So the paired speed-ups
+over the default are compared, in which a GPU's clock cancels out, and only if both were measured
+with the same software. Two different choices are a tie as long as neither speed-up is beyond the
+other's noise. If one is, a third GPU, if there is one, measures both choices again; its result is
+served.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from tuner.store.gpus import software
 from tuner.trial import Winner
 
 NOISE = 0.02
-"""How far two speed-ups are allowed to be apart beside their intervals. An assumption: how far
-two GPUs of a model differ was not measured."""
+"""How far two speed-ups may differ beyond their intervals. An assumption: the difference between
+two GPUs of a model was not measured."""
 
 LATELY_S = 7200.0
-"""A GPU that has reported so long before the newest report counts as there: it does so hourly."""
+"""A GPU is in use if its last report is not older by more than the newest: GPUs report hourly."""
 
 _DEFAULT = Ratio(median=1.0, ci_low=1.0, ci_high=1.0)
 
 
 class Verdict(StrEnum):
-    """What two winners of one problem and device model say of each other."""
+    """The result of comparing two winners of one problem and device model."""
 
     SAME = "same"  # one measurement, known to both
     AGREE = "agree"  # the same choice, as fast as noise allows
     TIE = "tie"  # each holds on its own GPU, and neither is better beyond noise
     DISAGREE = "disagree"  # beyond noise: to be measured again
-    APART = "apart"  # other software, a recording, or no speed-up: nothing to compare
+    APART = "apart"  # not comparable: other software, a recording, or no speed-up
 
 
 def compare(ours: Winner, theirs: Winner) -> Verdict:
@@ -52,10 +52,10 @@ def compare(ours: Winner, theirs: Winner) -> Verdict:
         return Verdict.APART
     if software(ours.environment) != software(theirs.environment):
         return Verdict.APART
-    mine, other = _gain(ours), _gain(theirs)
-    if mine is None or other is None:
+    our_gain, their_gain = _gain(ours), _gain(theirs)
+    if our_gain is None or their_gain is None:
         return Verdict.APART
-    if _beyond(mine, other) or _beyond(other, mine):
+    if _beyond(our_gain, their_gain) or _beyond(their_gain, our_gain):
         return Verdict.DISAGREE
     return Verdict.AGREE if _choice(ours) == _choice(theirs) else Verdict.TIE
 
@@ -63,14 +63,14 @@ def compare(ours: Winner, theirs: Winner) -> Verdict:
 def settle(
     store: Store, queue: Queue, theirs: Iterable[Winner]
 ) -> tuple[Counter[Verdict], list[Job]]:
-    """Compare winners from elsewhere with those that are served here; order what is in dispute.
+    """Compare winners from elsewhere with those that are served here; re-check the disputed ones.
 
-    A re-check is idle work of any GPU of the model but the parties to the dispute, as long as there
-    is another (`is_for_a_third`); one that is waiting or running is joined.
-    `theirs` must be believed: whoever liked to could keep our GPUs busy.
+    A re-check is idle work for a GPU of the model other than the two that disagree, if there is one
+    (`is_for_a_third`); a re-check that is waiting or running is joined. `theirs` must be trusted:
+    otherwise any site could keep our GPUs busy.
 
     Returns:
-        How often each verdict was given, and the re-checks.
+        How often each verdict occurred, and the re-checks.
 
     Raises:
         StoreError: the database cannot be used.
@@ -95,7 +95,7 @@ def settle(
 
 
 def is_for_a_third(store: Store, problem: Problem, device: str, gpu: str) -> bool:
-    """Whether a GPU is party to a dispute about a problem that another one could settle.
+    """Whether a re-check must wait for another GPU: this one is one of those that disagree.
 
     `device` is the device model's slug, `gpu` the GPU's UUID.
 
@@ -103,28 +103,26 @@ def is_for_a_third(store: Store, problem: Problem, device: str, gpu: str) -> boo
         StoreError: the database cannot be used.
     """
     revisions = store.revisions(problem, device)
-    served = next((each.winner for each in revisions if each.current), None)
+    served = next((revision.winner for revision in revisions if revision.current), None)
     if served is None:
         return False
-    believed = [each.winner for each in revisions if each.origin is not Origin.UNSIGNED]
-    against = [each for each in believed if compare(served, each) is Verdict.DISAGREE]
-    parties = {each.environment.gpu_uuid for each in (served, *against)}
+    trusted = [rev.winner for rev in revisions if rev.origin is not Origin.UNSIGNED]
+    against = [winner for winner in trusted if compare(served, winner) is Verdict.DISAGREE]
+    parties = {winner.environment.gpu_uuid for winner in (served, *against)}
     if not against or gpu not in parties:
         return False
-    there = [each for each in store.gpus.known() if each.device.slug == device]
-    newest = max((each.seen_at for each in there), default=0.0)
-    return any(each.uuid not in parties and each.seen_at > newest - LATELY_S for each in there)
+    gpus = [known for known in store.gpus.known() if known.device.slug == device]
+    newest = max((known.seen_at for known in gpus), default=0.0)
+    return any(known.uuid not in parties and known.seen_at > newest - LATELY_S for known in gpus)
 
 
 def _gain(winner: Winner) -> Ratio | None:
-    """How much faster than the default callers of the winner are."""
     return _DEFAULT if winner.use.is_default else winner.speedup
 
 
-def _beyond(one: Ratio, other: Ratio) -> bool:
-    return one.ci_low > other.ci_high * (1 + NOISE)
+def _beyond(higher: Ratio, lower: Ratio) -> bool:
+    return higher.ci_low > lower.ci_high * (1 + NOISE)
 
 
 def _choice(winner: Winner) -> str | None:
-    """What callers run: a candidate's key; None for the default."""
     return None if winner.runs is None else winner.runs.key

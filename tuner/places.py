@@ -1,9 +1,9 @@
-"""Where files lie: those that come with the program, and those that it keeps.
+"""Where files are: those that come with the program, and those that it writes.
 
-In a checkout (an editable install counts as one) the first are `configs/` and `migrations/`, and
-what is kept is in `.state/`. In a wheel both folders are inside, under `tuner/files/`, where
-`configs/wheel.py` puts them, and what is kept is in the user's data folder, as the XDG base
-directory specification has it. All paths are absolute: nothing depends on the working folder.
+In a checkout (an editable install counts as one) the first are in `configs/` and `migrations/`, the
+second in `.state/`. A wheel contains both folders under `tuner/files/`, where `configs/wheel.py`
+puts them; files that the program writes are then in the user's data folder, by the XDG base
+directory specification. All paths are absolute: nothing depends on the working folder.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def _checkout() -> Path | None:
 
 
 CHECKOUT = _checkout()
-"""The project's root, where the program runs from a checkout; else None."""
+"""The project's root if the program runs from a checkout; else None."""
 
 
 def shipped(name: str) -> Path:
     """A file or folder that comes with the program, by its name in a checkout.
 
-    `shipped("configs/winners")`, say. That it is there is for the caller to see.
+    `shipped("configs/winners")`, say. The caller checks whether it exists.
     """
     return (CHECKOUT or _PACKAGE / "files") / name
 
 
 def state(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of what the program keeps: database, packs, key. It may not be there yet."""
+    """The folder of the database, the packs and the key. It may not exist yet."""
     return CHECKOUT / ".state" if CHECKOUT is not None else data_folder(environ)

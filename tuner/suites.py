@@ -1,6 +1,6 @@
 """Problem suites: the matrix products of real models' layers, read from configs/suites/*.toml.
 
-Those come with the program, and a suite of them is found by its name alone: `llm`.
+They come with the program; a shipped suite can be named without its path: `llm`.
 
 A suite names *layers* (out features N, in features K, tokens, passes) and *problems* (M, N, K and
 layout as they are). A linear layer with weight W[out, in] gives, for T tokens:
@@ -21,10 +21,10 @@ divided among them. A problem that is grouped says `grouping` (rows or depth) an
 A layer says in `epilogues` what follows its forward product, one problem for each of them (`none`:
 the bare product), or backward ones that follow its input gradient; a problem says it in `epilogue`.
 
-A suite is for any element type; `Suite.problems(dtype)` leaves out what the type cannot do
-(FP8 is `tn` only). A problem may say its `dtype`, and is for that one alone, as captured ones are.
-Either says in `output` the element type of D, where that is not the type's own: `e4m3`.
-It may say `calls`, how often it is run; listed twice, both count. Bad files
+A suite is for any element type; `Suite.problems(dtype)` leaves out problems that the type does not
+support (FP8 is `tn` only). A problem with a `dtype` is for that type alone, as captured ones are.
+Layers and problems say in `output` the element type of D if it is not the type's own: `e4m3`. A
+problem may say `calls`, how often it is run; if it is listed twice, the calls add up. Bad files
 raise SuiteError with the entry's place and what it should hold.
 """
 
@@ -80,9 +80,9 @@ class Pass(StrEnum):
 class SuiteProblem:
     """One matrix product and where it comes from: `llama-3-8b qkv forward`.
 
-    `calls` is how often it is run; None where the file does not say. Of a grouped one `batch` is
-    the number of groups. `dtype` is the one it is for, without grouping and epilogue; None: any.
-    `output` is D's element type; None: as `dtype` says.
+    `calls` is how often it is run; None if the file does not say. Of a grouped one `batch` is the
+    number of groups. `dtype` is the one it is for, without grouping and epilogue; None for any.
+    `output` is D's element type; None for that of `dtype`.
     """
 
     m: int
@@ -99,7 +99,7 @@ class SuiteProblem:
     output: Element | None = None
 
     def problem(self, dtype: str) -> Problem:
-        """Its Problem in `dtype`; raises InvalidProblem where the type has no such operation."""
+        """Its Problem in `dtype`; raises InvalidProblem if the type has no such operation."""
         operation = Operation.of(
             dtype,
             self.layout,
@@ -119,32 +119,31 @@ class Suite:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The `dtype`s that its problems say; none where they are for any."""
-        return in_order(one.dtype for one in self.entries if one.dtype is not None)
+        """The `dtype`s that its problems name; empty if all are for any type."""
+        return in_order(entry.dtype for entry in self.entries if entry.dtype is not None)
 
     def problems(self, dtype: str) -> list[tuple[SuiteProblem, Problem]]:
         """Every entry that `dtype` supports, with its problem.
 
         Raises:
-            InvalidProblem: there is no such `dtype`.
+            InvalidProblem: `dtype` does not exist.
         """
         layouts_of(dtype)  # raises
-        found = []
+        supported = []
         for entry in self.entries:
             if entry.dtype not in (None, dtype):
                 continue
             with suppress(InvalidProblem):
-                found.append((entry, entry.problem(dtype)))
-        return found
+                supported.append((entry, entry.problem(dtype)))
+        return supported
 
 
 def shipped() -> Path:
-    """The folder of the suites that come with the program."""
     return places.shipped("configs/suites")
 
 
 def _file(path: Path) -> Path:
-    """The file itself; where there is none and only a name is given, the shipped suite's."""
+    """The file itself; if it does not exist and is a name only, the shipped suite of that name."""
     known = shipped() / f"{path.name.removesuffix('.toml')}.toml"
     return known if path.name == str(path) and not path.exists() and known.is_file() else path
 
@@ -153,13 +152,13 @@ def load(path: Path) -> Suite:
     """Read a suite file, or the shipped suite of this name.
 
     Raises:
-        SuiteError: missing file, bad TOML, or an entry that is not one; says which.
+        SuiteError: missing file, bad TOML, or an invalid entry, which the message names.
     """
     try:
         data = tomllib.loads(read_text(_file(path)))
     except FileNotFoundError:
-        there = ", ".join(sorted(each.stem for each in shipped().glob("*.toml")))
-        raise SuiteError(f"no suite file {path}; {shipped()} holds {there}") from None
+        names = ", ".join(sorted(file.stem for file in shipped().glob("*.toml")))
+        raise SuiteError(f"no suite file {path}; {shipped()} holds {names}") from None
     except ValueError as error:
         raise SuiteError(f"{path} is not TOML: {error}") from None
     unknown = set(data) - {"name", "layer", "problem"}
@@ -169,14 +168,14 @@ def load(path: Path) -> Suite:
     for kind, expand in (("layer", _layer), ("problem", _problem)):
         for place, entry in enumerate(data.get(kind, []), 1):
             try:
-                for one in expand(entry):
-                    one.problem(one.dtype or _some_dtype(one))
-                    extents = (one.m, one.n, one.k, one.batch)
-                    what = (one.layout, one.grouping, one.epilogue, one.dtype, one.output)
-                    shape = (*extents, *what)
-                    known = entries.setdefault(shape, one)
-                    if known is not one and one.calls is not None:
-                        entries[shape] = replace(known, calls=(known.calls or 0) + one.calls)
+                for item in expand(entry):
+                    item.problem(item.dtype or _some_dtype(item))  # raises if it is invalid
+                    extents = (item.m, item.n, item.k, item.batch)
+                    words = (item.layout, item.grouping, item.epilogue, item.dtype, item.output)
+                    identity = (*extents, *words)
+                    known = entries.setdefault(identity, item)
+                    if known is not item and item.calls is not None:
+                        entries[identity] = replace(known, calls=(known.calls or 0) + item.calls)
             except (KeyError, ValueError, TypeError, InvalidProblem) as error:
                 reason = f"missing key {error}" if isinstance(error, KeyError) else str(error)
                 raise SuiteError(f"{path}: {kind} {place}: {reason}") from None
@@ -185,18 +184,18 @@ def load(path: Path) -> Suite:
     return Suite(name=str(data.get("name", path.stem)), entries=tuple(entries.values()))
 
 
-def _some_dtype(one: SuiteProblem) -> DType:
-    """A type that has such a problem, if any has."""
-    return DType.FP8_E4M3 if one.output is Element.E4M3 else DType.BF16
+def _some_dtype(item: SuiteProblem) -> DType:
+    """A type that supports such a problem, if any does."""
+    return DType.FP8_E4M3 if item.output is Element.E4M3 else DType.BF16
 
 
 def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
     if "calls" in entry:
         raise ValueError("calls goes with one product: list it as a [[problem]] too")
     out, inner, groups = entry["out"], entry["in"], entry.get("groups")
-    passes = [Pass(each) for each in entry.get("passes", [Pass.FORWARD])]
-    epilogues = [Epilogue(each) for each in entry.get("epilogues", [Epilogue.NONE])]
-    backward = [bool(each.backward) for each in epilogues]
+    passes = [Pass(name) for name in entry.get("passes", [Pass.FORWARD])]
+    epilogues = [Epilogue(name) for name in entry.get("epilogues", [Epilogue.NONE])]
+    backward = [bool(epilogue.backward) for epilogue in epilogues]
     followed = Pass.INPUT_GRADIENT if any(backward) else Pass.FORWARD
     if "epilogues" in entry and (passes != [followed] or any(backward) != all(backward)):
         raise ValueError(
@@ -207,7 +206,7 @@ def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
         rows, columns, forward, backwards = out, inner, Layout.TN, Layout.TT
     else:
         rows, columns, forward, backwards = inner, out, Layout.TT, Layout.TN
-    found = []
+    problems = []
     for which, epilogue in product(passes, epilogues):
         grouping = Grouping.NONE
         if groups is not None:
@@ -218,7 +217,7 @@ def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
                 Pass.INPUT_GRADIENT: (tokens, inner, out, backwards),
                 Pass.WEIGHT_GRADIENT: (rows, columns, tokens, Layout.NT),
             }[which]
-            found.append(
+            problems.append(
                 SuiteProblem(
                     m=m,
                     n=n,
@@ -232,7 +231,7 @@ def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
                     output=_output(entry),
                 )
             )
-    return found
+    return problems
 
 
 def _problem(entry: Mapping[str, Any]) -> list[SuiteProblem]:

@@ -5,8 +5,9 @@ These are the records that flow from devices through search into the store; all 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any
 
 from gemmsmith.answers.answer import Conditions, Correctness, InRegime, Ratio, Regime, Statistics
 from gemmsmith.answers.history import Origin
@@ -20,8 +21,8 @@ from gemmsmith.signing import Signature
 class Phase(StrEnum):
     """Which part of a tuning run measured the trial."""
 
-    SCREEN = "screen"  # few samples, to sort the field
-    FINAL = "final"  # paired rounds against the other finalists and cuBLAS
+    SCREEN = "screen"  # few samples, to sort the candidates
+    FINAL = "final"  # paired rounds against the other finalists and the default
 
 
 class FailureKind(StrEnum):
@@ -79,11 +80,11 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rounds:
-    """Paired rounds of a few candidates and cuBLAS: in each round every one was timed once.
+    """Paired rounds of a few candidates and the default: each was timed once in every round.
 
-    `samples_us[i][r]` is candidate i's time per launch in round r; `baseline_us[r]` is cuBLAS's
-    in the same round. Rounds whose clock fell below the run's own median are not in here. A
-    candidate that took no part has no samples.
+    `samples_us[i][r]` is candidate i's time per launch in round r; `baseline_us[r]` is the
+    default's in the same round. Rounds whose clock fell below the run's own median are left out.
+    A candidate that took no part has no samples.
     """
 
     samples_us: tuple[tuple[float, ...], ...]
@@ -95,7 +96,7 @@ class Rounds:
 class Rival:
     """Another way of torch's that took part in the sustained rounds: time per launch in each.
 
-    `is_to_be_beaten`: no candidate is recommended that does not gain on it as well.
+    `is_to_be_beaten`: a candidate must be faster than it, too, to be recommended.
     """
 
     name: str
@@ -105,9 +106,9 @@ class Rival:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InSpread:
-    """Medians where a grouped problem's tokens are spread in one way only.
+    """Medians of a grouped problem over the operand sets of one spread of tokens.
 
-    `times_us[i]` is candidate i's, `default_us` that of torch's default.
+    `times_us[i]` is candidate i's, `default_us` the default's.
     """
 
     spread: str
@@ -117,19 +118,19 @@ class InSpread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finals(Rounds):
-    """The sustained rounds of the finalists, the GPU never idle, and those of other states.
+    """The sustained rounds of the finalists, the GPU never idle, and those of other regimes.
 
     Attributes:
-        boost: as much rest as work, of those that are ahead of cuBLAS in the sustained rounds.
-        interleaved: between other kernels, of those that are ahead in the other two; their time is
-            cuBLAS's and what the whole takes longer with them.
-        power_penalties: what candidate i's time counts in a program at the power limit, where
-            whoever draws more power slows its neighbours: 1.05 if it costs as much as 5% more time.
-            None: not known. Empty: no power limit was met.
-        rivals: what programs run that know more than the default needs; they decide nothing.
+        boost: as much rest as work, for candidates that beat the default in the sustained rounds;
+            None if there were none.
+        interleaved: between other kernels, for candidates that beat the default in both other
+            regimes; None if there were none. A candidate's time is the default's plus what the
+            whole sequence takes longer with the candidate.
+        power_penalties: the factor on candidate i's time in a program at the power limit, where a
+            kernel that draws more power slows the kernels around it: 1.05 if it costs as much as
+            5% more time. None if it was not measured. Empty if the power limit was not reached.
+        rivals: other ways of torch's; only those that must be beaten take part in the decision.
         spreads: of grouped problems, the sustained time by spread.
-
-    A state that nobody was left for is None.
     """
 
     problem: Problem
@@ -147,17 +148,12 @@ class Finals(Rounds):
     @property
     def regimes(self) -> dict[Regime, Rounds]:
         """The rounds of every regime that was measured."""
-        found = {
+        rounds = {
             Regime.SUSTAINED: self,
             Regime.BOOST: self.boost,
             Regime.INTERLEAVED: self.interleaved,
         }
-        return {regime: rounds for regime, rounds in found.items() if rounds is not None}
-
-    @property
-    def states(self) -> tuple[Rounds, ...]:
-        """The rounds of every regime, as a sequence."""
-        return tuple(self.regimes.values())
+        return {regime: rounds for regime, rounds in rounds.items() if rounds is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,7 +169,7 @@ class WinnerSignature(Signature):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgainstRival:
-    """A rival's median, and the winner's paired speed-up over it; both sustained."""
+    """A rival's median and the candidate's paired speed-up over it, in the sustained rounds."""
 
     name: str
     median_us: float
@@ -182,7 +178,7 @@ class AgainstRival:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnSpread:
-    """Medians of the winner and of the default where tokens are spread in one way only."""
+    """Medians of the candidate and of the default over the operand sets of one spread."""
 
     spread: str
     median_us: float
@@ -190,23 +186,24 @@ class OnSpread:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Winner:
-    """The promoted trial for (problem, device model).
+class Decision:
+    """What the finals decided for one problem, with the measurements that justify it.
 
-    `candidate` is the best CUTLASS candidate even where `use` is cuBLAS, so that the record
-    shows how close it came; it is None only where no candidate survived verification.
-    `baseline_kernels` names what one launch of cuBLAS ran, in order; empty where not known.
-    `power_penalty` is by what factor the candidate must be faster to make up for its power; None
-    where it was not measured.
-    `signature` is whoever's measured it; None where nobody signed.
-    `stale`, `pinned`, `origin` and `digest` (of what the store was given) are what the store says
-    of a winner that it gives; to one that it is given they mean nothing.
-    `rivals` and `spreads` are what the finals hold of the candidate beside the default's rounds.
+    Attributes:
+        use: what callers run.
+        candidate: the best candidate, even if the default stays, so that the record shows how
+            close it came. None if no candidate survived verification.
+        statistics, baseline: of the candidate and of the default, from the same paired rounds:
+            those of the regime in which the candidate gains least, as are `speedup` and
+            `conditions`.
+        ties: keys of candidates whose time does not differ from the winner's beyond noise.
+        baseline_kernels: names of the kernels of one launch of the default, in order; empty if
+            unknown.
+        power_penalty: the factor by which the candidate must be faster to make up for its power;
+            None if it was not measured.
+        rivals, spreads: of the candidate, in the sustained rounds.
     """
 
-    problem: Problem
-    device: DeviceModel
-    environment: Environment
     use: Use
     candidate: Candidate | None
     statistics: Statistics | None
@@ -220,6 +217,43 @@ class Winner:
     regimes: tuple[InRegime, ...] = ()
     rivals: tuple[AgainstRival, ...] = ()
     spreads: tuple[OnSpread, ...] = ()
+
+    @property
+    def runs(self) -> Candidate | None:
+        """What callers run; None if they run the default."""
+        return None if self.use.is_default else self.candidate
+
+    @property
+    def time_us(self) -> float | None:
+        return None if self.statistics is None else self.statistics.median_us
+
+    @property
+    def saving_us(self) -> float | None:
+        """What a launch takes less than the default; from the paired ratio, as clocks wander."""
+        if self.statistics is None or self.speedup is None:
+            return None
+        return self.statistics.median_us * (self.speedup.median - 1)
+
+    def decided(self) -> dict[str, Any]:
+        """The decision's own fields by name: what a `Winner` takes over from it."""
+        return {field.name: getattr(self, field.name) for field in fields(Decision)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Winner(Decision):
+    """A decision for (problem, device model) that was promoted, or is to be.
+
+    Attributes:
+        replayed: whether it was measured on a recorded GPU.
+        pack: hash of the pack that holds the candidate's kernel.
+        signature: by the installation that measured it; None if it is unsigned.
+        stale, pinned, origin, digest: filled in by the store when it reads a winner, and ignored
+            when it stores one; `digest` is that of the statement that was stored.
+    """
+
+    problem: Problem
+    device: DeviceModel
+    environment: Environment
     replayed: bool = False
     pack: str | None = None
     revision: int = 0
@@ -230,20 +264,3 @@ class Winner:
     signature: WinnerSignature | None = None
     origin: Origin = field(default=Origin.MEASURED, compare=False)
     digest: str = field(default="", compare=False)
-
-    @property
-    def runs(self) -> Candidate | None:
-        """What callers run; None where they run the default."""
-        return None if self.use.is_default else self.candidate
-
-    @property
-    def saving_us(self) -> float | None:
-        """What a launch takes less than the default; from the paired ratio, as clocks wander."""
-        if self.statistics is None or self.speedup is None:
-            return None
-        return self.statistics.median_us * (self.speedup.median - 1)
-
-    @property
-    def time_us(self) -> float | None:
-        """What a launch of the candidate takes, at the median."""
-        return None if self.statistics is None else self.statistics.median_us

@@ -90,7 +90,7 @@ def downgrade() -> None:
 
 
 def _link() -> None:
-    """Chain the entries that there are, as `tuner.store.chain` does."""
+    """Chain the entries that there are, as `tuner.store.audit` does."""
     connection = op.get_bind()
     previous, entries = "", 0
     for row in connection.execute(sa.select(_AUDIT).order_by(_AUDIT.c.id)).all():

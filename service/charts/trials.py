@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from gemmsmith.core.kernel import AnyKernel, CutlassKernel
 from service.charts import draw
-from tuner.store.tried import Tried
+from tuner.store.trials import Tried
 from tuner.trial import Phase
 
 _HEIGHT, _TRAIT_HEIGHT = 250, 270

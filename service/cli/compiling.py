@@ -154,8 +154,7 @@ def _of_problems(
     can be compiled for are noted.
     """
     from tuner.errors import NoLegalCandidate
-    from tuner.search.hints import resembling
-    from tuner.search.transfer import near_winners
+    from tuner.search.hints import near_winners, resembling
 
     kernels: dict[str, AnyKernel] = {}
     without = []

@@ -49,12 +49,12 @@ def _winners(store: Store, trusted: Trusted) -> Iterator[str]:
 
 
 def _kernels(store: Store) -> Iterator[str]:
-    from tuner.claims import kernel_doubt
+    from tuner.claims import kernel_reason
 
     for name, kernel in store.dictionary.described():
         if kernel is None or kernel.name != name:
             yield f"kernel {name}: its description is another's, or cannot be read"
-        elif reason := kernel_doubt(kernel):
+        elif reason := kernel_reason(kernel):
             yield f"kernel {reason}"
 
 

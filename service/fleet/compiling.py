@@ -27,9 +27,9 @@ from tuner.errors import LeaseLost, NoLegalCandidate, NotRecorded, StoreError
 from tuner.jobs import LeasedJob, Worker
 from tuner.jobs.stages import Stage, StagedQueue, hand_to_gpus
 from tuner.search.ahead import first_kernels
-from tuner.search.batches import in_batches
 from tuner.search.budget import BUDGETS
 from tuner.search.cost_model import AnalyticModel
+from tuner.search.packs import in_batches
 from tuner.store import Store
 
 

@@ -19,7 +19,7 @@ from service.charts.trials import TRAITS, by_trait, convergence
 from service.report.verdict import NONE, choices
 from tuner.store.listing import Ranking
 from tuner.store.revisions import WinnerRevision
-from tuner.store.tried import Tried
+from tuner.store.trials import Tried
 from tuner.trial import Phase, Winner
 
 

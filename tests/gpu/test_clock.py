@@ -11,7 +11,7 @@ from gemmsmith.core.device import DeviceModel
 from tuner.measure.conditions import Monitor
 from tuner.measure.graphs import Stream, TorchGraph
 from tuner.measure.local_gpu import gpu_uuid
-from tuner.measure.timing import LOOK_S, SETTLE_S, Timer, cool_down
+from tuner.measure.timing import CLOCK_S, SETTLE_S, Timer, cool_down
 
 Record = Callable[[str, object], None]
 
@@ -50,7 +50,7 @@ def test_a_spin_tells_the_clock_that_nvml_tells(
     found = [timer[0].clock(heavy) for _ in range(3)]
     cool_down()
     seen = [
-        monitor.sm_clock_mhz() for ran in timer[0].busy(heavy, SETTLE_S + LOOK_S) if ran > SETTLE_S
+        monitor.sm_clock_mhz() for ran in timer[0].busy(heavy, SETTLE_S + CLOCK_S) if ran > SETTLE_S
     ]
     record_property("spin_mhz", [round(mhz, 1) for mhz in found])
     record_property("nvml_mhz", seen)

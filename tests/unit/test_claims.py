@@ -14,7 +14,7 @@ from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tests.support.shipped import shipped_files
 from tuner import claims
-from tuner.claims import doubt
+from tuner.claims import reason
 from tuner.exchange import read_winners
 from tuner.trial import Winner
 
@@ -35,12 +35,12 @@ def forged(real: Winner, path: str, value: object) -> Winner:
 
 
 def test_what_was_measured_is_not_doubted() -> None:
-    assert doubt(HONEST) is None
-    assert doubt(replace(HONEST, use=Use.CUBLAS)) is None
+    assert reason(HONEST) is None
+    assert reason(replace(HONEST, use=Use.CUBLAS)) is None
     nothing = dict.fromkeys(("candidate", "statistics", "speedup", "correctness"))
-    assert doubt(replace(HONEST, use=Use.CUBLAS, **nothing)) is None
+    assert reason(replace(HONEST, use=Use.CUBLAS, **nothing)) is None
     for file in shipped_files():
-        assert [doubt(found) for found in read_winners(file) if doubt(found)] == [], file
+        assert [reason(found) for found in read_winners(file) if reason(found)] == [], file
 
 
 def test_fp8_outputs_may_be_off_by_a_step_of_theirs() -> None:
@@ -81,7 +81,7 @@ def test_fp8_outputs_may_be_off_by_a_step_of_theirs() -> None:
         ("candidate.kernel.arch", "sm100", "is for sm100"),
         ("candidate.kernel.stages", -1, "no kernel has such a tile"),
         ("candidate.launch.splits", -3, "-3 splits"),
-        ("candidate.launch.splits", 2, "2 splits are none with data_parallel"),
+        ("candidate.launch.splits", 2, "data_parallel does not take 2 splits"),
         ("candidate.launch.swizzle", 3, "a swizzle of 3"),
         ("candidate.launch.sm_budget", 133, "an SM budget"),
         ("candidate.launch.decomposition", "stream_k", "does not do stream_k"),
@@ -103,7 +103,7 @@ def test_fp8_outputs_may_be_off_by_a_step_of_theirs() -> None:
     ],
 )  # fmt: skip
 def test_a_forged_figure_is_told(path: str, value: object, says: str) -> None:
-    assert says in (doubt(forged(HONEST, path, value)) or "")
+    assert says in (reason(forged(HONEST, path, value)) or "")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_forged_figure_is_told(path: str, value: object, says: str) -> None:
     ],
 )
 def test_so_is_one_of_a_kernel_of_the_library(path: str, value: object, says: str) -> None:
-    assert says in (doubt(forged(LIBRARY, path, value)) or "")
+    assert says in (reason(forged(LIBRARY, path, value)) or "")
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ def test_so_is_one_of_a_kernel_of_the_library(path: str, value: object, says: st
     ],
 )
 def test_so_is_one_of_a_regime(path: str, value: object, says: str) -> None:
-    assert says in (doubt(forged(REGIMES, path, value)) or "")
+    assert says in (reason(forged(REGIMES, path, value)) or "")
 
 
 def test_the_winners_speed_up_is_the_least_of_its_regimes() -> None:
     least = min(each.speedup.median for each in REGIMES.regimes if each.speedup)
     others = tuple(r for r in REGIMES.regimes if r.speedup and r.speedup.median > least)
-    assert "the least of its regimes" in (doubt(replace(REGIMES, regimes=others)) or "")
+    assert "the least of its regimes" in (reason(replace(REGIMES, regimes=others)) or "")
 
 
 def test_a_default_that_may_be_faster_is_not_to_be_replaced() -> None:
@@ -146,13 +146,13 @@ def test_a_default_that_may_be_faster_is_not_to_be_replaced() -> None:
             {"median": 1.0, "ci_low": 0.99, "ci_high": 1.01}, type(HONEST.speedup)
         ),
     )
-    assert "may be 0.99" in (doubt(slow) or "")
-    assert doubt(replace(slow, use=Use.CUBLAS)) is None
+    assert "may be 0.99" in (reason(slow) or "")
+    assert reason(replace(slow, use=Use.CUBLAS)) is None
 
 
 def test_a_problem_that_the_gpu_cannot_hold_was_not_measured_on_it() -> None:
     huge = replace(HONEST, problem=Problem(m=2**20, n=2**20, k=4096))
-    assert f"does not fit into the memory of {H200.name}" in (doubt(huge) or "")
+    assert f"does not fit into the memory of {H200.name}" in (reason(huge) or "")
 
 
 def test_every_scheduler_has_its_ways_to_cut() -> None:

@@ -19,6 +19,7 @@ from tests.support.candidates import EXACT, PROBLEM, named
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tests.support.sqlite import empty_store
+from tuner import places
 from tuner.exchange import (
     SCHEMA,
     ExchangeError,
@@ -27,6 +28,7 @@ from tuner.exchange import (
     import_winners,
     read_winners,
     sign_winners,
+    write_winners,
 )
 from tuner.store import Store
 from tuner.store.statement import is_believed
@@ -34,6 +36,8 @@ from tuner.trial import Winner
 
 FILES = Path(__file__).parent / "winners"
 """One file of each schema as that gemmsmith wrote it; a new schema adds one, none is changed."""
+
+SHIPPED = places.shipped("configs/winners")
 
 MADE_UP = Winner(
     problem=PROBLEM,
@@ -92,6 +96,14 @@ def exported(store: Store, path: Path, *winners: Winner, signer: Signer | None =
         store.promote(each)
     export_winners(store, path)
     return path
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.tf32.jsonl")), ids=lambda path: path.name)
+def test_a_shipped_file_that_is_written_again_has_the_same_bytes(
+    path: Path, tmp_path: Path
+) -> None:
+    write_winners(tmp_path / "again", read_winners(path))
+    assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
 def test_exported_winners_come_back_as_they_were(

@@ -1,13 +1,14 @@
-"""What became of jobs and where their time went, told from the database: all workers are in it.
+"""How jobs ended and where their time went, from the database, to which all workers write.
 
-Numbers of jobs are of this moment. Time is followed through the events, which every worker writes
-and which survive it: each reading takes only the events that are new. A job's time is known from
-the first reading on, of jobs that ran then from their beginning; how jobs ended is known from ever.
+Numbers of jobs are those at the time of reading. Times are added up from the events, which every
+worker writes and which survive it: each reading takes only the new events. Times count from the
+first reading on, and for jobs that run then from their beginning; the numbers of ended jobs count
+from the beginning of the database.
 
-A tuning run is one thread: it waits for compilers or it measures. The time that ends with a report
-of progress was therefore spent on what the report is about, except that finals report when they
-begin. Time in which nobody had the job (its worker was dead) belongs to nothing. One object is for
-one thread at a time.
+A tuning run is one thread: it waits for compilers or it measures. So the time that ends with a
+report of progress was spent in the report's phase, except that finals report when they begin. Time
+in which no worker had the job (its worker was dead) is not counted. Only one thread at a time may
+use an object.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from gemmsmith.core.tuning import JobState
-from tuner.jobs.job_rows import lapsed
-from tuner.store.clock import moment
+from tuner.jobs.job import lapsed
 from tuner.store.database import Database
 from tuner.store.models import JobEventRow, JobRow
+from tuner.store.sql import moment
 
 WAITING = "waiting"
 """The phase of a job that no worker has taken yet."""
@@ -41,16 +42,16 @@ _ENDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFigures:
-    """The queue now, and what was done.
+    """The queue now, and the work that was done.
 
     Attributes:
         states: jobs by state.
-        oldest_waiting_s: seconds since the oldest waiting job was ordered; 0 where none waits.
+        oldest_waiting_s: seconds since the oldest waiting job was ordered; 0 if no job waits.
         abandoned: running jobs whose worker has stopped renewing its lease.
-        ended: jobs by final state, from ever.
+        ended: all jobs that ever ended, by final state.
         phase_seconds: wall time by phase, all jobs together.
         busy_seconds: the part of it in which a device measured, by the worker's host.
-        kernels: how kernels were come by: found, compiled or failed.
+        kernels: how many kernels were found (built before), compiled, or failed to compile.
         compile_seconds: wall time of all compiler runs; they overlap.
     """
 
@@ -66,7 +67,7 @@ class JobFigures:
 
 @dataclass(kw_only=True, slots=True)
 class _Followed:
-    """A job that is not over: its newest event that was read, and what it left the job in."""
+    """A job that has not ended: its newest event that was read, and what that event left behind."""
 
     number: int = 0
     at: float = 0.0
@@ -93,7 +94,7 @@ class Watch:
         self._sums = _Sums()
 
     def read(self) -> JobFigures:
-        """The figures now.
+        """The present figures.
 
         Raises:
             StoreError: the database cannot be read.
@@ -123,9 +124,9 @@ class Watch:
         )
 
     def _follow(self, session: Session, alive: Mapping[int, int]) -> None:
-        """Read the new events of jobs that are not over, and of those that were not when last seen.
+        """Read the new events of jobs that have not ended, or had not at the last reading.
 
-        `alive` are the ids of the former, with the number of their newest event.
+        `alive` has the ids of the former, with the number of their newest event.
         """
         newest = session.scalar(select(func.max(JobRow.id))) or 0
         known = newest if self._newest is None else self._newest
@@ -148,12 +149,12 @@ class Watch:
                         self._sums.phases[WAITING] += spent
                     job.phase, job.host = "", str(event.data["owner"]).partition(":")[0]
                 case "progress":
-                    said = str(event.data["phase"])
-                    phase = "finals" if job.phase == "finals" else said
+                    reported = str(event.data["phase"])
+                    phase = "finals" if job.phase == "finals" else reported
                     self._sums.phases[phase] += spent
                     if phase in _MEASURING:
                         self._sums.busy[job.host] += spent
-                    job.phase = said
+                    job.phase = reported
                 case "built":
                     self._build(event.data)
                 case "created" | "requeued":

@@ -1,12 +1,12 @@
-"""A job that a worker owns for the moment, and everything the worker may write about it.
+"""A job that a worker has leased, and everything the worker may write about it.
 
 Each method is one transaction that first checks the fence: the job is running, and its owner and
 attempt are still ours. If not, `LeaseLost` is raised and nothing is written. Methods that write
 renew the lease as well. What the worker writes elsewhere, trials and winners, stands behind the
 same fence: it writes to `Store.fenced(leased.fence)`.
 
-The job's deadline is kept on this machine's monotonic clock, and told anew by every write: an order
-that joins the job may have moved it. The database's clock has the last word.
+The job's deadline is kept on this machine's monotonic clock, and read again with every write: an
+order that joins the job may have moved it. The database's clock decides.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from gemmsmith.core.tuning import JobState
 from tuner.errors import LeaseLost
-from tuner.jobs.job import Job
-from tuner.jobs.job_rows import add_event, attempts_left, end, expire, requeue
-from tuner.store.clock import moment, now
+from tuner.jobs.job import Job, add_event, attempts_left, end, expire, requeue
 from tuner.store.database import Database
 from tuner.store.models import JobRow
+from tuner.store.sql import moment, now
 
 
 class StopReason(StrEnum):
     """Why a worker should stop working on a job."""
 
-    CANCELLED = "cancelled"  # its cancellation was asked for
+    CANCELLED = "cancelled"  # a user cancelled it
     LOST = "lost"  # another worker owns it
     SHUTDOWN = "shutdown"  # this worker is to end
-    DEADLINE = "deadline"  # nobody needs the answer any more
-    OUTRANKED = "outranked"  # it is idle work, and somebody has ordered something
+    DEADLINE = "deadline"  # the answer is of no use any more
+    OUTRANKED = "outranked"  # it is idle work, and a user has ordered a job
 
 
 class LeasedJob:
@@ -73,28 +72,28 @@ class LeasedJob:
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """Why to stop, if so."""
+        """Why the worker should stop; None to go on."""
         if self._stop_reason is None and time.monotonic() >= self._deadline:
             self._stop_reason = StopReason.DEADLINE
         return self._stop_reason
 
     def should_stop(self) -> bool:
-        """Whether to stop before the next candidate. Costs nothing; the heartbeat keeps it true."""
+        """Whether to stop before the next candidate. Costs nothing: the heartbeat updates it."""
         return self.stop_reason is not None
 
     def ask_to_stop(self, reason: StopReason) -> None:
-        """Make `should_stop` true. The first reason stays, unless the lease is lost since.
+        """Make `should_stop` true. The first reason stays, unless the lease is lost.
 
-        Takes no lock: signal handlers call this. The fence decides, should two reasons race.
+        Takes no lock: signal handlers call this. If two reasons race, the fence decides.
         """
         if self._stop_reason is None or reason is StopReason.LOST:
             self._stop_reason = reason
 
     def heartbeat(self) -> bool:
-        """Renew the lease; whether the job's cancellation was asked for.
+        """Renew the lease; whether the job is to be cancelled.
 
         Raises:
-            LeaseLost: another worker owns the job, or it is over.
+            LeaseLost: another worker owns the job, or it has ended.
         """
         with self._fenced() as (_, row):
             return row.cancel_requested
@@ -133,13 +132,15 @@ class LeasedJob:
             add_event(session, row, kind, data)
 
     def complete(self, winner_revision: int | None, winner: dict[str, Any] | None = None) -> None:
-        """The job is done; `winner` is the data of a last but one event, which tells what won.
+        """The job is done; `winner` is the data of the last event but one, which names the winner.
 
         Raises:
             LeaseLost: as `heartbeat`.
         """
         with self._fenced() as (session, row):
-            if winner is not None:  # here, so that an attempt that dies before the end tells none
+            if (
+                winner is not None
+            ):  # with the end, so that an attempt that dies before has no such event
                 add_event(session, row, "winner", winner)
             row.winner_revision = winner_revision
             data = {"winner_revision": winner_revision, "best_us": row.best_us, "best": row.best}
@@ -147,7 +148,7 @@ class LeasedJob:
         self.settled = True
 
     def fail(self, message: str, *, retry: bool) -> None:
-        """The attempt went wrong; with `retry` another follows while there are any left.
+        """The attempt failed; with `retry` another one follows while attempts are left.
 
         Raises:
             LeaseLost: as `heartbeat`.
@@ -157,15 +158,15 @@ class LeasedJob:
                 end(session, row, JobState.CANCELLED, {})
             elif retry and attempts_left(row) > 0:
                 row.error = message
-                wrong = row.attempt - row.handed_back
+                failed = row.attempt - row.handed_back
                 data = {"error": message, "attempts_left": attempts_left(row)}
-                requeue(session, row, self._retry_delay_s * 2 ** (wrong - 1), data)
+                requeue(session, row, self._retry_delay_s * 2 ** (failed - 1), data)
             else:
                 end(session, row, JobState.FAILED, {"error": message})
         self.settled = True
 
     def cancelled(self) -> None:
-        """The job was stopped because its cancellation was asked for.
+        """The job was stopped because a user cancelled it.
 
         Raises:
             LeaseLost: as `heartbeat`.
@@ -199,8 +200,8 @@ class LeasedJob:
     ) -> None:
         """Hand the job back for another worker to continue; the attempt does not count.
 
-        `phase` is what the job waits in from now on, for `delay_s` at least; `notes` what its next
-        worker is to know: they are in the event.
+        The job waits in `phase` from now on, for `delay_s` at least. `notes` are for its next
+        worker: they are in the event.
 
         Raises:
             LeaseLost: as `heartbeat`.
@@ -239,9 +240,9 @@ class LeasedJob:
 
 
 def _renewal(row_id: int, owner: str, attempt: int, ttl_s: float) -> ReturningUpdate[Any]:
-    """Changes no row unless the job is that owner's, in that attempt.
+    """A statement that renews the lease, unless the job has another owner or attempt by now.
 
-    Made once for all writes of an attempt: while it is made, others wait.
+    Made once for all writes of an attempt, because while it is made, other writers wait.
     """
     jobs = cast(Table, JobRow.__table__)
     ours = (

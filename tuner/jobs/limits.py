@@ -1,8 +1,8 @@
-"""How many jobs may wait or run at once, and when there will be room for the next one.
+"""How many jobs may wait or run at once, and when a next one is likely to find room.
 
-The counts stop at the limit and read nothing but an index (`ix_jobs_lease`, `ix_jobs_ordered_by`),
-so that a check costs the same whatever else the table holds. They are made under the lock that
-orders queue up for: two orders at once never take the same last place.
+The counts stop at the limit and read only an index (`ix_jobs_lease`, `ix_jobs_ordered_by`), so that
+a check costs the same whatever else the table holds. They are made under the lock of orders: two
+orders at once never take the same last place.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from sqlalchemy.orm import Session
 
 from gemmsmith.core.tuning import JobState
 from tuner.errors import QueueFull, QuotaUsedUp
-from tuner.store.clock import moment
 from tuner.store.models import JobRow
+from tuner.store.sql import moment
 
 LONGEST_PAUSE_S = 3600
-"""Nobody is told to stay away for longer; a queue in which nothing has ended since then says so."""
+"""Longest pause that is recommended, also if no job has ended for so long."""
 
-_JOBS_LOOKED_AT = 20_000
-"""Newest jobs among which those that ended lately are looked for; their ends have no index."""
+_NEWEST_JOBS = 20_000
+"""Newest jobs among which the latest ends are searched; `finished_at` has no index."""
 
 _ENDS = 20
-"""Ends that the rate is taken from: enough to level out, few enough to be recent."""
+"""Ends that the rate is computed from: enough for a mean, few enough to be recent."""
 
 
 def refusal(
     session: Session, limit: int | None, ordered_by: str | None, job_limit: int | None
 ) -> QueueFull | QuotaUsedUp | None:
-    """Why there is no room for one more job; None if there is.
+    """The error if there is no room for one more job; None if there is.
 
     `limit` jobs may wait, and `job_limit` of those `ordered_by` one key may wait or run; None for
     any number.
@@ -60,7 +60,7 @@ def pause_s(session: Session, ordered_by: str | None) -> int:
     at = moment(session)
     newest = session.scalar(select(func.max(JobRow.id))) or 0
     query = select(JobRow.finished_at).where(
-        JobRow.id > newest - _JOBS_LOOKED_AT, JobRow.finished_at > at - LONGEST_PAUSE_S
+        JobRow.id > newest - _NEWEST_JOBS, JobRow.finished_at > at - LONGEST_PAUSE_S
     )
     if ordered_by is not None:
         query = query.where(JobRow.ordered_by == ordered_by)

@@ -1,4 +1,4 @@
-"""The events of many jobs, read together: however many somebody follows, it is two queries."""
+"""The events of many jobs, read together in two queries, however many jobs are followed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _JOBS_AT_ONCE = 100
 
 
 class News:
-    """Reads of what is new about jobs."""
+    """Reads of new events."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -27,8 +27,8 @@ class News:
             return {row.public_id: row.last_event for row in connection.execute(query)}
 
     def since(self, after: Mapping[str, int]) -> list[RecordedEvent]:
-        """The events of these jobs with higher numbers than those given, each job's in order."""
-        jobs, found = list(after), []
+        """The events of these jobs with higher numbers than in `after`, each job's in order."""
+        jobs, events = list(after), []
         with self._database.glance() as connection:
             for start in range(0, len(jobs), _JOBS_AT_ONCE):
                 new = or_(
@@ -49,8 +49,8 @@ class News:
                     .where(new)
                     .order_by(JobRow.id, JobEventRow.number)
                 )
-                found += [
+                events += [
                     RecordedEvent(id=number, job=job, at=at, kind=kind, data=data)
                     for number, job, at, kind, data in connection.execute(query)
                 ]
-        return found
+        return events

@@ -1,13 +1,13 @@
 """The durable queue of tuning jobs, in the store's database.
 
 A worker leases a job: it owns it until the lease expires, by the database's clock, and renews it
-with heartbeats. Every write of a worker is fenced on its name and the attempt's number, so one
-that was given up for dead and comes back changes nothing. A job whose lease expired is taken over
-by the next worker that asks; attempts that went wrong are bounded. Requests for the same problem,
+with heartbeats. Every write of a worker is fenced on its name and the attempt's number, so a worker
+that was believed dead and comes back changes nothing. A job whose lease expired goes to the next
+worker that leases one; the number of failed attempts is limited. Requests for the same problem,
 device and effort join the job that already waits or runs. Higher priority first, then the most
 time at stake (calls × expected saving of one), then first come, first served. The queue is bounded:
-an order that finds no room raises and leaves nothing behind. A job whose deadline has passed is not
-begun any more.
+an order that finds no room raises and changes nothing. A job whose deadline has passed is not begun
+any more.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort, JobState
 from tuner.errors import JobNotFound, NotRetryable
 from tuner.jobs import limits
-from tuner.jobs.job import Job, RecordedEvent
-from tuner.jobs.job_rows import (
+from tuner.jobs.job import (
     LONGEST_S,
+    Job,
+    RecordedEvent,
     add_event,
     attempts_left,
     end,
@@ -39,20 +40,20 @@ from tuner.jobs.job_rows import (
 from tuner.jobs.lease import LeasedJob
 from tuner.jobs.workers import Workers
 from tuner.store.audit import LOCAL, Action, record
-from tuner.store.clock import moment, now
 from tuner.store.dictionary import problem_of
 from tuner.store.models import IdempotencyKeyRow, JobEventRow, JobRow, ProblemRow
+from tuner.store.sql import moment, now
 from tuner.store.store import Store
 
 MAX_ATTEMPTS = 3
-"""Attempts of a job that may go wrong. A candidate that kills its own process does not kill the
-worker, so even a second failure of the worker is bad luck or a bad machine."""
+"""Attempts of a job that may fail. A candidate that kills its own process does not kill the worker,
+so even a second failure of the worker is bad luck or a bad machine."""
 
 RETRY_DELAY_S = 5.0
-"""Wait before the first retry, doubled for each further one: what broke may be coming back."""
+"""Wait before the first retry, doubled for each further one: a service may be restarting."""
 
 _MOST_CALLS = 10**18
-"""A job's calls are counted so far: requests without end may join it; the column holds 2^63."""
+"""Limit of a job's calls: any number of requests may join it; the column holds 2^63."""
 
 _ENQUEUE_LOCK = 0x67656D6A  # requests queue up, so that two at once for one problem make one job
 
@@ -60,7 +61,7 @@ _ENQUEUE_LOCK = 0x67656D6A  # requests queue up, so that two at once for one pro
 class Queue:
     """Jobs of one store. Threads and processes may each use their own on the same database.
 
-    `limit` is how many jobs may wait; None for any number. `workers` tells who lives.
+    `limit` is how many jobs may wait; None for any number. `workers` are those that are alive.
     """
 
     def __init__(
@@ -92,16 +93,16 @@ class Queue:
         job_limit: int | None = None,
         idempotency_key: str | None = None,
     ) -> tuple[Job, bool]:
-        """Ask for a job; gives the job, and whether it is new.
+        """Order a job; the job, and whether it is new.
 
         `calls` is how often the caller runs the problem, `saving_us` how many microseconds one
         such call is expected to get faster; after `deadline_s` seconds the caller has no use for
         the answer. A job for the same problem, device and effort that waits or runs is joined: it
-        takes on the higher priority, the calls of both, the newer `saving_us` and the later
-        deadline, or none. An `idempotency_key` that `ordered_by` used before gives that call's job
-        unchanged, whatever it was for and however it has ended since: the caller compares. Only a
-        new job needs room in the queue and counts for `ordered_by`, a key that may have
-        `job_limit` of them.
+        gets the higher priority, the calls of both, the newer `saving_us`, and the later deadline,
+        or none if either has none. An `idempotency_key` that `ordered_by` used before gives that
+        call's job unchanged, whatever it was for and however it has ended since: the caller
+        compares. Only a new job needs room in the queue and counts for `ordered_by`, a key that
+        may have `job_limit` of them.
 
         Raises:
             QueueFull, QuotaUsedUp: there is no room for a new job; nothing was changed.
@@ -158,18 +159,18 @@ class Queue:
         job_limit: int | None = None,
         idempotency_key: str | None = None,
     ) -> tuple[Job, bool]:
-        """Ask once more for what a job failed to do, or was cancelled before; as `enqueue`.
+        """Order a failed or cancelled job again; as `enqueue`.
 
-        The new job has the old one's problem, effort, device, priority and calls (with what one was
-        expected to save); no deadline.
+        The new job has the old one's problem, effort, device, priority, calls and expected saving,
+        but no deadline.
 
         Raises:
             JobNotFound: no job has this id.
-            NotRetryable: it is done, or not over yet.
+            NotRetryable: it is done, or has not ended yet.
             QueueFull, QuotaUsedUp: as `enqueue`.
         """
         old = self.get(job_id)
-        if old.state not in (JobState.FAILED, JobState.CANCELLED):  # what is so remains so
+        if old.state not in (JobState.FAILED, JobState.CANCELLED):  # final: no need to lock the row
             raise NotRetryable(
                 f"job {job_id} is {old.state}; only a failed or cancelled one is tried again"
             )
@@ -253,8 +254,8 @@ class Queue:
         """How many jobs are in each state."""
         query = select(JobRow.state, func.count()).group_by(JobRow.state)
         with self._database.read() as session:
-            found = {JobState(state): count for state, count in session.execute(query)}
-        return {state: found.get(state, 0) for state in JobState}
+            counts = {JobState(state): count for state, count in session.execute(query)}
+        return {state: counts.get(state, 0) for state in JobState}
 
     def events(self, job_id: str, after: int = 0, limit: int = 200) -> builtins.list[RecordedEvent]:
         """The job's events with numbers above `after`, in order.
@@ -273,9 +274,9 @@ class Queue:
             ]
 
     def cancel(self, job_id: str, *, actor: str = LOCAL) -> Job:
-        """Stop a job: at once where no living worker has it, else between two candidates.
+        """Stop a job: at once if no living worker has it, else between two candidates.
 
-        A job that is over stays as it is.
+        A job that has ended stays as it is.
 
         Raises:
             JobNotFound: no job has this id.
@@ -294,11 +295,11 @@ class Queue:
             return _job(session, row)
 
     def lease(self, owner: str, devices: Sequence[str], ttl_s: float = 60.0) -> LeasedJob | None:
-        """Own the next job for `ttl_s` seconds; None where nothing is to be done.
+        """Lease the next job for `ttl_s` seconds; None if no job is due.
 
-        Jobs whose owner has stopped renewing are taken over, ended where they have used up their
-        attempts or were to be cancelled. Those whose deadline has passed, whatever device they are
-        for, are ended.
+        Jobs whose owner has stopped renewing the lease are taken over, or ended if they have used
+        up their attempts or were to be cancelled. Jobs whose deadline has passed are ended,
+        whatever device they are for.
 
         Args:
             owner: unique among all workers, ever: host, process and a random part.
@@ -317,7 +318,7 @@ class Queue:
             .order_by(JobRow.priority.desc(), (JobRow.calls * JobRow.saving_us).desc(), JobRow.id)
             .limit(1)
         )
-        with self._database.read() as session:  # polling an empty queue disturbs no writer
+        with self._database.read() as session:  # polling an empty queue must not block writers
             work = select(JobRow.id).where(or_(due, _is_overdue())).limit(1)
             if session.scalar(work) is None:
                 return None
@@ -366,7 +367,7 @@ def _is_overdue() -> ColumnElement[bool]:
 
 
 def _end_overdue(session: Session) -> int:
-    """End the jobs that nobody needs any more; how many there were."""
+    """End the jobs whose deadline has passed; how many."""
     query = select(JobRow).where(_is_overdue()).with_for_update(skip_locked=True)
     rows = session.scalars(query).all()
     for row in rows:

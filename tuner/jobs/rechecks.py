@@ -1,9 +1,10 @@
-"""Idle work: ordering that stale winners be measured again, and giving way to real orders.
+"""Idle work: ordering that stale winners are measured again, and giving way to users' orders.
 
 A re-check is an ordinary durable job of effort `recheck`, for the device model, with a priority
-below all that can be asked for: who does ask for the same one joins it and lifts it. Nothing is
-remembered but in the table of jobs: a problem is left alone while any job for it waits or runs, and
-for `AGAIN_S` after a re-check of it has ended, so that one which fails is not ordered in a loop.
+below that of any order: a user's order of the same job joins it and raises its priority. The only
+memory is the table of jobs: no re-check of a problem is ordered while any job for it waits or runs,
+and for `AGAIN_S` after a re-check of it has ended, so that one which fails is not ordered in a
+loop.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from sqlalchemy import and_, func, or_, select
 from gemmsmith.core.tuning import Effort, JobState
 from tuner.jobs.job import Job
 from tuner.jobs.queue import Queue
-from tuner.store.clock import now
 from tuner.store.dictionary import problem_of
 from tuner.store.models import JobRow, ProblemRow, WinnerRow
+from tuner.store.sql import now
 from tuner.store.store import Store
 
 IDLE_PRIORITY = -101
 """Below the lowest that an order may have, -100."""
 
 AGAIN_S = 86_400.0
-"""A failed re-check is not repeated sooner: by then somebody may have looked after the machine."""
+"""A failed re-check is not repeated sooner: by then the machine may have been repaired."""
 
 _ACTIVE = [JobState.WAITING.value, JobState.RUNNING.value]
 
@@ -42,11 +43,10 @@ class Rechecks:
         self._names = ("", device, name)
 
     def order(self) -> Job | None:
-        """Order one re-check; None where none is due.
+        """Order one re-check; None if none is due.
 
-        Those first in which most time is at stake (calls that jobs for the problem were ordered
-        for × time of one), then those promoted first. Pinned winners stay as they are: what is
-        served of them would not change.
+        First the problem with most time at stake (its jobs' calls × the time of a call), then the
+        one promoted first. Pinned winners are left out: a re-check would not change what is served.
 
         Raises:
             QueueFull: the queue has a limit, and no room for it.
@@ -74,7 +74,7 @@ class Rechecks:
                 return None
             outdated = self._store.gpus.outdated_environments(session, device_id)
             if not outdated:
-                return None  # the query below looks at all winners: 1.4 s for a million
+                return None  # the query below reads all winners: 1.4 s for a million
             query = (
                 select(ProblemRow)
                 .join(WinnerRow, WinnerRow.problem_id == ProblemRow.id)
@@ -95,7 +95,7 @@ class Rechecks:
         return job
 
     def outranked(self, job: Job) -> bool:
-        """Whether the job is idle work, and a job that this worker may take was ordered meanwhile.
+        """Whether the job is idle work, and a user has ordered one that this worker may take.
 
         Raises:
             StoreError: the database cannot be used.

@@ -1,9 +1,9 @@
 """Jobs in two stages: one worker compiles their kernels, another one measures them.
 
-Nothing is stored but what a job's row and events have room for anyway. A job's phase says which
-stage is next: `TO_COMPILE`, or none yet, is the compilers'; any other one is the GPUs'. A worker of
-one stage leases a job as every worker does, and hands it back for the other stage, with notes in
-the event: a compiler what it built, a GPU which kernels it lacks. A worker of no stage takes all.
+The stages need no tables or columns of their own. A job's phase says which stage is next: if it is
+`TO_COMPILE` or empty, the compilers'; else the GPUs'. A worker of one stage leases a job as every
+worker does, and hands it back for the other stage, with notes in the event: a compiling worker
+which packs it built, a measuring one which kernels it lacks. A worker without a stage takes all.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, select, update
 
 from gemmsmith.core.tuning import JobState
-from tuner.jobs.job_rows import is_abandoned
+from tuner.jobs.job import is_abandoned
 from tuner.jobs.lease import LeasedJob
 from tuner.jobs.queue import Queue
-from tuner.store.clock import now
 from tuner.store.models import JobEventRow, JobRow
+from tuner.store.sql import now
 from tuner.store.store import Store
 
 TO_COMPILE = "compile"
@@ -34,19 +34,19 @@ _FAILURES = "failures"
 class Stage(StrEnum):
     """What a worker does with a job."""
 
-    COMPILE = "compile"  # builds the kernels that its tuning run begins with, or has asked for
+    COMPILE = "compile"  # builds the kernels that its tuning run begins with, or lacks
     MEASURE = "measure"  # tunes it, as far as its kernels are built
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notes:
-    """What earlier workers of a job left for the next one.
+    """Notes of a job's earlier workers for the next one.
 
     Attributes:
         wanted: names of the kernels that the last run on a GPU lacked.
-        packs: hashes of what was built for the job, in order.
+        packs: hashes of the packs that were built for the job, in order.
         failures: why kernels could not be built, by name.
-        rounds: how often a GPU handed the job back for want of kernels.
+        rounds: how often a GPU handed the job back because it lacked kernels.
     """
 
     wanted: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Notes:
 
 
 class StagedQueue(Queue):
-    """The queue as workers of one stage see it; of no stage: as every worker does."""
+    """The queue as workers of one stage see it; None for workers without a stage."""
 
     def __init__(self, store: Store, stage: Stage | None) -> None:
         super().__init__(store)
@@ -81,22 +81,21 @@ class StagedQueue(Queue):
     def lapse(self, owners: Collection[str]) -> int:
         """End the leases of workers that are known to be dead; how many jobs they had.
 
-        Those jobs are taken over as if their leases had run out. Should such a worker be alive
-        after all, its next write finds the job another's, or renews the lease.
+        Those jobs are taken over as if their leases had expired. If such a worker is alive after
+        all, its next write renews the lease, or fails because another worker has the job.
         """
         if not owners:
             return 0
         theirs = and_(JobRow.state == JobState.RUNNING.value, JobRow.owner.in_(owners))
         with self._database.write() as session:
             query = select(JobRow.id).where(theirs, ~is_abandoned()).with_for_update()
-            found = session.scalars(query).all()
+            jobs = session.scalars(query).all()
             session.execute(
-                update(JobRow).where(JobRow.id.in_(found)).values(lease_expires_at=now() - 1)
+                update(JobRow).where(JobRow.id.in_(jobs)).values(lease_expires_at=now() - 1)
             )
-            return len(found)
+            return len(jobs)
 
     def notes(self, job_id: str) -> Notes:
-        """What earlier workers left with a job."""
         query = (
             select(JobEventRow.data)
             .join(JobRow, JobRow.id == JobEventRow.job_id)
@@ -105,21 +104,21 @@ class StagedQueue(Queue):
         )
         with self._database.read() as session:
             events = session.scalars(query).all()
-        asked = [event[_WANTED] for event in events if event.get(_WANTED)]
+        requests = [event[_WANTED] for event in events if event.get(_WANTED)]
         return Notes(
-            wanted=tuple(asked[-1]) if asked else (),
-            packs=tuple(dict.fromkeys(each for event in events for each in event.get(_PACKS, ()))),
+            wanted=tuple(requests[-1]) if requests else (),
+            packs=tuple(dict.fromkeys(pack for event in events for pack in event.get(_PACKS, ()))),
             failures={
                 name: reason
                 for event in events
                 for name, reason in event.get(_FAILURES, {}).items()
             },
-            rounds=len(asked),
+            rounds=len(requests),
         )
 
 
 def hand_to_compilers(leased: LeasedJob, wanted: Sequence[str]) -> None:
-    """A GPU lacks these kernels: it takes another job meanwhile.
+    """Hand a job back because a GPU lacks these kernels.
 
     Raises:
         LeaseLost: as `LeasedJob.release`.
@@ -129,7 +128,7 @@ def hand_to_compilers(leased: LeasedJob, wanted: Sequence[str]) -> None:
 
 
 def hand_to_gpus(leased: LeasedJob, packs: Sequence[str], failures: Mapping[str, str]) -> None:
-    """All that was to be compiled is, or cannot be.
+    """Hand a job back because all its kernels are compiled, or cannot be.
 
     Raises:
         LeaseLost: as `LeasedJob.release`.

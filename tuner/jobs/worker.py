@@ -1,11 +1,11 @@
-"""The worker's loop: lease a job, tune, settle it; until told to stop.
+"""The worker's loop: lease a job, tune, settle it; until it is stopped.
 
-A thread renews the lease while a job is worked on. What `tune` raises decides what becomes of the
-job: a failure that the next attempt would meet again ends it, any other one is retried while
+A thread renews the lease while the worker has a job. The error that `tune` raises decides how the
+job goes on: one that the next attempt would raise again ends it, any other is retried while
 attempts last. On SIGTERM the job is handed back between two candidates; at its deadline it ends
-there, done if it has a winner. A worker that is killed says nothing: its lease expires, and another
-worker continues from the recorded trials. When the database cannot be reached the worker waits for
-it; an outcome that could not be written is made good in the same way, by the lease's end.
+there, done if it has a winner. The lease of a worker that is killed expires, and another worker
+continues from the recorded trials. If the database cannot be reached the worker waits for it; if a
+job's outcome could not be written, its lease expires, too.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from tuner.jobs.workers import REPORT_EVERY_S
 log = structlog.get_logger(__name__)
 
 Tune = Callable[[LeasedJob], int | None]
-"""Works on a job and gives the revision of its winner.
+"""Tunes a job's problem; the revision of its winner.
 
-It asks `should_stop` between candidates and then raises `JobAborted`. It may settle the job itself.
+It checks `should_stop` between candidates and then raises `JobAborted`. It may settle the job
+itself.
 """
 
 HOPELESS: tuple[type[Exception], ...] = (
@@ -57,11 +58,11 @@ HOPELESS: tuple[type[Exception], ...] = (
     NotRecorded,
     RecordingCorrupt,
 )
-"""Failures that the next attempt would meet again."""
+"""Errors that the next attempt would raise again."""
 
 
 _SIGNAL_LATENCY_S = 0.1
-"""Longest time an idle worker takes to notice `stop`."""
+"""Longest time that an idle worker takes to notice `stop`."""
 
 
 def unique_owner() -> str:
@@ -70,13 +71,14 @@ def unique_owner() -> str:
 
 
 class Worker:
-    """Works on the jobs for some devices, one at a time.
+    """Works on the jobs for some devices, one after the other.
 
     Args:
         devices: names the worker answers to: its device model's slug, and what the user calls it.
-        ttl_s: silence after which other workers may take over; heartbeats come at a third of it.
-        poll_s: time between two looks at an empty queue.
-        on_idle: called after each look that found nothing to do.
+        ttl_s: time without a heartbeat after which other workers may take over; heartbeats come at
+            a third of it.
+        poll_s: time between two polls of an empty queue.
+        on_idle: called after each poll that returned no job.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class Worker:
         self._report_at = -inf
 
     def stop(self) -> None:
-        """End the loop: the job in hand is given back between two candidates.
+        """End the loop: the present job is handed back between two candidates.
 
         Any thread and any signal handler may call this: it takes no lock that the interrupted
         code might hold.
@@ -113,9 +115,9 @@ class Worker:
             leased.ask_to_stop(StopReason.SHUTDOWN)
 
     def run(self, *, until_idle: bool = False) -> int:
-        """Work until `stop`, or with `until_idle` until there is nothing to do; jobs worked on.
+        """Work until `stop`, or with `until_idle` until no job is due; how many jobs it had.
 
-        In the main thread, SIGTERM and SIGINT mean `stop` meanwhile.
+        In the main thread, SIGTERM and SIGINT call `stop` meanwhile.
         """
         worked = 0
         with self._signals(), self._reported():
@@ -140,14 +142,13 @@ class Worker:
         return worked
 
     def _report(self) -> None:
-        """Say that this worker lives, if that is due."""
         if time.monotonic() >= self._report_at:
             self._queue.workers.report(self.owner, self._devices)
             self._report_at = time.monotonic() + REPORT_EVERY_S
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Take the report back at the end; a database that is away is told by silence."""
+        """Withdraw the report at the end; if the database is unreachable, the report expires."""
         try:
             yield
         finally:
@@ -162,7 +163,7 @@ class Worker:
 
     def _work(self, leased: LeasedJob) -> None:
         job = leased.job
-        # In every line that the attempt causes, whichever part of the program writes it.
+        # For every line of the log during the attempt, whichever part of the program writes it.
         about = {"job": job.id, "problem": str(job.problem), "attempt": job.attempt}
         if job.ordered_by is not None:
             about["key"] = job.ordered_by
@@ -173,7 +174,7 @@ class Worker:
         began = time.monotonic()
         log.info("job_started", effort=leased.job.effort.value)
         self._leased = leased
-        if self._stopping:  # asked for between the lease and the line above
+        if self._stopping:  # `stop` was called between the lease and the line above
             leased.ask_to_stop(StopReason.SHUTDOWN)
         try:
             with _heartbeats(leased):
@@ -198,7 +199,7 @@ class Worker:
             _aborted(leased, _message(error))
         except HOPELESS as error:
             leased.fail(_message(error), retry=False)
-        except Exception as error:  # the loop outlives whatever a job runs into
+        except Exception as error:  # the loop must survive any error of a job
             log.exception("job_crashed")
             leased.fail(_message(error), retry=True)
         except BaseException:  # the process is to end at once
@@ -249,7 +250,7 @@ def _aborted(leased: LeasedJob, message: str) -> None:
 
 
 def _message(error: Exception) -> str:
-    # Our own messages are written for people; of others the kind tells as much as the text.
+    # Our own messages are written for people; in others the type says as much as the text.
     if isinstance(error, TunerError | InvalidProblem):
         return str(error)
     return f"{type(error).__name__}: {error}"

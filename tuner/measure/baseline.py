@@ -1,7 +1,7 @@
 """The default on the same problem: what a torch program runs without us, timed like a candidate.
 
-Which call that is, its workload says (`tuner.workloads`): the first of those that torch takes. Its
-rivals are other ways that programs have which know more, such as where groups end.
+The problem's workload lists the calls (`tuner.workloads`); the first that torch accepts is the
+default. Its rivals are other calls, of programs that know more, such as where groups end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WARM_LAUNCHES = 3
 
 
 class Baseline:
-    """The default on a bench's operands, or the first of `ways`; `name` says which torch call."""
+    """The default on a bench's operands, or the first of `ways` that runs; `name` is its call."""
 
     def __init__(
         self, operands: Operands, stream: Stream, ways: Sequence[Way] | None = None
@@ -44,7 +44,7 @@ class Baseline:
         self.compute(i)
 
     def compute(self, i: int) -> torch.Tensor:
-        """Likewise; gives where the result is going to be."""
+        """As `launch`; the tensor that the result will be in."""
         return self._launches[i % len(self._launches)]()
 
     def estimate_us(self) -> float:
@@ -72,20 +72,20 @@ class Baseline:
 
 
 def rivals(operands: Operands, stream: Stream, default: str) -> list[Baseline]:
-    """The alternatives that the finals time beside the default; none that torch refuses."""
-    found = []
+    """The alternatives that the finals time beside the default, if torch accepts them."""
+    accepted = []
     for way in operands.workload.alternatives(operands.problem):
         if not way.rival or way.name == default or not way.takes(operands.problem):
             continue
         try:
             rival = Baseline(operands, stream, (way,))
             rival.is_to_be_beaten = way.is_to_be_beaten
-            found.append(rival)
+            accepted.append(rival)
         except torch.AcceleratorError:
             raise
         except (RuntimeError, TypeError, ValueError) as error:  # out of memory is a RuntimeError
             _LOG.warning("torch refuses %s for %s: %s", way.name, operands.problem, error)
-    return found
+    return accepted
 
 
 @contextmanager
@@ -96,10 +96,10 @@ def captured_beside(
     then: Callable[[int], None] | None = None,
     over: Sequence[int] | None = None,
 ) -> Iterator[list[Replay]]:
-    """Graphs of the contenders, then of cuBLAS, of so many launches each; closed afterwards.
+    """Graphs of the contenders, then of the default, with `launches` launches; closed at the end.
 
-    There is one of cuBLAS for each number of launches that is left. `then` and `over` as in
-    `Bench.capture`.
+    Each number of launches beyond the contenders' makes a graph of the default. `then` and `over`
+    are as in `Bench.capture`.
 
     Raises:
         CandidateFailed, ContextDead
@@ -108,9 +108,8 @@ def captured_beside(
     graphs: list[Replay] = []
     try:
         for contender, count in zip(contenders, launches, strict=False):
-            graphs.append(
-                bench.capture(contender, count, then, over)
-            )  # closed if a later one fails
+            # Appended one by one: if a later capture fails, the earlier graphs are closed.
+            graphs.append(bench.capture(contender, count, then, over))
         for count in launches[len(contenders) :]:
             graphs.append(baseline.capture(count, then, over))
         yield graphs

@@ -1,7 +1,7 @@
-"""What the child does with a batch of candidates (screen, finals, sweep), and naming cuBLAS's.
+"""The child's work on a batch of candidates (screen, finals, sweep), and naming cuBLAS's kernels.
 
-Every batch draws fresh operands. Whatever the host is about to wait for is announced first, so
-that the parent knows whom to blame when the wait does not end.
+Every batch draws fresh operands. Before the host waits for a candidate, the child announces it, so
+that the parent knows which candidate to blame if the wait does not end.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from tuner.measure.protocol import (
     SweepDone,
     SweepRequest,
 )
+from tuner.measure.regimes import ROUNDS_BUDGET_US, Finalists, Further
 from tuner.measure.spreads import by_spread
-from tuner.measure.states import ROUNDS_BUDGET_US, Finalists, Further
 from tuner.measure.timing import (
     FINAL_REPLAY_US,
     SCREEN_REPLAY_US,
@@ -59,9 +59,25 @@ from tuner.workloads.operands import Operands
 Send = Callable[[Reply], None]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pace:
+    """How paired rounds are held; fewer than `rounds` if they took longer than `budget_us`.
+
+    In finals all graphs have the same number of launches, so that the cost of starting a graph
+    has the same weight for all. With `aim_us` each has its own number: the slowest of a wide field
+    would take hundreds of times longer than the fastest.
+    """
+
+    rounds: int
+    seed: int
+    aim_us: float | None = None
+    budget_us: float = float("inf")
+    with_rivals: bool = False
+
+
 @dataclass(kw_only=True, slots=True)
 class Batches:
-    """Runs batches on one GPU, telling the parent through `send` whom it is busy with."""
+    """Runs batches on one GPU; `send` reports to the parent which candidate is running."""
 
     model: DeviceModel
     ordinal: int
@@ -99,21 +115,14 @@ class Batches:
         return ScreenDone()
 
     def finals(self, request: FinalsRequest) -> FinalsDone:
-        """All entrants and cuBLAS in the same shuffled rounds, the GPU never idle; then those that
-        are ahead of cuBLAS in its further states.
+        """All entrants and the default in the same shuffled rounds, the GPU never idle; then those
+        that beat the default in the further regimes.
         """
         bench = self._bench(request.problem, request.seed)
         field, failures = self._field(bench, request.entrants)
         rounds = request.policy.final_rounds
-        done = self._race(
-            bench,
-            field,
-            failures,
-            rounds,
-            request.seed,
-            budget_us=ROUNDS_BUDGET_US,
-            with_rivals=True,
-        )
+        pace = _Pace(rounds=rounds, seed=request.seed, budget_us=ROUNDS_BUDGET_US, with_rivals=True)
+        done = self._race(bench, field, failures, pace)
         indices = [outcome.index for outcome in done.finalists]
         finalists = Finalists(
             bench=bench,
@@ -132,7 +141,7 @@ class Batches:
         try:
             spreads = by_spread(finalists)
             further = finalists.further()
-        except CandidateFailed:  # all ran before: what is not known to gain is not recommended
+        except CandidateFailed:  # without penalties no candidate is recommended
             spreads, further = (), Further(power_penalties=(None,) * len(indices))
         return msgspec.structs.replace(
             done,
@@ -146,19 +155,19 @@ class Batches:
         """Everything in a few common rounds; then the best of it in further ones."""
         bench = self._bench(request.problem, request.seed)
         field, failures = self._field(bench, request.entrants)
-        common = self._race(
-            bench, field, failures, request.rounds, request.seed, aim_us=SCREEN_REPLAY_US
-        )
+        pace = _Pace(rounds=request.rounds, seed=request.seed, aim_us=SCREEN_REPLAY_US)
+        common = self._race(bench, field, failures, pace)
         times = {
             o.index: median(s) for o, s in zip(common.finalists, common.samples_us, strict=True)
         }
         best = sorted(times, key=lambda index: (times[index], index))[: request.best]
         chosen = {index: field[index] for index in best}
-        further = self._race(bench, chosen, (), request.policy.final_rounds, request.seed + 1)
+        pace = _Pace(rounds=request.policy.final_rounds, seed=request.seed + 1)
+        further = self._race(bench, chosen, (), pace)
         return SweepDone(common=common, further=further)
 
     def profile(self, request: Profile) -> ProfileDone:
-        """What cuBLAS runs; this process must not time anything afterwards."""
+        """The default's kernels; this process must not time anything afterwards."""
         self.send(Started(index=NOBODY))
         with self.stream.torch():
             operands = Operands(request.problem, self.model, self.ordinal, request.seed)
@@ -168,17 +177,17 @@ class Batches:
         """A library's algorithms for the problem; nothing runs, so no operands are needed."""
         self.send(Started(index=0))
         kernel = request.entrant.candidate.kernel
-        assert isinstance(kernel, CublasLtKernel)  # noqa: S101 - who else has algorithms
+        assert isinstance(kernel, CublasLtKernel)  # noqa: S101 - only these have algorithms
         loaded = LoadedPack.open(request.entrant.pack).kernel(kernel.name)
         arguments = shape_of(request.problem, self.ordinal, self.model.sm_count)
         try:
             if request.start is None:
-                found = propose(loaded, arguments, most=request.most)
+                algorithms = propose(loaded, arguments, most=request.most)
             else:
-                found = variants(loaded, arguments, request.start, most=request.most)
-        except LaunchFailed:  # it has none for such a problem
-            found = []
-        return ProposeDone(candidates=tuple(library_candidates(kernel, found)))
+                algorithms = variants(loaded, arguments, request.start, most=request.most)
+        except LaunchFailed:  # the library has no algorithm for such a problem
+            algorithms = []
+        return ProposeDone(candidates=tuple(library_candidates(kernel, algorithms)))
 
     def _bench(self, problem: Problem, seed: int) -> Bench:
         self.send(Started(index=NOBODY))
@@ -207,18 +216,9 @@ class Batches:
         bench: Bench,
         field: dict[int, Prepared],
         failures: tuple[EntrantOutcome, ...],
-        rounds: int,
-        seed: int,
-        aim_us: float | None = None,
-        budget_us: float = float("inf"),
-        with_rivals: bool = False,
+        pace: _Pace,
     ) -> FinalsDone:
-        """Paired rounds of the field and cuBLAS, sustained; fewer if they took over `budget_us`.
-
-        Finals give all one number of launches per replay, so that the cost of starting a graph
-        weighs on all alike. With `aim_us` each has its own: a wide field's slowest would take
-        hundreds of times longer than its fastest.
-        """
+        """Sustained paired rounds of the field and the default."""
         baseline = Baseline(bench.operands, self.stream)
         estimates = {index: prepared.estimate_us for index, prepared in field.items()}
         baseline_estimate = baseline.estimate_us()
@@ -226,9 +226,9 @@ class Batches:
         common = launches_per_replay(fastest, bench.set_count, FINAL_REPLAY_US)
 
         def launches(estimate: float) -> int:
-            if aim_us is None:
+            if pace.aim_us is None:
                 return common
-            return launches_per_replay(estimate, bench.set_count, aim_us)
+            return launches_per_replay(estimate, bench.set_count, pace.aim_us)
 
         failed = list(failures)
         captured: dict[int, Replay] = {}
@@ -239,16 +239,16 @@ class Batches:
             except CandidateFailed as error:
                 failed.append(EntrantOutcome(index=index, failure=error.failure))
         self.send(Started(index=NOBODY))
-        others = rivals(bench.operands, self.stream, baseline.name) if with_rivals else []
+        others = rivals(bench.operands, self.stream, baseline.name) if pace.with_rivals else []
         other_estimates = [other.estimate_us() for other in others]
-        of_others = [
+        other_graphs = [
             other.capture(launches(us)) for other, us in zip(others, other_estimates, strict=True)
         ]
-        reference_graph: TorchGraph = baseline.capture(launches(baseline_estimate))
+        baseline_graph: TorchGraph = baseline.capture(launches(baseline_estimate))
         indices = list(captured)
-        graphs: list[Replay] = [*captured.values(), *of_others, reference_graph]
+        graphs: list[Replay] = [*captured.values(), *other_graphs, baseline_graph]
         timer = Timer(self.stream, self.monitor)
-        timer.warm_up(reference_graph, baseline_estimate)
+        timer.warm_up(baseline_graph, baseline_estimate)
         round_us = sum(
             graph.launches * estimate
             for graph, estimate in zip(
@@ -261,15 +261,15 @@ class Batches:
         try:
             result = timer.rounds(
                 graphs,
-                affordable(rounds, round_us, budget_us),
-                seed=seed,
+                affordable(pace.rounds, round_us, pace.budget_us),
+                seed=pace.seed,
                 announce=self._blaming(indices),
             )
         finally:
             for graph in graphs:
                 graph.close()
-        *samples, reference = result.samples_us
-        by_others = samples[len(indices) :]
+        *samples, baseline_us = result.samples_us
+        other_samples = samples[len(indices) :]
         return FinalsDone(
             finalists=tuple(
                 EntrantOutcome(
@@ -281,17 +281,17 @@ class Batches:
             ),
             failures=tuple(failed),
             samples_us=tuple(samples[: len(indices)]),
-            baseline_us=reference,
+            baseline_us=baseline_us,
             conditions=conditions_of(result.readings),
             discarded_rounds=result.discarded,
             rivals=tuple(
-                Rival(name=other.name, samples_us=taken, is_to_be_beaten=other.is_to_be_beaten)
-                for other, taken in zip(others, by_others, strict=True)
+                Rival(name=other.name, samples_us=samples_us, is_to_be_beaten=other.is_to_be_beaten)
+                for other, samples_us in zip(others, other_samples, strict=True)
             ),
         )
 
     def _blaming(self, indices: Iterable[int]) -> Callable[[int], None]:
-        """Announces the entrant with the i-th of these indices; beyond them nobody."""
+        """A function that announces the entrant with the i-th index; NOBODY beyond the last."""
         known = list(indices)
         return lambda i: self.send(Started(index=known[i] if i < len(known) else NOBODY))
 
@@ -318,5 +318,5 @@ class Batches:
 
 
 def release_memory() -> None:
-    """Give what the last batch held back to the GPU: training may run beside us."""
+    """Free the last batch's GPU memory: training may run on the same GPU."""
     torch.cuda.empty_cache()

@@ -1,8 +1,8 @@
 """One problem on the GPU: its operands, its reference, and candidates prepared to run on them.
 
-Everything is enqueued on one stream, torch's own work included, so nothing that one launch writes
-is reused while another still reads it. Workspaces come from an arena that is never moved while
-the bench lives, because captured graphs hold its addresses. A candidate's own trouble is a
+Everything is enqueued on one stream, torch's own work included, so memory that one launch writes is
+not reused while another still reads it. Workspaces come from an arena that is never moved while
+the bench exists, because captured graphs hold its addresses. An error of a candidate is a
 `CandidateFailed`; an error that ruined the CUDA context is a `ContextDead`, after which the
 process can only exit.
 """
@@ -43,7 +43,7 @@ from tuner.workloads.operands import Operands, place
 from tuner.workloads.reference import Reference
 
 WORKSPACE_POISON = 0xA5
-"""What a workspace holds before verification: kernels may not rely on zeros they did not write."""
+"""Bytes of a workspace before verification: kernels may not rely on zeros they did not write."""
 
 ESTIMATE_LAUNCHES = 4
 
@@ -108,7 +108,6 @@ class Bench:
 
     @property
     def set_count(self) -> int:
-        """How many operand sets launches rotate over."""
         return len(self._arguments)
 
     def prepare(self, candidate: Candidate, pack: Path) -> Prepared:
@@ -120,13 +119,13 @@ class Bench:
         with self._blamed():
             kernel = LoadedPack.open(pack).kernel(candidate.kernel.name)
             self._set_launch(candidate)
-            asked, _ = self._cases[0]
-            status = kernel.can_implement(asked)
+            arguments, _ = self._cases[0]
+            status = kernel.can_implement(arguments)
             if status != 0:
                 raise CandidateFailed(
                     Failure(kind=FailureKind.REFUSED, message=f"refused: {status_text(status)}")
                 )
-            size = kernel.workspace_bytes(asked)
+            size = kernel.workspace_bytes(arguments)
             workspace, step, slots = self._workspace(size)
             prepared = Prepared(
                 candidate=candidate,
@@ -164,7 +163,7 @@ class Bench:
 
     @contextmanager
     def _blamed(self) -> Iterator[None]:
-        """Turn what goes wrong inside into the candidate's failure."""
+        """Turn errors inside into the candidate's failure."""
         try:
             yield
         except (CudaError, LaunchFailed, RuntimeError) as error:  # torch raises RuntimeError
@@ -191,9 +190,7 @@ class Bench:
     def _verify(
         self, candidate: Candidate, kernel: LoadedKernel, workspace: int, size: int
     ) -> Correctness:
-        """Run each case twice into outputs made ready, and compare with the reference and each
-        other.
-        """
+        """Run each case twice into poisoned outputs; compare with the reference and each other."""
 
         def launch(i: int) -> None:
             case = self.operands.cases[i].operands

@@ -1,11 +1,11 @@
-"""What a GPU does at best: copy bandwidth, and the rate of a large cuBLAS product.
+"""A GPU's ceilings: its copy bandwidth, and the rate of a large cuBLAS product.
 
-`gemmsmith report` judges times against them. They are measured as candidates are: CUDA-graph
-replays over rotating buffers that leave L2 cold, the GPU's lock held, rounds with a low clock
-repeated. A copy writes as much as it reads, so a product that mostly reads may come out a little
-above it. The matrix rate is what the power cap leaves of it, with normal random operands.
+`gemmsmith report` compares times with them. They are measured as candidates are: CUDA-graph replays
+over rotating buffers that leave L2 cold, the GPU's lock held, rounds with a low clock repeated. A
+copy writes as much as it reads, so a product that mostly reads may be a little above the copy's
+bandwidth. The matrix rate is that at the power limit, with normal random operands.
 
-The records at the top need no torch; what touches the GPU imports it when called.
+The records at the top need no torch; functions that use the GPU import it when called.
 """
 
 from __future__ import annotations
@@ -65,12 +65,10 @@ class Copy:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes read and bytes written."""
         return 2 * self.read_bytes
 
     @property
     def bytes_per_second(self) -> float:
-        """Read and written bytes per second, at the median time."""
         return self.moved_bytes / self.statistics.median_us * 1e6
 
 
@@ -84,13 +82,12 @@ class Peak:
 
     @property
     def flops_per_second(self) -> float:
-        """FLOP per second at the median time."""
         return self.problem.flops / self.statistics.median_us * 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ceilings:
-    """What one GPU did at best, and when. `copy` is the large one, `copies` the small ones."""
+    """One GPU's ceilings, and when they were measured. `copies` are small, `copy` is large."""
 
     device: DeviceModel
     environment: Environment
@@ -105,15 +102,15 @@ class Ceilings:
         return self.copy.bytes_per_second
 
     def peak(self, dtype: str) -> float | None:
-        """Measured FLOP per second for these element types; None where none was measured."""
-        found = (p.flops_per_second for p in self.peaks if p.problem.dtype == dtype)
-        return next(found, None)
+        """Measured FLOP per second for these element types; None if they were not measured."""
+        rates = (p.flops_per_second for p in self.peaks if p.problem.dtype == dtype)
+        return next(rates, None)
 
     def bandwidth_at(self, moved_bytes: int) -> float | None:
         """Bytes per second of a copy that moves as many bytes in all.
 
-        Between two measured sizes the time is interpolated, which is a fixed cost and a rate.
-        None below the smallest one: nothing that small was measured.
+        Between two measured sizes the time is interpolated linearly: a fixed cost and a rate.
+        None below the smallest measured size.
         """
         points = sorted((c.moved_bytes, c.statistics.median_us) for c in (*self.copies, self.copy))
         if moved_bytes < points[0][0]:
@@ -126,14 +123,14 @@ class Ceilings:
 
 
 def own_folder() -> Path:
-    """Where what is measured here goes: in a checkout with what is shipped, else beside it."""
+    """The folder for ceilings measured here: in a checkout the shipped one."""
     return _shipped() if places.CHECKOUT else places.state() / "ceilings"
 
 
 def path_for(slug: str, folder: Path | None = None) -> Path:
-    """The ceilings file of a device model; without a folder, the own one or else the shipped.
+    """The ceilings file of a device model; without a folder, our own one or else the shipped one.
 
-    A slug is not trusted to be a file's name, or short.
+    The slug may come from outside: characters that file names must not have are replaced.
     """
     name = f"{re.sub(r'[^a-z0-9._-]+', '-', slug)[:200]}.json"
     if folder is not None:
@@ -153,13 +150,13 @@ def write_ceilings(ceilings: Ceilings, path: Path) -> None:
 
 def document(ceilings: Ceilings) -> dict[str, Any]:
     """The JSON of a ceilings file."""
-    found: dict[str, Any] = msgspec.to_builtins(ceilings)
-    found["copy"]["bytes_per_second"] = ceilings.bandwidth
-    for entry, copy in zip(found["copies"], ceilings.copies, strict=True):
+    values: dict[str, Any] = msgspec.to_builtins(ceilings)
+    values["copy"]["bytes_per_second"] = ceilings.bandwidth
+    for entry, copy in zip(values["copies"], ceilings.copies, strict=True):
         entry["bytes_per_second"] = copy.bytes_per_second
-    for entry, peak in zip(found["peaks"], ceilings.peaks, strict=True):
+    for entry, peak in zip(values["peaks"], ceilings.peaks, strict=True):
         entry["flops_per_second"] = peak.flops_per_second
-    return {"format": FORMAT, "version": VERSION} | found
+    return {"format": FORMAT, "version": VERSION} | values
 
 
 def read_ceilings(path: Path) -> Ceilings:
@@ -170,12 +167,12 @@ def read_ceilings(path: Path) -> Ceilings:
         FileNotFoundError: no such file.
     """
     try:
-        found = msgspec.json.decode(read_text(path), type=dict[str, Any])
-        if found.get("format") != FORMAT or not isinstance(found.get("version"), int):
+        values = msgspec.json.decode(read_text(path), type=dict[str, Any])
+        if values.get("format") != FORMAT or not isinstance(values.get("version"), int):
             raise CeilingsError(f"{path} is not a ceilings file")
-        if found["version"] > VERSION:
+        if values["version"] > VERSION:
             raise CeilingsError(f"{path} was written by a newer gemmsmith: upgrade this one")
-        return msgspec.convert(found, Ceilings)
+        return msgspec.convert(values, Ceilings)
     except ValueError as error:
         raise CeilingsError(f"{path} is not a ceilings file: {error}") from None
 
@@ -190,7 +187,7 @@ def measure(ordinal: int, *, on_step: Callable[[str], None] = lambda _: None) ->
 
     Raises:
         NoGpu: no such GPU, or a torch that cannot use it.
-        DeviceError: what torch or CUDA said.
+        DeviceError: torch or CUDA failed.
     """
     from tuner.measure.local_gpu import gpu_uuid, local_gpu
 
@@ -255,10 +252,10 @@ class _Gpu:
         )
 
     def _copy(self, read_bytes: int) -> Copy:
-        """By the copy engine and by a kernel, whichever is faster.
+        """The faster of a copy by the copy engine and one by a kernel.
 
         In a graph a memcpy of 16 or 4000 MB ran at 2.5 to 2.8 TB/s, one of 64 MB at 4.0 (NVIDIA
-        H200, 2026-11-21): not what the memory can do.
+        H200, 2026-11-21): the copy engine alone does not show what the memory can do.
         """
         import torch
 
@@ -297,7 +294,7 @@ class _Gpu:
         return Peak(problem=problem, statistics=statistics, conditions=conditions)
 
     def _time(self, launch: Callable[[int], None], sets: int) -> tuple[Statistics, Conditions]:
-        """Time per launch over ROUNDS replays; gives the memory back that earlier calls held."""
+        """Time per launch over ROUNDS replays; frees the memory of earlier calls first."""
         import torch
 
         from tuner.measure.conditions import conditions_of

@@ -47,7 +47,7 @@ EXIT_ORPHANED = 71
 """Exit status when the parent died first."""
 
 _TF32_OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
-"""Would silently make the FP32 reference a TF32 one."""
+"""Variables that would silently make the FP32 reference a TF32 one."""
 
 
 def main() -> int:

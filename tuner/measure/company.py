@@ -1,11 +1,11 @@
-"""A product between other kernels, as in a program: what it adds to the whole.
+"""The time of a product between other kernels, as in a program.
 
-Where launches of one kernel follow each other, one's prologue may hide behind the other's last
-wave, and operands lie in L2 as that kernel leaves them. Neither holds between other kernels: of
-65536×128×512 in FP8 the winner of such rounds is 10% faster than cuBLAS's kernel, and 8% slower
-between passes over memory (NVIDIA H200, 2026-11-22). So each contender is also followed by
-elementwise passes over operands that take about as long as the product itself. What the whole takes
-longer than with cuBLAS's product in the contender's place is added to cuBLAS's time.
+If launches of one kernel follow each other, the prologue of one may overlap with the last wave of
+the other, and operands are in L2 as that kernel leaves them. Between other kernels this is not so:
+of 65536×128×512 in FP8 the winner of such rounds is 10% faster than cuBLAS's kernel, but 8% slower
+between passes over memory (NVIDIA H200, 2026-11-22). So each contender is also timed with
+elementwise passes over operands after each launch, which take about as long as the product itself.
+Its time is the default's, plus what the whole takes longer than with the default's product.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tuner.trial import Rounds
 from tuner.workloads.operands import OperandSet
 
 LEAST_SHARE = 0.01
-"""A contender's time is at least this share of cuBLAS's, whatever noise makes of it."""
+"""A contender's time is at least this share of the default's: noise could make it negative."""
 
 _SIGN = 0x80
 
@@ -38,10 +38,10 @@ def mixed_rounds(
     seed: int,
     announce: Callable[[int], None],
 ) -> Rounds:
-    """`count` shuffled rounds of the contenders and cuBLAS, each between passes over memory.
+    """`count` shuffled rounds of the contenders and the default, each between passes over memory.
 
-    `baseline_us` is the time of cuBLAS's product, `announce` as in `Timer.rounds`, with cuBLAS the
-    last. The operands are other ones afterwards: nothing can be verified with them any more.
+    `baseline_us` is the time of the default's product; `announce` is as in `Timer.rounds`, with the
+    default last. The operands are changed: nothing can be verified with them afterwards.
 
     Raises:
         CandidateFailed, ContextDead
@@ -58,17 +58,17 @@ def mixed_rounds(
     counts = [launches] * (len(contenders) + 1)
     with captured_beside(bench, contenders, counts, others) as graphs:
         taken = timer.rounds(graphs, count, seed=seed, announce=announce)
-    *wholes, reference = taken.samples_us
+    *wholes, default_wholes = taken.samples_us
     least = LEAST_SHARE * baseline_us
     return Rounds(
         samples_us=tuple(
             tuple(
-                max(least, baseline_us + whole - stock)
-                for whole, stock in zip(mine, reference, strict=True)
+                max(least, baseline_us + whole - default_whole)
+                for whole, default_whole in zip(samples, default_wholes, strict=True)
             )
-            for mine in wholes
+            for samples in wholes
         ),
-        baseline_us=(baseline_us,) * len(reference),
+        baseline_us=(baseline_us,) * len(default_wholes),
         conditions=conditions_of(taken.readings),
     )
 
@@ -79,7 +79,7 @@ def _pass_us(bench: Bench, timer: Timer) -> float:
 
 
 def _pass_over(operands: OperandSet) -> None:
-    """Read and write all of a set, elementwise: its signs change, and with them nothing else."""
+    """Read and write all of a set, elementwise: only the signs change."""
     for x in (operands.a, operands.b, operands.d):
         if x.is_floating_point() and x.dtype.itemsize == 1:
             x.view(torch.uint8).bitwise_xor_(_SIGN)

@@ -18,7 +18,7 @@ from typing import Any
 from gemmsmith.answers.answer import Conditions
 
 FRESH_S = 0.1
-"""Asking for every candidate would only cost time."""
+"""How long a reading is used again: a new one for every candidate would only cost time."""
 
 _SM_CLOCK = 1  # nvmlClockType_t
 _GPU_SENSOR = 0  # nvmlTemperatureSensors_t
@@ -33,12 +33,12 @@ _REASONS = {
     0x80: "hw_power_brake",
     0x100: "display_clock_setting",
 }
-"""nvmlClocksEventReasons bits; GPU idle (0x1) is no throttling and is left out."""
+"""nvmlClocksEventReasons bits; GPU idle (0x1) is not throttling and is left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """One look at the GPU; zeros mean unknown."""
+    """The GPU's state at one moment; zeros mean unknown."""
 
     sm_clock_mhz: int = 0
     power_w: float = 0.0
@@ -60,14 +60,13 @@ class Monitor:
 
     @property
     def available(self) -> bool:
-        """Whether NVML answers for this GPU."""
         return bool(self._calls)
 
     def read(self) -> Reading:
-        """One reading; a millisecond or a few, depending on the driver."""
+        """A new reading; takes a few milliseconds, depending on the driver."""
         self._latest = Reading(
             sm_clock_mhz=self.sm_clock_mhz(),
-            # The plain call averages over a second since Ampere: more than a state of finals takes.
+            # Since Ampere "power" is a mean over a second: longer than the rounds of a regime.
             power_w=(self._ask("power now") or self._ask("power")) / 1000,
             temperature_c=self._ask("temperature"),
             reasons=self._ask("reasons"),
@@ -76,31 +75,31 @@ class Monitor:
         return self._latest
 
     def sm_clock_mhz(self) -> int:
-        """The SM clock alone; 0: unknown."""
+        """The SM clock alone; 0 if unknown."""
         return self._ask("clock")
 
     def energy_j(self) -> float:
-        """Joules since the driver was loaded, in steps of tens of milliseconds; 0: unknown."""
+        """Joules since the driver was loaded, updated every few tens of ms; 0 if unknown."""
         return self._ask("energy") / 1000
 
     def power_limit_w(self) -> float:
-        """Watts beyond which the driver lowers the clock; 0: unknown."""
+        """Watts beyond which the driver lowers the clock; 0 if unknown."""
         return self._ask("limit") / 1000
 
     def recent(self) -> Reading:
-        """The latest reading if it is fresh enough to speak for now, else a new one."""
+        """The latest reading if it is not older than FRESH_S, else a new one."""
         if time.monotonic() - self._read_at < FRESH_S:
             return self._latest
         return self.read()
 
-    def _ask(self, what: str) -> int:
-        call = self._calls.get(what)
+    def _ask(self, name: str) -> int:
+        call = self._calls.get(name)
         if call is None:
             return 0
         try:
             return int(call())
         except self._errors:
-            del self._calls[what]  # this driver does not answer it: do not ask again
+            del self._calls[name]  # this driver does not support it: do not call it again
             return 0
 
     def _use_bindings(self, gpu_uuid: str) -> bool:
@@ -155,7 +154,7 @@ class Monitor:
 
 
 def _power_now(nvml: Any, handle: int) -> int:
-    """Milliwatts; 0 where the driver does not say, or the bindings know no field values."""
+    """Milliwatts; 0 if the driver or the bindings do not support field values."""
     if not hasattr(nvml, "FieldValue"):
         return 0
     field = nvml.FieldValue(1)
@@ -165,7 +164,7 @@ def _power_now(nvml: Any, handle: int) -> int:
 
 
 def conditions_of(readings: Sequence[Reading]) -> Conditions:
-    """Medians over the readings that know something; the union of the throttle reasons."""
+    """Medians over the known values; the union of the throttle reasons."""
     active = 0
     for reading in readings:
         active |= reading.reasons

@@ -16,7 +16,7 @@ _UNKNOWN = ""
 
 
 def environment(gpu_uuid: str, driver_version: str) -> Environment:
-    """Versions of everything that can change a measurement; empty where it cannot be told."""
+    """Versions of everything that can change a measurement; empty if unknown."""
     return Environment(
         gpu_uuid=gpu_uuid,
         driver=driver_version or _driver_cuda(),
@@ -30,7 +30,7 @@ def environment(gpu_uuid: str, driver_version: str) -> Environment:
 
 
 def _driver_cuda() -> str:
-    """The CUDA version the driver supports, where NVML did not give the driver's own."""
+    """The CUDA version that the driver supports, if NVML did not give the driver's own version."""
     status, number = driver.cuDriverGetVersion()
     if status != driver.CUresult.CUDA_SUCCESS:
         return _UNKNOWN

@@ -1,14 +1,14 @@
-"""One process at a time measures on a GPU: a file lock per GPU UUID, whichever user's it is.
+"""Only one process measures on a GPU at any time: a file lock per GPU UUID, for all users.
 
-The lock is the kernel's (flock), so it goes away with the process that holds it, however that
-ends. The file stays; it is empty, and is opened for reading only. It lies in `/tmp` whatever
-`TMPDIR` says: the lock must be the same for all. Every user of the machine can put files there, so
-no link is followed, and nothing is changed that this call has not made.
+The lock is the kernel's (flock), so it ends with the process that holds it, however that ends. The
+file stays; it is empty, and is opened for reading only. It is in `/tmp` whatever `TMPDIR` says: all
+users must use the same file. Every user of the machine can put files there, so links are not
+followed, and only files that this call has made are changed.
 
-Any user can hold the lock for as long as they like, or put something else in its place. All that
-the lock prevents is that measurements disturb each other. So no user can stop those of another by
-it: if the file cannot be locked, or another user's process holds it for longer than a measurement
-takes, measuring goes on without the lock, and the log says so.
+Any user can hold the lock as long as they like, or put another file in its place. The lock only
+keeps measurements from disturbing each other, so a user must not be able to block another's: if the
+file cannot be locked, or another user's process holds it longer than a measurement takes, measuring
+goes on without the lock, and the log says so.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tuner.locks import holder
 _POLL_S = 0.05
 
 _PATIENCE_S = 10.0
-"""Wait before the log says who has the GPU: finals take seconds."""
+"""Wait before the log names the process that has the GPU: finals take seconds."""
 
 _LONGEST_S = 900.0
 """Wait for another user's process: a sweep over all candidates of a problem takes minutes."""
 
 _UNREADABLE_S = 1.0
-"""Somebody's new file cannot be read for microseconds, until its mode is set."""
+"""Another user's new file cannot be read for microseconds, until its mode is set."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def gpu_lock(gpu_uuid: str, directory: Path | None = None) -> Iterator[None]:
 
 
 def _acquire(path: Path) -> int:
-    """The descriptor of the locked file; raises DeviceError or OSError if it cannot be had."""
+    """The descriptor of the locked file; raises DeviceError or OSError if it cannot be locked."""
     waiting = _Patience(path)
     while True:
         descriptor = _open(path)
@@ -82,7 +82,7 @@ def _acquire(path: Path) -> int:
 
 
 class _Patience:
-    """Who is waited for, and how long."""
+    """How long to wait for the lock, by the user that holds it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,15 +90,15 @@ class _Patience:
         self._warn_at, self._until = now + _PATIENCE_S, now + _LONGEST_S
 
     def check(self) -> None:
-        """Warn when it takes long; raises DeviceError when another user holds the lock too long."""
-        now, who = time.monotonic(), holder(self._path)
-        if who is not None and who.user == os.geteuid():
-            self._until = now + _LONGEST_S  # this user's own: it can be ended
+        """Warn if it takes long; raises DeviceError if another user holds the lock too long."""
+        now, process = time.monotonic(), holder(self._path)
+        if process is not None and process.user == os.geteuid():
+            self._until = now + _LONGEST_S  # this user's own process: the user can end it
         if now >= self._until:
-            raise DeviceError(f"{who or 'a process'} has held {self._path} for too long")
+            raise DeviceError(f"{process or 'a process'} has held {self._path} for too long")
         if now >= self._warn_at:
             self._warn_at = float("inf")
-            _LOG.warning("waiting for the GPU: %s holds %s", who or "?", self._path)
+            _LOG.warning("waiting for the GPU: %s holds %s", process or "?", self._path)
 
 
 def _lock(descriptor: int) -> bool:
@@ -113,7 +113,7 @@ def _open(path: Path) -> int:
     deadline = time.monotonic() + _UNREADABLE_S
     while True:
         try:
-            # Without waiting: a named pipe would make us.
+            # O_NONBLOCK: opening a named pipe would wait for a writer.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             break
         except FileNotFoundError:
@@ -126,8 +126,8 @@ def _open(path: Path) -> int:
             if error.errno != errno.ELOOP:
                 raise
             raise _unusable(path, "is a symbolic link") from None
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
         return descriptor
     os.close(descriptor)
     raise _unusable(path, "is no plain file, or has another name")
@@ -139,7 +139,7 @@ def _create(path: Path) -> None:
     except FileExistsError:
         return
     try:
-        os.fchmod(descriptor, 0o644)  # whatever the umask: to lock it, others must read it
+        os.fchmod(descriptor, 0o644)  # despite the umask: to lock it, other users must read it
     finally:
         os.close(descriptor)
 
@@ -151,12 +151,12 @@ def _is_still(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _unusable(path: Path, why: str) -> DeviceError:
+def _unusable(path: Path, reason: str) -> DeviceError:
     try:
-        whose = f"user {path.lstat().st_uid}"
+        owner = f"user {path.lstat().st_uid}"
     except OSError:
-        whose = "somebody"
+        owner = "an unknown user"
     return DeviceError(
-        f"the GPU's lock {path} {why}; gemmsmith makes none like that. It belongs to {whose}: "
+        f"the GPU's lock {path} {reason}; gemmsmith makes none like that. It belongs to {owner}: "
         "ask why, and remove it as that user or as root"
     )

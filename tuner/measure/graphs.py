@@ -60,11 +60,9 @@ class Event:
         self.handle = checked("cuEventCreate", driver.cuEventCreate(0))
 
     def record(self, stream: Stream) -> None:
-        """Enqueue on the stream."""
         checked("cuEventRecord", driver.cuEventRecord(self.handle, stream.handle))
 
     def wait(self) -> None:
-        """Block the host until the event has happened."""
         checked("cuEventSynchronize", driver.cuEventSynchronize(self.handle))
 
     def microseconds_since(self, start: Event) -> float:
@@ -109,18 +107,16 @@ class KernelGraph:
             driver.cuGraphDestroy(graph)
 
     def enqueue(self) -> None:
-        """Enqueue one replay."""
         checked("cuGraphLaunch", driver.cuGraphLaunch(self._executable, self._stream.handle))
 
     def close(self) -> None:
-        """Free the graph."""
         if self._executable is not None:
             driver.cuGraphExecDestroy(self._executable)
             self._executable = None
 
 
 class TorchGraph:
-    """A graph of torch's own launches; torch's allocator has to know of the capture."""
+    """A graph of torch's launches, captured by torch: its allocator must know of the capture."""
 
     def __init__(self, stream: Stream, launches: int, launch: Callable[[int], None]) -> None:
         self.launches = launches
@@ -135,17 +131,15 @@ class TorchGraph:
                 self._graph.capture_end()
 
     def enqueue(self) -> None:
-        """Enqueue one replay."""
         with self._stream.torch():
             self._graph.replay()
 
     def close(self) -> None:
-        """Free the graph."""
         self._graph.reset()
 
 
 class Spin:
-    """One thread that waits for `cycles` of the SM clock: how long it takes tells the clock."""
+    """One thread that waits for `cycles` of the SM clock: its time gives the clock."""
 
     launches = 1
 
@@ -154,9 +148,8 @@ class Spin:
         self._cycles = cycles
 
     def enqueue(self) -> None:
-        """Enqueue one wait."""
         with self._stream.torch():
-            # Private, but what torch's own tests delay a stream with since its first releases.
+            # Private, but torch's own tests have used it since the first releases.
             torch.cuda._sleep(self._cycles)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
@@ -166,7 +159,7 @@ class Spin:
 def followed(
     launch: Callable[[int], None], then: Callable[[int], None] | None
 ) -> Callable[[int], None]:
-    """Each launch with what `then` enqueues after it; the launches themselves without."""
+    """A launch followed by `then`; without `then` the launch itself."""
     if then is None:
         return launch
 
@@ -178,12 +171,12 @@ def followed(
 
 
 def rotating(launch: Callable[[int], None], over: Sequence[int] | None) -> Callable[[int], None]:
-    """The i-th launch of a graph over these operand sets only; over all of them without."""
+    """A launch that rotates over the operand sets `over` only; None for all sets."""
     return launch if over is None else lambda i: launch(over[i % len(over)])
 
 
 def context_is_dead() -> str:
-    """Whether an earlier error has ruined this process's CUDA context: its name, or ''."""
+    """The name of the error that has ruined this process's CUDA context; "" if it works."""
     (status,) = driver.cuCtxSynchronize()
     return "" if status == driver.CUresult.CUDA_SUCCESS else str(driver.CUresult(status).name)
 

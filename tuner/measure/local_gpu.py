@@ -1,4 +1,4 @@
-"""What GPU this machine has, asked from the driver: no torch, no CUDA context, no GPU memory."""
+"""This machine's GPUs, by the driver alone: no torch, no CUDA context, no GPU memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gemmsmith.core.device import DeviceModel
 
 
 def local_gpu(ordinal: int = 0) -> DeviceModel | None:
-    """The model of a local GPU; None when there is no driver, no GPU, or not this many."""
+    """The model of a local GPU; None without a driver or without a GPU of that ordinal."""
     driver = _driver()
     if driver is None:
         return None
@@ -39,7 +39,7 @@ def local_gpu(ordinal: int = 0) -> DeviceModel | None:
 
 
 def gpu_uuid(ordinal: int = 0) -> str:
-    """The GPU's UUID as NVML and nvidia-smi write it; empty when there is no such GPU."""
+    """The GPU's UUID as NVML and nvidia-smi write it; empty without such a GPU."""
     driver = _driver()
     if driver is None:
         return ""
@@ -61,6 +61,6 @@ def _driver() -> Any:
         return None
     try:
         (status,) = driver.cuInit(0)
-    except RuntimeError:  # the bindings' way to say that libcuda is not installed
+    except RuntimeError:  # the bindings raise it if libcuda is not installed
         return None
     return driver if status == driver.CUresult.CUDA_SUCCESS else None

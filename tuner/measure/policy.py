@@ -1,4 +1,4 @@
-"""How much measuring a device is asked to do."""
+"""How much a device measures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """How much measuring to do.
+    """Numbers of samples and rounds, and the limits of screening.
 
     Attributes:
         screen_samples: timed graph replays per candidate while screening.

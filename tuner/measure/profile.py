@@ -1,9 +1,9 @@
-"""Which kernels cuBLAS runs: one launch of the baseline under torch's profiler.
+"""Which kernels the default runs: one launch of it under torch's profiler.
 
-The profiler loads CUPTI, which stays attached to the process once it was used; taking it down again
-breaks CUDA graphs. So a process that profiles must never time anything: `CudaDevice` keeps a
-child of its own for it. Names are a hint, never a measurement: where the profiler is of no use
-(no CUPTI, no permission to use it) there are none, a warning says why, and the run goes on.
+The profiler loads CUPTI, which stays attached to the process once it was used; detaching it breaks
+CUDA graphs. So a process that profiles must never time anything: `CudaDevice` keeps a child of its
+own for it. The names are a hint, never a measurement: if the profiler does not work (no CUPTI, no
+permission to use it) the names are unknown, a warning says why, and the run goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tuner.measure.baseline import Baseline
 from tuner.measure.graphs import Event, Stream
 
 MAX_NAMES = 16
-"""A batched FP8 launch is a call per batch entry: the first few tell what the others are."""
+"""A batched FP8 launch is a call per batch entry: the first few are like all others."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def kernels_run(baseline: Baseline, stream: Stream) -> tuple[str, ...]:
         _LOG.warning("this torch (%s) cannot trace CUDA kernels", torch.__version__)
         return ()
     try:
-        # What torch.profiler.profile is made of; that one imports torch's compiler, for seconds.
+        # torch.profiler.profile is made of this, but imports torch's compiler: that takes seconds.
         with profile(use_cpu=False, use_device="cuda", use_kineto=True, acc_events=True) as trace:
             with stream.torch():
                 baseline.launch(0)
@@ -42,7 +42,7 @@ def kernels_run(baseline: Baseline, stream: Stream) -> tuple[str, ...]:
             launched.record(stream)
             launched.wait()
         names = names_in(trace.function_events or ())
-    except Exception as error:  # noqa: BLE001 - whatever ails the profiler, it is a hint only
+    except Exception as error:  # noqa: BLE001 - the names are only a hint: any error may pass
         _LOG.warning("profiling cuBLAS failed: %s", error)
         return ()
     if not names:
@@ -51,7 +51,7 @@ def kernels_run(baseline: Baseline, stream: Stream) -> tuple[str, ...]:
 
 
 def names_in(events: Iterable[FunctionEvent]) -> tuple[str, ...]:
-    """The names of what ran on the GPU, by its start; the first MAX_NAMES."""
+    """The names of the first MAX_NAMES kernels and memsets on the GPU, by their start."""
     on_gpu = [event for event in events if event.device_type.name == "CUDA"]
     on_gpu.sort(key=lambda event: event.time_range.start)
     return tuple(event.name for event in on_gpu[:MAX_NAMES])

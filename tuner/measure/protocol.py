@@ -1,10 +1,10 @@
-"""What the measuring child and its parent say to each other: one JSON object per line.
+"""The protocol between the measuring child and its parent: one JSON object per line.
 
-The parent sends a request, the child answers with any number of `Started` and `Outcome` lines
-and closes the answer with exactly one closing line: `Ready`, `ScreenDone`, `FinalsDone`,
-`SweepDone`, `ProfileDone`, `ProposeDone` or `Refused`. `Dead` comes instead when a launch ruined
-the CUDA context; the child exits right after it. Indices count the request's own contenders. A
-`Started` with index -1 is work that no candidate is to blame for.
+The parent sends a request. The child answers with any number of `Started` and `EntrantOutcome`
+lines and exactly one closing line: `Ready`, `ScreenDone`, `FinalsDone`, `SweepDone`, `ProfileDone`,
+`ProposeDone` or `Refused`. `Dead` comes instead if a launch ruined the CUDA context; the child
+exits right after it. Indices count the request's own entrants. A `Started` with the index NOBODY
+announces work that no candidate is to blame for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOBODY = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entrant:
-    """A contender as it travels: a candidate and the path of its pack."""
+    """A contender in a request: a candidate and the path of its pack."""
 
     candidate: Candidate
     pack: str
@@ -49,7 +49,7 @@ class Screen(msgspec.Struct, frozen=True, kw_only=True, tag="screen"):
 
 
 class FinalsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="finals"):
-    """Paired rounds of the entrants and cuBLAS."""
+    """Paired rounds of the entrants and the default."""
 
     problem: Problem
     entrants: tuple[Entrant, ...]
@@ -58,7 +58,7 @@ class FinalsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="finals"):
 
 
 class SweepRequest(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
-    """Common rounds of all entrants and cuBLAS, then further rounds of the best."""
+    """Common rounds of all entrants and the default, then further rounds of the best."""
 
     problem: Problem
     entrants: tuple[Entrant, ...]
@@ -69,16 +69,16 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
-    """Name the kernels of one launch of cuBLAS. A child that did so must not time anything."""
+    """Name the kernels of one launch of the default. The child must not time anything later."""
 
     problem: Problem
     seed: int
 
 
 class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
-    """Ask a library for its algorithms: its own list, or what lies near `start`.
+    """List a library's algorithms: its own list, or those near `start`.
 
-    `entrant` is the library's kernel, however launched. Nothing is timed.
+    `entrant` is the library's kernel with any launch. Nothing is timed.
     """
 
     problem: Problem
@@ -95,14 +95,14 @@ Request = Hello | Screen | FinalsRequest | SweepRequest | Profile | Propose | Qu
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """Answer to `Hello`; the parent fills in what only it knows (CUTLASS, compiler)."""
+    """Answer to `Hello`."""
 
     model: DeviceModel
     environment: Environment
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """From here on this entrant is to blame for a hang or a crash; NOBODY: none is."""
+    """From now on this entrant is to blame for a hang or a crash; with NOBODY no entrant is."""
 
     index: int
 
@@ -126,8 +126,8 @@ class ScreenDone(msgspec.Struct, frozen=True, kw_only=True, tag="screen_done"):
 class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
     """The paired samples: `samples_us[i]` is `finalists[i]`'s, round by round.
 
-    `boost`, `interleaved`, `power_penalties`, `rivals` and `spreads` are as in `trial.Finals`. A
-    sweep takes none of them.
+    `boost`, `interleaved`, `power_penalties`, `rivals` and `spreads` are as in `trial.Finals`; in
+    a sweep they are empty.
     """
 
     finalists: tuple[EntrantOutcome, ...]
@@ -151,7 +151,7 @@ class SweepDone(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_done"):
 
 
 class ProfileDone(msgspec.Struct, frozen=True, kw_only=True, tag="profile_done"):
-    """What cuBLAS ran, in order; empty where the profiler is of no use."""
+    """The default's kernels, in order; empty if the profiler does not work."""
 
     kernels: tuple[str, ...]
 
@@ -194,7 +194,6 @@ _replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
 
 
 def encode(message: Request | Reply) -> bytes:
-    """One line."""
     return msgspec.json.encode(message) + b"\n"
 
 

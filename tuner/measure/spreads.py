@@ -1,7 +1,7 @@
-"""The finalists of a grouped problem where tokens are spread in one way only.
+"""Times of the finalists of a grouped problem for each spread of tokens alone.
 
-A winner is chosen over all spreads together; these times tell where it wins. Sustained, in rounds
-of their own, few of them: they decide nothing.
+A winner is chosen over all spreads together; these times show on which spreads it wins. They take
+a few sustained rounds of their own and have no part in the decision.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from statistics import median
 
 from tuner.measure.baseline import captured_beside
-from tuner.measure.states import ROUNDS_BUDGET_US, Finalists
+from tuner.measure.regimes import ROUNDS_BUDGET_US, Finalists
 from tuner.measure.timing import FINAL_REPLAY_US, LEAST_ROUNDS, affordable, launches_per_replay
 from tuner.trial import InSpread
 
@@ -42,5 +42,5 @@ def _within(finalists: Finalists, spread: str, over: list[int]) -> InSpread:
             seed=finalists.seed,
             announce=finalists.blame(range(len(finalists.field))),
         )
-    *mine, default = map(median, taken.samples_us)
-    return InSpread(spread=spread, times_us=tuple(mine), default_us=default)
+    *finalists_us, default_us = map(median, taken.samples_us)
+    return InSpread(spread=spread, times_us=tuple(finalists_us), default_us=default_us)

@@ -1,7 +1,7 @@
 """Times graphs: a few replays of one (screening), or shuffled paired rounds of many (finals).
 
-Rounds are sustained, the GPU never idle, or paced, with a rest after each replay. For its clock a
-graph has the GPU to itself.
+Rounds are sustained, the GPU never idle, or paced, with a rest after each replay. The clock of a
+graph is measured while no other graph runs.
 
 A sample is one replay between two events, divided by its launches. The GPU is kept ahead of the
 host: a sample whose start event was recorded on an idle GPU would include the host's delay, so
@@ -28,7 +28,7 @@ FINAL_REPLAY_US = 1000.0
 """Aimed length of a replay in finals."""
 
 LEAST_ROUNDS = 10
-"""Fewer rounds make an interval that says little."""
+"""With fewer rounds the interval is too wide to be of use."""
 
 BRIEF_REPLAYS = 3
 """Samples that a rough time is the median of."""
@@ -38,61 +38,60 @@ WARM_UP_US = 15_000.0
 """Work before the first sample of a batch, so that the clock has left its idle state."""
 
 IN_FLIGHT = 8
-"""Replays enqueued ahead of the one waited for: keeps the GPU busy, blames hangs precisely."""
+"""Replays enqueued ahead of the one that the host waits for: enough to keep the GPU busy, and few
+enough to blame hangs precisely."""
 
 CLOCK_FLOOR = 0.93
 """Rounds whose SM clock is below this share of the run's median are measured again.
 
-Under the power cap the clock wanders by 4-5% from one round to the next, for all alike: at 0.97
-half of the rounds of 4096×4096×4096 were thrown away (NVIDIA H200, 2026-11-21)."""
+Under the power cap the clock varies by 4-5% from one round to the next, for all graphs alike: at
+0.97 half of the rounds of 4096×4096×4096 were discarded (NVIDIA H200, 2026-11-21)."""
 
 REST = 1.0
 """How long the GPU rests after each replay of a paced round, as a share of how long it worked.
 
-A training step multiplies for a half to two thirds of its time, so the clock is higher than where
-products follow one another without end: there an H200 falls from 1980 to 1450 MHz at 700 W. What is
-bound by the clock (cuBLAS's largest tiles) takes 15% less time then, what is bound by L2 does not
-(NVIDIA H200, 2026-11-22: winners of sustained rounds alone made a Llama step 5% slower)."""
+A training step multiplies for a half to two thirds of its time, so its clock is higher than that of
+products without a pause: with those an H200 falls from 1980 to 1450 MHz at 700 W. A kernel that is
+bound by the clock (cuBLAS's largest tiles) takes 15% less time at the higher clock, one that is
+bound by L2 does not (NVIDIA H200, 2026-11-22: winners of sustained rounds alone made a Llama step
+5% slower)."""
 
 COOLING_S = 0.1
-"""After so long a rest the power limit has let go of the clock."""
+"""After so long a rest the power limit does not lower the clock any more."""
 
 SETTLE_S = 0.15
-LOOK_S = 0.08
-"""A graph that has the GPU to itself has so long until its clock is looked at, and is looked at for
-so long and as long as what is in flight takes. The power control follows slowly: a clock of 1770
-MHz after 0.05 s was 1430 after 0.15 s. Looks differ from one another, by 0.3% at the median; looks
-of 0.3 s no less. Nor may one be much longer: after 0.6 s above the limit the clock falls by another
-200 to 900 MHz for as long, whoever runs then, which is also why each graph starts rested (NVIDIA
-H200, 2026-11-22)."""
+CLOCK_S = 0.08
+"""A graph runs alone for SETTLE_S before its clock is measured, which takes CLOCK_S and the time of
+the replays in flight. The power control is slow: a clock of 1770 MHz after 0.05 s was 1430 after
+0.15 s. Measurements differ by 0.3% at the median; longer ones, of 0.3 s, by no less. Nor may one be
+much longer: after 0.6 s above the limit the clock falls by another 200 to 900 MHz for as long, for
+any kernel, which is also why each graph starts rested (NVIDIA H200, 2026-11-22)."""
 
-LOOK_REPLAY_US = 5000.0
-"""Aimed length of a replay while clocks are looked at: the spins between take 2% of the time, and
-with IN_FLIGHT of them enqueued ahead the GPU would not run dry while NVML answers, which takes up
-to 30 ms."""
+CLOCK_REPLAY_US = 5000.0
+"""Aimed length of a replay while clocks are measured: the spins between take 2% of the time, and
+IN_FLIGHT replays keep the GPU busy while NVML answers, which takes up to 30 ms."""
 
 SPIN_CYCLES = (10_000, 110_000)
-"""Two waits whose times differ by their cycles and by nothing else, so that what events and a
-launch add, 4.5 µs, is not in the clock. NVML's is in steps of 15 MHz, of which one is 1% of a
-price; so taken it repeats to 0.2% where it stands still (NVIDIA H200, 2026-11-22)."""
+"""Two waits whose times differ by their cycles only: the difference is free of the 4.5 µs that
+events and a launch add. NVML's clock has steps of 15 MHz, one of which changes a penalty by 1%;
+this one repeats to 0.2% while the clock is constant (NVIDIA H200, 2026-11-22)."""
 
 FIRST_SPIN = IN_FLIGHT + 1
-"""Of the event pairs the first so many are those of the replays in flight."""
+"""Index of the first event pair for spins; those before are for the replays in flight."""
 
 EXTRA_ROUNDS = 1.0
 """At most this share of the wanted rounds is repeated for clock drops."""
 
 
 def cool_down() -> None:
-    """Let the GPU rest."""
     time.sleep(COOLING_S)
 
 
-def affordable(wanted: int, round_us: float, budget_us: float) -> int:
-    """`wanted` rounds, or the fewer that `budget_us` allows; LEAST_ROUNDS in any case."""
-    if wanted * round_us <= budget_us:
-        return wanted
-    return min(wanted, max(LEAST_ROUNDS, int(budget_us / round_us)))
+def affordable(rounds: int, round_us: float, budget_us: float) -> int:
+    """`rounds`, or as many as `budget_us` allows, but at least LEAST_ROUNDS of them."""
+    if rounds * round_us <= budget_us:
+        return rounds
+    return min(rounds, max(LEAST_ROUNDS, int(budget_us / round_us)))
 
 
 def launches_per_replay(estimate_us: float, sets: int, aim_us: float) -> int:
@@ -125,7 +124,7 @@ class Timer:
             graph.enqueue()
 
     def screen(self, graph: Replay, count: int, give_up_us: float) -> list[float]:
-        """Up to `count` samples; one if that is slower than `give_up_us` per launch already."""
+        """Up to `count` samples; only one if that is slower than `give_up_us` per launch."""
         graph.enqueue()
         first = self._timed(graph, 0)
         samples = [self._read(first, graph)]
@@ -145,11 +144,11 @@ class Timer:
         rest: float = 0.0,
         filler: Replay | None = None,
     ) -> TimedRounds:
-        """`count` rounds; in each, every graph is replayed once, in an order shuffled anew.
+        """`count` rounds; in each, every graph is replayed once, in a new random order.
 
         `filler`, by default the last graph, fills the gap after a wait: it must be one that cannot
-        hang (cuBLAS's). With a `rest` the GPU idles after each replay, so many times as long as it
-        worked.
+        hang (the default's). With a `rest` the GPU idles after each replay, `rest` times as long
+        as it worked.
 
         `announce(i)` is called before the host waits for graph i: if that wait never ends, i is
         to blame. Rounds with a low clock are repeated, within EXTRA_ROUNDS.
@@ -176,17 +175,17 @@ class Timer:
         )
 
     def clock(self, graph: Replay) -> float:
-        """The SM clock in MHz that a graph comes to, rested, where it has the GPU to itself.
+        """The SM clock in MHz at which a graph settles alone on the GPU; 0 if unknown.
 
-        Not NVML's: between replays a thread waits for a number of cycles, and is timed. 0: unknown,
-        because something else held the GPU meanwhile.
+        Not NVML's: between replays a thread waits for a number of cycles, and is timed. It is
+        unknown if something else used the GPU meanwhile.
         """
         short, long = (Spin(self._stream, cycles) for cycles in SPIN_CYCLES)
         began, _ = self._pair(FIRST_SPIN)
         cool_down()
         began.record(self._stream)
         spins: list[tuple[tuple[Event, Event], tuple[Event, Event]]] = []
-        for _ in self.busy(graph, SETTLE_S + LOOK_S):
+        for _ in self.busy(graph, SETTLE_S + CLOCK_S):
             slot = FIRST_SPIN + 1 + 2 * len(spins)
             spins.append((self._timed(short, slot), self._timed(long, slot + 1)))
         spun_us = [_elapsed_us(b) - _elapsed_us(a) for a, b in spins]
@@ -195,17 +194,17 @@ class Timer:
             for us, ((start, _), _) in zip(spun_us, spins, strict=True)
             if start.microseconds_since(began) >= SETTLE_S * 1e6
         ]
-        # What else runs on the GPU can make a short wait the longer one: a difference below 0
-        # ended the measuring process once (a grouped problem on an H200, 2026-11-25).
+        # Other work on the GPU can make the short wait the longer one: a difference below 0 ended
+        # the measuring process once (a grouped problem on an H200, 2026-11-25).
         known = [us for us in settled or spun_us[-1:] if us > 0]
         return (SPIN_CYCLES[1] - SPIN_CYCLES[0]) / mean(known) if known else 0.0
 
     def busy(self, graph: Replay, seconds: float) -> Iterator[float]:
-        """Keep the GPU busy with a graph; after each replay enqueued, the seconds since it began.
+        """Keep the GPU busy with a graph; yields the seconds since the beginning after each replay.
 
-        And at the end, while the last of them still run. The host stays a few replays ahead, no
-        more: where the driver's queue is full it waits for most of what is in it, and whoever looks
-        at the GPU then sees it idle.
+        Also at the end, while the last replays still run. The host stays only a few replays ahead:
+        if the driver's queue is full, the host waits until most of it is done, and a reading of
+        the GPU just after that would see it idle.
         """
         waiting: deque[Event] = deque()
         began = time.perf_counter()
@@ -289,7 +288,7 @@ class Timer:
 
 
 def _elapsed_us(pair: tuple[Event, Event]) -> float:
-    """Wait for the end, and tell how long it took."""
+    """The time between both events, once the end has happened."""
     start, end = pair
     end.wait()
     return end.microseconds_since(start)
@@ -306,7 +305,7 @@ def brief_us(timer: Timer, graph: Replay) -> float:
 def _steady(
     taken: list[tuple[Reading, dict[int, float]]],
 ) -> list[tuple[Reading, dict[int, float]]]:
-    """Rounds whose clock is near the median; all of them where NVML does not answer."""
+    """Rounds whose clock is near the median; all of them if NVML does not work."""
     clocks = [reading.sm_clock_mhz for reading, _ in taken if reading.sm_clock_mhz]
     if not clocks:
         return taken

@@ -15,10 +15,10 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort
 from tuner.compile import Builder
 from tuner.search.budget import BUDGETS
-from tuner.search.field import Field
+from tuner.search.exploration import Field
+from tuner.search.finals import top_candidates
+from tuner.search.hints import near_winners
 from tuner.search.ranking import Ranker, by_time, predictions
-from tuner.search.recheck import top_candidates
-from tuner.search.transfer import near_winners
 from tuner.store import Store
 
 

@@ -1,10 +1,10 @@
 """The base: the kernels that win most often, to be compiled once, ahead of any problem.
 
-With them on a machine a problem that nobody has seen is tuned in seconds, because nothing has to be
-compiled first. They are chosen like a committee: problems of all sizes vote for the kernels that a
-tuning run would begin with, the winners known vote for themselves, and seats go to those who speak
-for the problems that have the fewest so far, and are cheap to compile. Rows that TMA cannot read or
-write are not asked for: their kernels are others, and compiled when such a problem comes.
+With them on a machine a new problem is tuned in seconds, because nothing has to be compiled first.
+They are elected: sample problems of all sizes vote for the kernels that a tuning run would begin
+with, known winners vote for themselves, and seats go to kernels that are cheap to compile and have
+the votes of problems that have few kernels so far. Problems with rows that TMA cannot read or write
+do not vote: their kernels are different, and compiled when such a problem comes.
 
 Deterministic: the same device model and winners give the same kernels in the same order, on every
 machine of a fleet.
@@ -33,23 +33,23 @@ from tuner.search.ranking import by_time, predictions
 from tuner.trial import Winner
 
 BASE_CORE_SECONDS = 3300.0
-"""What compiling the base may cost by `tuner.compile.plan`'s figures, aimed at five minutes of 16
-cores. Hosts of NVIDIA H200s differ: 324 kernels of 3,830 took one 232 s, choosing included; 310 of
-3,900 took the slow cores of a larger one 349 s (2026-11-21 and 22)."""
+"""Budget for compiling the base, by the costs of `tuner.compile.plan`: aimed at five minutes on 16
+cores. Hosts of NVIDIA H200s differ: 324 kernels (3,830 core-seconds) took 232 s on one, choosing
+included; 310 kernels (3,900) took 349 s on the slow cores of a larger one (2026-11-21 and 22)."""
 
 DTYPES = (DType.BF16, DType.FP16, DType.FP8_E4M3)
 
-_ASKED_AS: dict[str, str] = {DType.FP16: DType.BF16}
-"""Sixteen bits are sixteen bits: what suits BF16 suits FP16, and is looked for once."""
+_TWINS: dict[str, str] = {DType.FP16: DType.BF16}
+"""The kernels that suit BF16 suit FP16, with its types: both have sixteen bits."""
 
 _PASSES = (Layout.TN, Layout.TT, Layout.NT)
 """Of a linear layer: forward, input gradient, weight gradient."""
 
 _PROBLEMS = 200
-"""Asked of each family. Problems drawn log-uniformly leave fewer unseen ones without a kernel than
-the same number on a lattice of powers of two: M = 320 wants tiles of 80 that no power does."""
+"""Sample problems of each element type and layout. Sizes drawn log-uniformly leave fewer new
+problems without a kernel than powers of two would: M = 320 needs tiles of 80, no power does."""
 _HALF = 4
-"""The place on a problem's list whose vote counts half."""
+"""The place in a problem's order of kernels whose vote has half the weight."""
 _WINNER = 4.0
 """Votes of a measured winner, against 1 for the model's favourite."""
 
@@ -70,19 +70,19 @@ def base_kernels(
         winners: what won on this device model so far.
         limit: kernels in all; by default what `BASE_CORE_SECONDS` allow, a third of it a type.
     """
-    asked: dict[str, list[_Ballot]] = {}
+    known: dict[str, list[_Ballot]] = {}
     ballots: list[_Ballot] = []
     for dtype in dtypes:
-        twin = _ASKED_AS.get(dtype, dtype)
-        if twin not in asked:
-            asked[twin] = [_leaders(problem, device) for problem in _probes(twin)]
+        twin = _TWINS.get(dtype, dtype)
+        if twin not in known:
+            known[twin] = [_leaders(problem, device) for problem in _probes(twin)]
         ballots += [
             [
                 (of_type(kernel, dtype), weight)
-                for kernel, weight in each
+                for kernel, weight in ballot
                 if isinstance(kernel, CutlassKernel)  # others are not compiled ahead
             ]
-            for each in asked[twin]
+            for ballot in known[twin]
         ]
     ballots += [
         [(winner.candidate.kernel, _WINNER)]
@@ -94,8 +94,8 @@ def base_kernels(
 
 
 def _probes(dtype: str) -> Iterator[Problem]:
-    """Always the same problems."""
-    for layout in (each for each in _PASSES if each in layouts_of(dtype)):
+    """The sample problems of an element type, always the same."""
+    for layout in (layout for layout in _PASSES if layout in layouts_of(dtype)):
         draw = Random(f"{dtype} {layout}")  # noqa: S311 - a sample, no secret
         grouped = Operation.of(dtype, layout).is_grouped
         for _ in range(_PROBLEMS):
@@ -110,26 +110,25 @@ def _probes(dtype: str) -> Iterator[Problem]:
 
 
 def _size(draw: Random, least: float, most: float, step: int) -> int:
-    """A multiple of `step`, log-uniformly between two bounds."""
     return max(1, round(exp(draw.uniform(log(least), log(most))) / step)) * step
 
 
 def _leaders(problem: Problem, device: DeviceModel) -> _Ballot:
     try:
-        found = legal_candidates(problem, device)
+        legal = legal_candidates(problem, device)
     except NoLegalCandidate:  # a layout that no backend has kernels for
         return []
-    predicted = predictions(problem, found, device, AnalyticModel())
-    plan = Proposals(by_time(found, predicted), predicted, BUDGETS[Effort.DEFAULT].in_one_wave())
+    predicted = predictions(problem, legal, device, AnalyticModel())
+    plan = Proposals(by_time(legal, predicted), predicted, BUDGETS[Effort.DEFAULT].in_one_wave())
     return [
         (leader.kernel, 1 / (1 + place / _HALF)) for place, leader in enumerate(plan.kernels({}))
     ]
 
 
 def _elected(ballots: Sequence[_Ballot], limit: int | None, core_seconds: float) -> list[AnyKernel]:
-    """Greedily, each seat to the kernel with the most votes for what it costs to compile.
+    """Kernels by a greedy election: each seat goes to the most votes per cost of compiling.
 
-    A ballot's votes weigh the less, the more of them have been heeded.
+    A ballot's votes lose weight with each of its kernels that is elected.
     """
     votes: dict[str, list[tuple[int, float]]] = {}
     kernels: dict[str, AnyKernel] = {}
@@ -138,28 +137,28 @@ def _elected(ballots: Sequence[_Ballot], limit: int | None, core_seconds: float)
             kernels[kernel.name] = kernel
             votes.setdefault(kernel.name, []).append((number, weight))
     varieties = {name: (kernel.family, variety(kernel)) for name, kernel in kernels.items()}
-    heeded = [0.0] * len(ballots)
-    begun: set[object] = set()
+    served = [0.0] * len(ballots)
+    compiled: set[object] = set()
     elected: list[AnyKernel] = []
 
     def support(name: str) -> float:
-        return sum(weight / (1 + heeded[i]) for i, weight in votes[name])
+        return sum(weight / (1 + served[i]) for i, weight in votes[name])
 
     supported = {name: support(name) for name in votes}
     while votes and (limit is None or len(elected) < limit):
         cost = {True: KERNEL_COST, False: VARIETY_COST + BASE_COST / MOST_VARIETIES}
         name = min(
             votes,
-            key=lambda name: (-supported[name] / cost[varieties[name] in begun], name),
+            key=lambda name: (-supported[name] / cost[varieties[name] in compiled], name),
         )
-        core_seconds -= cost[varieties[name] in begun]
+        core_seconds -= cost[varieties[name] in compiled]
         if core_seconds < 0:
             break
-        heard: set[str] = set()
+        affected: set[str] = set()
         for number, weight in votes.pop(name):
-            heeded[number] += weight
-            heard.update(kernel.name for kernel, _ in ballots[number])
-        supported.update({other: support(other) for other in heard if other in votes})
-        begun.add(varieties[name])
+            served[number] += weight
+            affected.update(kernel.name for kernel, _ in ballots[number])
+        supported.update({other: support(other) for other in affected if other in votes})
+        compiled.add(varieties[name])
         elected.append(kernels[name])
     return elected

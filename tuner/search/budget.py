@@ -14,16 +14,16 @@ class Budget:
     """Bounds of one tuning run.
 
     Attributes:
-        waves: distinct kernels measured in one go, one figure a wave.
-        cold: kernels compiled, side by side, where nothing worth an answer is built.
-        further: kernels compiled after a first winner was found among those built already.
-        trials: candidates screened in all, each kernel's first launch included; finals apart.
-        batch: launches screened before looking again which kernels are worth more of them.
+        waves: distinct kernels measured in one go, a number for each wave.
+        cold: kernels compiled, side by side, if too few kernels are built for an answer.
+        further: kernels compiled in a second go, after a first winner among the built kernels.
+        trials: candidates screened in all, each kernel's first launch included, without finals.
+        batch: launches screened before choosing again which kernels get more of them.
         seeds: winners of near problems that lead the first wave.
-        hints: kernels like cuBLAS's that follow them.
+        hints: kernels like the default's that follow them.
         library: algorithms of a library's own list that are screened.
-        variants: further ones of it, near the best of those, in all.
-        finalists: candidates that meet cuBLAS in the finals.
+        variants: further algorithms, near the best of those, in all.
+        finalists: candidates that meet the default in the finals.
         level: how wide a space the candidates come from.
     """
 
@@ -42,11 +42,10 @@ class Budget:
 
     @property
     def kernels(self) -> int:
-        """Distinct kernels that may be compiled and measured."""
         return sum(self.waves)
 
     def in_one_wave(self, kernels: int | None = None) -> Budget:
-        """The same bounds, with all kernels, or so many of them, at once."""
+        """The same bounds, with all kernels at once, or with so many of them."""
         return replace(self, waves=(self.kernels if kernels is None else kernels,))
 
 
@@ -55,7 +54,7 @@ _EVERYTHING = 1_000_000
 # The bounds are what `gemmsmith eval` showed to suffice on the recorded sweeps of an NVIDIA H200
 # (34 problems, 2026-11-21): see its table for the regret that each number of trials leaves. One
 # wave of 16 kernels is worth what three waves are; one of 12 too, at the median (0.0%) and at the
-# worst (2.7%); one of 10 is not (15.9%). So 12 are compiled where somebody waits for every one.
+# worst (2.7%); one of 10 is not (15.9%). So 12 are compiled if the caller waits for all of them.
 BUDGETS = {
     Effort.QUICK: Budget(
         waves=(8, 2),

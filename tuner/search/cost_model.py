@@ -9,7 +9,8 @@ entry for each candidate: hundreds cost little more than one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -23,7 +24,6 @@ from tuner.arch import architecture
 from tuner.backends import features
 from tuner.backends.backend import UNKNOWN, Features
 from tuner.backends.cutlass.features import CLUSTER_SYNC_US, EPILOGUE_US
-from tuner.search.candidate_rows import Rows
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -50,7 +50,7 @@ a K tile) took 46.8 µs: 15.5 TB/s, well below what the tensor cores could do.""
 MEMORY_BANDWIDTH = 4.1e12
 """Bytes per second that small-M products draw from an H200's memory."""
 MEMORY_EFFICIENCY = 0.85
-"""Of a device's peak bandwidth, where that is known: 4.1 of 4.8 TB/s on the H200."""
+"""Share of a device's peak bandwidth, if that is known: 4.1 of 4.8 TB/s on the H200."""
 BLOCK_MEMORY_BANDWIDTH = 80e9
 """Bytes per second one SM draws from device memory: latency bounds what it has in flight.
 16×4096×4096 on 64 blocks: 59 GB/s each, launch included."""
@@ -69,6 +69,9 @@ REDUCE_LAUNCH_US = 1.2
 """The second kernel of a split-K product, beyond the first one's tail; cuBLAS's take 1.7 to 2.5."""
 L2_BANDWIDTH = 5.5e12
 """Bytes per second of partials written to L2 and read back."""
+
+_MOST_ROWS = 1 << 16
+"""Rows of numbers that are kept; beyond, all are made again. Some 10 MB."""
 
 
 class Choices(NamedTuple, Generic[N]):
@@ -159,45 +162,44 @@ class AnalyticModel:
         bandwidth = device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH
         memory_us = moved / numpy.minimum(bandwidth, work.blocks * BLOCK_MEMORY_BANDWIDTH) * 1e6
         fixed_us = kernel.fixed_us + kernel.padded * problem.copies_us
-        # Whichever is slower sets the pace; where they are close, each delays the other.
+        # The slower one sets the pace; if both are close, each delays the other.
         return fixed_us + work.extra_us + _both(compute_us, memory_us)
 
     def described(self, kernels: Sequence[AnyKernel]) -> Features[Column]:
-        """What `in_columns` has to know of the kernels."""
+        """The kernels in numbers, as `in_columns` takes them."""
         return Features(*_KERNELS.columns([Candidate(kernel=kernel) for kernel in kernels]))
 
 
-def _both(one: Column, other: Column) -> Column:
-    """The time of two things side by side that get in each other's way."""
-    one, other = one * one * one, other * other * other
-    return (one * one + other * other) ** (1 / 6)
+def _both(a: Column, b: Column) -> Column:
+    """The time of two activities side by side that slow each other: their 6-norm."""
+    a, b = a * a * a, b * b * b
+    return (a * a + b * b) ** (1 / 6)
 
 
 def _described(kernel: AnyKernel) -> Features[float]:
-    """What the backend says, whatever is predicted for kernels of which nothing is known."""
     return features(kernel) or UNKNOWN
 
 
 def sizes_of(problem: Problem) -> Sizes[float]:
-    """The problem in numbers; of groups, one of an even share."""
-    each, operation = products(problem), problem.operation
-    row = each.k * operation.a.bytes
-    of_d = 1 + operation.epilogue.matrices  # and what is of its size
-    columns = each.n // 2 if operation.epilogue.is_gated else each.n
-    a, b = float(each.m * row), float(each.n * row)
+    """The problem in numbers; for a grouped one, the sizes of a group with an even share."""
+    product, operation = products(problem), problem.operation
+    row = product.k * operation.a.bytes
+    of_d = 1 + operation.epilogue.matrices  # D and the epilogue's operands of its size
+    columns = product.n // 2 if operation.epilogue.is_gated else product.n
+    a, b = float(product.m * row), float(product.n * row)
     return Sizes(
-        m=each.m,
-        n=each.n,
-        k=each.k,
-        batch=each.number,
+        m=product.m,
+        n=product.n,
+        k=product.k,
+        batch=product.number,
         clock=_clock(problem),
         copies_us=_copies_us(problem),
         a_bytes=a,
         b_bytes=b,
         row_bytes=row,
-        once_bytes=(a + b) * each.number,
-        d_bytes=each.m * columns * operation.d.bytes * each.number * of_d,
-        slice_bytes=2 * 4 * each.m * each.n,
+        once_bytes=(a + b) * product.number,
+        d_bytes=product.m * columns * operation.d.bytes * product.number * of_d,
+        slice_bytes=2 * 4 * product.m * product.n,
     )
 
 
@@ -212,8 +214,51 @@ def _choices(launch: Launch) -> Choices[float]:
     )
 
 
-_KERNELS: Rows[Candidate] = Rows(attrgetter("kernel.name"), lambda each: _described(each.kernel))
-_LAUNCHES: Rows[Candidate] = Rows(attrgetter("launch"), lambda each: _choices(each.launch))
+class _Rows:
+    """What candidates come down to in numbers: a row for each key, read in columns.
+
+    Rows are made once: looking up hundreds of them and turning them into arrays takes a few dozen
+    microseconds, and describing a single candidate takes as long. Threads may share an object.
+
+    Args:
+        key: two candidates with the same key have the same numbers.
+        describe: the numbers, always as many, of a candidate.
+    """
+
+    def __init__(
+        self, key: Callable[[Candidate], Hashable], describe: Callable[[Candidate], Sequence[float]]
+    ) -> None:
+        self._key = key
+        self._describe = describe
+        self._lock = threading.Lock()
+        self._places: dict[Hashable, int] = {}
+        self._values: Column  # a column for each row
+
+    def columns(self, candidates: Sequence[Candidate]) -> Column:
+        """A column for each number, with an entry for each candidate; there must be some."""
+        keys = list(map(self._key, candidates))
+        with self._lock:
+            try:
+                places = list(map(self._places.__getitem__, keys))
+            except KeyError:
+                self._add(dict(zip(keys, candidates, strict=True)))
+                places = list(map(self._places.__getitem__, keys))
+            return self._values.take(places, axis=1)
+
+    def _add(self, candidates: dict[Hashable, Candidate]) -> None:
+        import numpy
+
+        if len(self._places) > _MOST_ROWS:
+            self._places.clear()
+        new = {key: item for key, item in candidates.items() if key not in self._places}
+        made = numpy.array([self._describe(item) for item in new.values()], dtype=float).T
+        self._values = numpy.concatenate([self._values, made], axis=1) if self._places else made
+        for key in new:
+            self._places[key] = len(self._places)
+
+
+_KERNELS = _Rows(attrgetter("kernel.name"), lambda candidate: _described(candidate.kernel))
+_LAUNCHES = _Rows(attrgetter("launch"), lambda candidate: _choices(candidate.launch))
 
 
 def _clock(problem: Problem) -> float:
@@ -261,8 +306,8 @@ def _resident(clusters: Column, device: DeviceModel) -> Column:
     sizes = clusters.astype(int)
     arch = architecture(device.arch)
     blocks = [arch.resident_blocks(device.sm_count, size) for size in range(1, sizes.max() + 1)]
-    found: Column = numpy.array(blocks, dtype=float)[sizes - 1]
-    return found
+    resident: Column = numpy.array(blocks, dtype=float)[sizes - 1]
+    return resident
 
 
 def _work(
@@ -308,7 +353,7 @@ def _read_bytes(
     problem: Sizes[float] | Sizes[Column],
     device: DeviceModel,
 ) -> Column:
-    """Operand bytes from device memory: once each, and again for what L2 lost between waves."""
+    """Operand bytes from device memory: each byte once, and again if L2 lost it between waves."""
     import numpy
 
     a, b, row, once = problem.a_bytes, problem.b_bytes, problem.row_bytes, problem.once_bytes

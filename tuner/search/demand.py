@@ -1,9 +1,9 @@
-"""What tuning a problem is expected to save: the time that the queue and suites are ordered by.
+"""The time that tuning a problem is expected to save, by which the queue and suites are ordered.
 
-Tuning goes first where most time is at stake: calls × time of a call × share of it saved. Time and
-share are guesses from winners of near problems, else from a roofline and the mean over the shipped
-winners: enough to order problems, too little to promise anything. A guess costs one indexed read
-of a few rows and some arithmetic; nothing is enumerated.
+Problems with most time at stake come first: calls × time of a call × share of it saved. Time and
+share are estimates from winners of near problems, else from a roofline and the mean over the
+shipped winners: good enough to order problems, not to promise anything. An estimate costs one
+indexed read of a few rows and some arithmetic; nothing is enumerated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tuner.trial import Winner
 from tuner.workloads.footprint import footprint
 
 NEIGHBOURS = 8
-"""Nearest winners asked: the gain is a mean, and those farther off have little to say about it."""
+"""Nearest winners whose mean gain is taken: farther ones say little about this problem."""
 
 TYPICAL_GAINS = {
     "bf16": 0.0426,
@@ -37,12 +37,12 @@ TYPICAL_GAINS = {
     "epilogue": 0.1979,
     "out_e4m3": 0.5801,
 }
-"""Share of the default's time that tuning saves where no neighbour tells, by kind: the mean of
-1 - 1/speed-up over the 1691 winners in configs/winners (H200 and H100, 2026-11-25), 0 where the
+"""Share of the default's time that tuning saves, by kind, for problems without neighbours: the mean
+of 1 - 1/speed-up over the 1691 winners in configs/winners (H200 and H100, 2026-11-25), 0 if the
 default stays. `out_f32` are weight gradients added to FP32 sums."""
 
 OTHER_GAIN = 0.1457
-"""The same over all of them, for kinds of which none is shipped."""
+"""The mean over all of them, for kinds without a shipped winner."""
 
 
 def estimate(store: Store, problem: Problem, device: DeviceModel | None) -> float:
@@ -58,9 +58,9 @@ def estimate(store: Store, problem: Problem, device: DeviceModel | None) -> floa
 def saving_us(problem: Problem, device: DeviceModel | None, near: Sequence[Winner]) -> float:
     """Microseconds that one call of `problem` is expected to get faster by tuning it.
 
-    `device` is what it is to be tuned on; None where not known, then taken for an H200. `near` are
-    current winners of the same types, layout, batch and device, nearest first. Where one is of
-    the problem itself, that was tuned: nothing more is expected, and the answer is 0.
+    `device` is the device model it is tuned on; None if unknown, which counts as an H200. `near`
+    are current winners of the same types, layout, batch and device, nearest first. If the problem
+    itself has one, it was tuned already: the answer is 0.
     """
     near = [winner for winner in near if problem.distance(winner.problem) <= MAX_DISTANCE]
     if near and near[0].problem == problem:
@@ -70,7 +70,7 @@ def saving_us(problem: Problem, device: DeviceModel | None, near: Sequence[Winne
 
 
 def typical_gain(operation: Operation) -> float:
-    """The gain of products of this kind, by what sets it apart most."""
+    """The gain of products of this kind: that of its first property with a known gain."""
     kinds = (
         "out_e4m3" if operation.stores_fp8 else "",
         "epilogue" if operation.epilogue is not Epilogue.NONE else "",
@@ -78,18 +78,17 @@ def typical_gain(operation: Operation) -> float:
         "out_f32" if operation.accumulate else "",
         operation.types.value,
     )
-    return next((TYPICAL_GAINS[one] for one in kinds if one in TYPICAL_GAINS), OTHER_GAIN)
+    return next((TYPICAL_GAINS[kind] for kind in kinds if kind in TYPICAL_GAINS), OTHER_GAIN)
 
 
 def _gain(winner: Winner) -> float:
-    """Share of cuBLAS's time that callers of the winner's problem are spared."""
     if winner.use.is_default or winner.speedup is None:
         return 0.0
     return 1 - 1 / winner.speedup.median
 
 
 def default_us(problem: Problem, device: DeviceModel | None, near: Sequence[Winner]) -> float:
-    """Microseconds that the default takes: the nearest measured one, scaled as the roofline does.
+    """Microseconds that the default takes: the nearest measured time, scaled as the roofline is.
 
     `device` and `near` are as for `saving_us`.
     """
@@ -102,11 +101,12 @@ def default_us(problem: Problem, device: DeviceModel | None, near: Sequence[Winn
 
 def roofline_us(problem: Problem, device: DeviceModel | None) -> float:
     """Microseconds that a good default takes: tensor cores or memory at their sustained rates, and
-    a launch; then, of a fused product, what torch keeps between its steps. The default's time is
-    within a factor of 2 of it for 1,574 of the 1,691 shipped winners, 1.09 times it at the median;
-    where it is not, rows are unaligned or types are INT8, for which libraries are slow.
+    a launch; for a fused product also writing and reading the tensors between torch's steps.
+
+    The default's time is within a factor of 2 of it for 1,574 of the 1,691 shipped winners, 1.09
+    times it at the median; the others have unaligned rows or INT8, for which libraries are slow.
     """
-    # A device not known yet is taken for the one that the cost model's constants are fitted on.
+    # An unknown device counts as the one that the cost model's constants are fitted on.
     arch, sm_count, bandwidth = SM90, SM90.typical_sm_count, MEMORY_BANDWIDTH
     if device is not None:
         arch, sm_count = ARCHITECTURES.get(device.arch, SM90), device.sm_count

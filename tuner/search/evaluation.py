@@ -1,9 +1,9 @@
 """How close search strategies come to the recorded optimum, and in how many trials.
 
 Pure: a recording and the order in which a strategy would try its candidates go in, regrets come
-out; nothing is measured. Regret is the share by which the winner found takes longer than the best
-candidate recorded, in paired rounds: 0.01 is 1%. The winner is found as a run finds it: the best of
-the screening times meet in the finals, whose rounds decide.
+out; nothing is measured. Regret is the share by which the winner takes longer than the best
+candidate recorded, in paired rounds: 0.01 is 1%. The winner is chosen as in a run: the best of the
+screening times meet in the finals, whose rounds decide.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from tuner.devices.recording import RecordedProblem, RecordedTrial, Sweep
 from tuner.devices.replay import ReplayDevice
 from tuner.measure.statistics import paired_ratio
 from tuner.search.budget import Budget
-from tuner.search.exploration import Proposals
-from tuner.search.field import Field
+from tuner.search.exploration import Field, Proposals
 from tuner.search.finals import finalists, hold_finals
 from tuner.search.hints import resembling
 from tuner.search.promotion import decide
 from tuner.search.ranking import Ranker, by_time, predictions
 
 COUNTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-"""Numbers of trials after which the winner found so far is judged."""
+"""Numbers of trials after which the winner so far is judged."""
 SEEDS = 20
-"""Random orders whose mean stands for knowing nothing."""
+"""Random orders, whose mean is the result of a strategy without any knowledge."""
 
 Order = list[Candidate]
 
 
 class Recording:
-    """One recorded problem, with what its candidates turned out to be worth."""
+    """One recorded problem and the times of its candidates."""
 
     def __init__(self, sweep: Sweep, recorded: RecordedProblem) -> None:
         self.problem = recorded.problem
@@ -61,39 +60,38 @@ class Recording:
         self._won: dict[tuple[str, ...], str] = {}
 
     def knows(self, candidate: Candidate) -> bool:
-        """Whether the candidate was recorded, and ran."""
+        """Whether the candidate was recorded, and could be timed."""
         return candidate.key in self.times
 
     @property
     def winner(self) -> Candidate:
-        """The candidate that was fastest in the last rounds."""
+        """The candidate that was fastest in the rounds of the finals, or in the common ones."""
         return self._trials[self.optimum].candidate
 
     def speedup(self, tried: Sequence[Candidate]) -> float | None:
-        """Over cuBLAS, of the best of those tried; None where that was not recorded."""
-        times = [self.times[each.key] for each in tried if self.knows(each)]
+        """Of the best candidate tried, over the default; None if either was not recorded."""
+        times = [self.times[candidate.key] for candidate in tried if self.knows(candidate)]
         return self._baseline_us / min(times) if times and self._baseline_us else None
 
     def regret(self, key: str) -> float:
-        """Of answering with this candidate; 0 for any that the rounds do not tell from the best."""
-        mine, best = self._trials[key], self._trials[self.optimum]
-        return max(0.0, _ratio(mine, best) - 1.0)
+        """Of answering with this candidate; 0 if the rounds show no difference from the best."""
+        return max(0.0, _ratio(self._trials[key], self._trials[self.optimum]) - 1.0)
 
-    def found(self, tried: Sequence[Candidate], budget: Budget) -> str | None:
-        """Key of the winner that a run ends with which has screened `tried`; None: nothing ran."""
-        measured = by_time([each for each in tried if self.knows(each)], self.times)
-        field = finalists(measured, budget.finalists)
-        if not field:
+    def winner_of(self, tried: Sequence[Candidate], budget: Budget) -> str | None:
+        """Key of the winner of a run that has screened `tried`; None if none of them ran."""
+        measured = by_time([c for c in tried if self.knows(c)], self.times)
+        chosen = finalists(measured, budget.finalists)
+        if not chosen:
             return None
-        keys = tuple(each.key for each in field)
+        keys = tuple(candidate.key for candidate in chosen)
         if keys not in self._won:
-            contenders = [Contender(candidate=each) for each in field]
+            contenders = [Contender(candidate=candidate) for candidate in chosen]
             finals = hold_finals(self._device, self.problem, contenders, budget.policy)
-            self._won[keys] = (decide(finals).candidate or field[0]).key
+            self._won[keys] = (decide(finals).candidate or chosen[0]).key
         return self._won[keys]
 
     def halves(self) -> tuple[str, str]:
-        """Keys of the winners by the even rounds and by the odd ones of the last."""
+        """Keys of the winners by the even and by the odd rounds of the finals."""
         final = {key: self._trials[key].further_us for key in self._final}
         if any(len(samples) < 2 for samples in final.values()) or not final:
             return self.optimum, self.optimum
@@ -109,20 +107,20 @@ class Recording:
 
 
 def _ratio(mine: RecordedTrial, other: RecordedTrial) -> float:
-    """Time over the other's, in the most rounds that both have."""
+    """The time over the other's, in the largest set of rounds that both have."""
     if mine.further_us and other.further_us:
         return paired_ratio(mine.further_us, other.further_us).median
     return paired_ratio(mine.common_us, other.common_us).median
 
 
 Strategy = Callable[[Recording], Sequence[Order]]
-"""The orders in which a strategy may try a problem's candidates; of several the mean counts."""
+"""The orders in which a strategy may try a problem's candidates; the mean over them counts."""
 
 
 def planned(ranker: Ranker, budget: Budget, built: Collection[str] | None = None) -> Strategy:
-    """What a tuning run does, without winners of near problems to start from.
+    """The order of a tuning run without winners of near problems to begin with.
 
-    `built`: names of the kernels that need no compiling; None: every kernel.
+    `built`: names of the kernels that need no compiling; None for all kernels.
     """
 
     def orders(recording: Recording) -> list[Order]:
@@ -144,15 +142,16 @@ def planned(ranker: Ranker, budget: Budget, built: Collection[str] | None = None
 
 
 def _times(recording: Recording, tried: Sequence[Candidate]) -> dict[str, float]:
-    return {each.key: recording.times[each.key] for each in tried if recording.knows(each)}
+    return {c.key: recording.times[c.key] for c in tried if recording.knows(c)}
 
 
 def predicted_order(ranker: Ranker) -> Strategy:
     """The cost model's order, whatever the trials show."""
 
     def orders(recording: Recording) -> list[Order]:
-        found = recording.candidates
-        return [by_time(found, predictions(recording.problem, found, recording.model, ranker))]
+        candidates = recording.candidates
+        predicted = predictions(recording.problem, candidates, recording.model, ranker)
+        return [by_time(candidates, predicted)]
 
     return orders
 
@@ -161,9 +160,9 @@ def shuffled(seeds: int = SEEDS) -> Strategy:
     """Random orders."""
 
     def orders(recording: Recording) -> list[Order]:
-        found = sorted(recording.candidates, key=lambda candidate: candidate.key)
+        ordered = sorted(recording.candidates, key=lambda candidate: candidate.key)
         return [
-            random.Random(f"{seed} {recording.problem}").sample(found, len(found))  # noqa: S311
+            random.Random(f"{seed} {recording.problem}").sample(ordered, len(ordered))  # noqa: S311
             for seed in range(seeds)
         ]
 
@@ -172,10 +171,10 @@ def shuffled(seeds: int = SEEDS) -> Strategy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """A strategy's regrets: of each problem one figure for each number of trials.
+    """A strategy's regrets: for each problem a figure for each number of trials.
 
     Attributes:
-        trials, kernels: most that one problem took of the strategy's own accord.
+        trials, kernels: the most that the strategy took for a problem before it stopped.
     """
 
     name: str
@@ -186,12 +185,10 @@ class Curve:
 
     @property
     def medians(self) -> tuple[float, ...]:
-        """Of all problems, by number of trials."""
         return tuple(median(column) for column in zip(*self.regrets.values(), strict=True))
 
     @property
     def worst(self) -> tuple[float, ...]:
-        """Of all problems, by number of trials."""
         return tuple(max(column) for column in zip(*self.regrets.values(), strict=True))
 
 
@@ -204,7 +201,7 @@ def curve(
 ) -> Curve:
     """Regret after each number of trials; a strategy that has stopped before keeps its winner.
 
-    Before anything ran, the regret is that of the slowest candidate recorded.
+    Until a candidate ran, the regret is that of the slowest candidate recorded.
     """
     regrets: dict[Problem, tuple[float, ...]] = {}
     trials = kernels = 0
@@ -219,7 +216,7 @@ def curve(
 
 
 def _after(recording: Recording, tried: Sequence[Candidate], budget: Budget) -> float:
-    key = recording.found(tried, budget)
+    key = recording.winner_of(tried, budget)
     if key is None:
         key = max(recording.times, key=lambda key: (recording.times[key], key))
     return recording.regret(key)
@@ -227,11 +224,11 @@ def _after(recording: Recording, tried: Sequence[Candidate], budget: Budget) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flips:
-    """How often noise names the winner: two halves of the last rounds, each with its own.
+    """How often noise decides: the winners of two halves of the finals' rounds, compared.
 
     Attributes:
-        problems: judged.
-        differences: by problem, where the winners differ, their difference over all rounds.
+        problems: how many were compared.
+        differences: of the problems whose winners differ, their difference over all rounds.
     """
 
     problems: int
@@ -239,12 +236,11 @@ class Flips:
 
     @property
     def rate(self) -> float:
-        """Share of problems whose halves disagree."""
         return len(self.differences) / self.problems
 
 
 def flips(recordings: Sequence[Recording]) -> Flips:
-    """Winners by the even and the odd rounds, compared."""
+    """The winners by the even and by the odd rounds, compared."""
     differences = {}
     for recording in recordings:
         even, odd = recording.halves()
@@ -255,7 +251,7 @@ def flips(recordings: Sequence[Recording]) -> Flips:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Neighbour:
-    """What the nearest recorded problem's winner is worth here; `regret` None: it is none here."""
+    """The nearest recorded problem and the regret of its winner here; None if there is no such."""
 
     problem: Problem
     neighbour: Problem | None = None
@@ -264,7 +260,7 @@ class Neighbour:
 
 
 def neighbours(recordings: Sequence[Recording], max_distance: float) -> list[Neighbour]:
-    """Each problem answered with the winner of the nearest other one whose winner runs here."""
+    """Each problem, answered with the winner of the nearest other one whose winner runs here."""
     return [_neighbour(recording, recordings, max_distance) for recording in recordings]
 
 
@@ -280,7 +276,7 @@ def _neighbour(
         and _kind(other.problem) == _kind(problem)
         and problem.distance(other.problem) <= max_distance
     }
-    for near in sorted(alike, key=lambda each: (problem.distance(each), each)):
+    for near in sorted(alike, key=lambda other: (problem.distance(other), other)):
         winner = alike[near].winner
         if recording.knows(winner):
             return Neighbour(

@@ -1,4 +1,4 @@
-"""What to measure next: which kernels, then which of their launches.
+"""What to measure next: which kernels, then which of their launches, in one go or in two.
 
 Pure: times go in, candidates come out, and the same times give the same candidates. Kernels come
 in waves, since each needs compiling: the first from the cost model alone, the others from the model
@@ -6,11 +6,17 @@ corrected by what was measured. Every second kernel brings a tile that was not t
 where the model is wrong, it is wrong about a tile: of 2304×768×4096 `nt` in BF16 its 18 favourites
 share three tiles, all slower by half than the best (NVIDIA H200, 2026-11-21). Launches come in
 batches, around the best launch so far of the kernels that did best.
+
+A kernel that is built is measured in milliseconds, any other costs half a minute of compiling
+first. So if enough kernels are built, a run tries those and names a winner within seconds. A second
+go compiles others only if that promises something: the default is still ahead, or the cost model
+expects a kernel that is clearly faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import log, log2
 
 from gemmsmith.core.candidate import Candidate
@@ -33,7 +39,7 @@ NOISE = 0.005
 """Gain of a batch of launches below which no more are tried. On the recordings a run took 26 trials
 instead of 42 at the mean, and no regret was another."""
 _SOONEST_US = 1e-3
-"""Below any time there is: a model may predict nothing at all."""
+"""Below any real time: a model may predict 0."""
 
 _Trait = tuple[str, object]
 
@@ -41,7 +47,7 @@ _Trait = tuple[str, object]
 class Proposals:
     """The candidates of one run, proposed in turn.
 
-    Give to each call the times of everything measured so far; candidates that failed have none.
+    Each call takes the times of everything measured so far; candidates that failed have no time.
     A run that goes on from recorded trials gets the same proposals as one that was never stopped:
     only times of what this plan proposed before count.
 
@@ -78,7 +84,6 @@ class Proposals:
 
     @property
     def most_kernels(self) -> int:
-        """Kernels that are proposed at most."""
         return min(self._budget.kernels, len(self._groups))
 
     def kernels(self, times: Mapping[str, float]) -> list[Candidate]:
@@ -91,9 +96,9 @@ class Proposals:
         return self._propose(self._leaders[name] for name in left)
 
     def launches(self, times: Mapping[str, float]) -> list[Candidate]:
-        """The next batch of launches of the kernels proposed so far; empty: none are worth it.
+        """The next batch of launches of the kernels proposed so far.
 
-        None are once a batch has gained less than the noise.
+        Empty once a batch has gained less than the noise.
         """
         room = self._budget.trials - len(self._proposed)
         left = [
@@ -113,12 +118,12 @@ class Proposals:
         return min((times[key] for key in self._proposed if key in times), default=None)
 
     def _propose(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        found = list(candidates)
-        self._proposed.update((candidate.key, candidate) for candidate in found)
-        return found
+        proposed = {candidate.key: candidate for candidate in candidates}
+        self._proposed |= proposed
+        return list(proposed.values())
 
     def _chosen(self, left: list[str], times: Mapping[str, float], room: int) -> list[str]:
-        """`room` of the kernels: those put first, then the best expected and new tiles in turn."""
+        """`room` of the kernels: those of `first`, then the best expected and new tiles in turn."""
         chosen = [name for name in self._first if name in left][:room]
         residuals = {
             name: log(times[key]) - self._expected[name]
@@ -165,8 +170,8 @@ class Proposals:
 
     def _nearest(self, name: str, launch: Launch) -> list[Candidate]:
         """The kernel's launches that were not proposed yet, most like `launch` first."""
-        left = [each for each in self._groups[name] if each.key not in self._proposed]
-        return sorted(left, key=lambda each: launch_distance(launch, each.launch))  # stable
+        left = [c for c in self._groups[name] if c.key not in self._proposed]
+        return sorted(left, key=lambda c: launch_distance(launch, c.launch))  # stable
 
     def _kernel(self, name: str) -> AnyKernel:
         return self._leaders[name].kernel
@@ -178,7 +183,7 @@ class Proposals:
 def launch_distance(a: Launch, b: Launch) -> float:
     """How many steps apart two launches of a kernel are: 1 for each choice that is the next one.
 
-    Half or twice as many splits come before the numbers between: more hangs on the octave.
+    Half or twice as many splits come before the numbers between: the octave matters most.
     """
     octaves = abs(log2(a.splits / b.splits))
     return (
@@ -194,7 +199,8 @@ def _effects(residuals: Mapping[AnyKernel, float]) -> dict[_Trait, float]:
     """How much slower than expected each trait makes a kernel, as a logarithm.
 
     An additive model fitted trait by trait (backfitting: Hastie and Tibshirani 1990, section 4.4),
-    each effect shrunk towards none the fewer kernels show it. What all share is left out.
+    each effect shrunk towards 0 the fewer kernels show it. The kernels' common deviation, the
+    mean, is left out.
     """
     if not residuals:
         return {}
@@ -214,3 +220,77 @@ def _effects(residuals: Mapping[AnyKernel, float]) -> dict[_Trait, float]:
 
 def _shift(effects: Mapping[_Trait, float], kernel: AnyKernel) -> float:
     return sum(effects.get(trait, 0.0) for trait in kernel.choices)
+
+
+GAIN = 0.05
+"""How much faster a kernel must be expected to be than every built one to be compiled. Half of the
+model's median error: on an NVIDIA H200 a second go for less than that gained nothing in five of
+five unseen problems (2026-11-21)."""
+
+BEHIND = 0.02
+"""How far the default must be ahead of the built kernels for a second go at all others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """The candidates of a problem.
+
+    Attributes:
+        order: most promising first.
+        predicted: microseconds, by candidate's key.
+        first: candidates to begin with, by other evidence than the cost model's.
+        built: names of kernels that need no compiling; None if compiling is not needed at all.
+    """
+
+    order: Sequence[Candidate]
+    predicted: Mapping[str, float]
+    first: Sequence[Candidate] = ()
+    built: Collection[str] | None = None
+
+    def plan(self, budget: Budget) -> Proposals:
+        """The first go: the built kernels if they are enough for an answer, else all."""
+        if self.built is None or self._all_built():
+            return self._plan(self.order, budget)
+        if self._suffices(budget):
+            return self._plan(self._here(), budget)
+        # No kernel is built that is worth an answer, and the caller waits for the compilers.
+        return self._plan(self.order, budget.in_one_wave(budget.cold))
+
+    def further(self, budget: Budget, speedup: float | None) -> Proposals | None:
+        """The second go, among the kernels that are not built; None if it promises no gain.
+
+        Args:
+            budget: the run's; `budget.further` kernels are compiled.
+            speedup: of the first go's winner over the default; None if unknown.
+        """
+        if self.built is None or self._all_built() or not self._suffices(budget):
+            return None
+        best = self.predicted[self._here()[0].key]
+        behind = speedup is not None and speedup < 1 - BEHIND
+        others = [
+            candidate
+            for candidate in self.order
+            if candidate.kernel.name not in self.built
+            and (behind or self.predicted[candidate.key] < best)
+        ]
+        if budget.further == 0 or not others:
+            return None
+        if not behind and self.predicted[others[0].key] * (1 + GAIN) >= best:
+            return None
+        more = replace(budget, waves=(budget.further,), trials=2 * budget.further)
+        return self._plan(others, more)
+
+    def _all_built(self) -> bool:
+        return all(candidate.kernel.name in (self.built or ()) for candidate in self.order)
+
+    def _suffices(self, budget: Budget) -> bool:
+        """Whether enough kernels are built to choose among them; an exhaustive run needs all."""
+        kernels = by_kernel(self.order)
+        ready = sum(name in (self.built or ()) for name in kernels)
+        return budget.kernels <= ready and budget.kernels < len(kernels)
+
+    def _here(self) -> list[Candidate]:
+        return [c for c in self.order if c.kernel.name in (self.built or ())]
+
+    def _plan(self, candidates: Sequence[Candidate], budget: Budget) -> Proposals:
+        return Proposals(candidates, self.predicted, budget, self.first)

@@ -1,10 +1,11 @@
-"""cuBLAS's own choice as a hint: what its kernels' names tell, and our kernels nearest to it.
+"""Which candidates to try first by other evidence than the cost model's.
 
-The names are undocumented; what they mean was read off profiles. `nvjet`'s are
+That is winners of near problems, and cuBLAS's own choice: its kernels' names, and our kernels that
+are most like them. The names are undocumented; their meaning was read off profiles. `nvjet`'s are
 `nvjet_<types>_<M>x<N>_<K>x<stages>_<cluster M>x<N>_<raster>_…_<layout>`, tile and cluster in
 cuBLAS's column-major view: our row-major D is its D transposed, so its M runs along our N. (A
 product of 16×3584×4096 ran `32x64_64x16_4x1`: a cluster of 4 is of use along 3584 only.) A name
-that is not understood is no hint, and a wrong hint costs the measuring of a few kernels.
+that is not understood gives no hint, and a wrong hint costs the measuring of a few kernels.
 """
 
 from __future__ import annotations
@@ -17,17 +18,26 @@ from math import inf, log2
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule
 from gemmsmith.core.launch import Decomposition
+from gemmsmith.core.problem import DType, Problem
+from tuner.backends import refusal, splits_refusal
+from tuner.backends.cutlass.operation import of_type
+from tuner.store import Store
+
+NEIGHBOURS = 8
+"""Near problems whose winners are used: farther ones differ so much that the best tile does too."""
+
+_TWINS: dict[str, str] = {DType.BF16: DType.FP16, DType.FP16: DType.BF16}
 
 HINTS = 6
-"""Kernels a hint puts in front. cuBLAS leaves the tile's orientation, the tile's depth and the
-scheduler open; beyond the few that share its tile, they are only neighbours. Not measured yet."""
+"""Kernels that a hint puts in front. cuBLAS's names leave the tile's orientation, its depth and the
+scheduler open; a few kernels share the tile, any others are only similar. Not measured yet."""
 
-# Penalties in octaves of one tile extent: a tile half as wide differs by 1. They only say what
-# matters less than the tile. Not measured yet.
-_SPLIT = 0.75  # one splits along K and the other does not: of all but the tile, it changes most
+# Penalties in octaves of one tile extent: a tile half as wide differs by 1. They only say that
+# these traits matter less than the tile. Not measured yet.
+_SPLIT = 0.75  # one splits along K and the other does not: matters most after the tile
 _CLUSTER = 0.25  # per octave of a cluster's extent: multicast saves L2 reads, no more
 _SCHEDULE = 0.25  # one is cooperative and the other is not
-_ACCUMULATION = 0.25  # FP8: the baseline accumulates fast
+_ACCUMULATION = 0.25  # FP8: the default accumulates fast
 _DEPTH = 0.125  # per octave of the tile's K: more stages make up for less depth
 
 _MAX_NAME = 400  # the rest of a long C++ name holds its arguments
@@ -63,16 +73,17 @@ _REDUCTION = re.compile(r"splitKreduce", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CublasChoice:
-    """What the name of a cuBLAS kernel tells, in cuBLAS's column-major orientation.
+    """What the name of a cuBLAS kernel says, in cuBLAS's column-major orientation.
 
     Attributes:
         tile: (M, N) of a thread block's tile; M runs along our N.
-        depth: K of the tile, in elements; 0: the name does not say.
-        stages: depth of the pipeline; 0: the name does not say.
+        depth: K of the tile, in elements; 0 if the name does not say.
+        stages: depth of the pipeline; 0 if the name does not say.
         cluster: thread blocks per cluster along (M, N).
-        raster: `v` or `h`, the way neighbouring tiles follow each other; "": not said.
+        raster: `v` or `h`, the way neighbouring tiles follow each other; "" if not in the name.
         split_k: the product is split along K; another kernel may add the parts.
-        cooperative: `A` or `B`, the operand along whose side warpgroups share a tile; "": none do.
+        cooperative: `A` or `B`, the operand along whose side warpgroups share a tile; "" if they
+            do not share one.
         transposed: layout letters of A, B and, where the name says, D: `TNN`, `TN`.
     """
 
@@ -87,20 +98,20 @@ class CublasChoice:
 
 
 def parse(name: str) -> CublasChoice | None:
-    """What one kernel's name tells; None where it is no matrix product of a known form."""
+    """The choice in one kernel's name; None if it is not a matrix product of a known form."""
     name = name[:_MAX_NAME]
     for form in _FORMS:
-        found = form.search(name)
-        if found is not None:
-            choice = _choice(found.groupdict())
+        match = form.search(name)
+        if match is not None:
+            choice = _choice(match.groupdict())
             return None if any(extent % _GRANULE for extent in choice.tile) else choice
     return None
 
 
 def choice_of(names: Iterable[str]) -> CublasChoice | None:
-    """What a launch of cuBLAS chose, from the names of all it ran; None if no name is known."""
+    """What a launch of cuBLAS chose, by the names of its kernels; None if no name is known."""
     names = tuple(names)
-    choice = next((found for found in map(parse, names) if found is not None), None)
+    choice = next((choice for choice in map(parse, names) if choice is not None), None)
     if choice is not None and any(_REDUCTION.search(name) for name in names):
         return replace(choice, split_k=True)
     return choice
@@ -125,26 +136,26 @@ def _choice(fields: dict[str, str | None]) -> CublasChoice:
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
-    found = pattern.search(text)
-    return found.group(1) if found else ""
+    match = pattern.search(text)
+    return match.group(1) if match else ""
 
 
 def _shared_by_warpgroups(rest: str) -> str:
-    found = _WARPGROUPS.search(rest)
-    if found is None or found.groups() == ("1", "1"):
+    match = _WARPGROUPS.search(rest)
+    if match is None or match.groups() == ("1", "1"):
         return ""
-    return "B" if found.group(1) == "1" else "A"
+    return "B" if match.group(1) == "1" else "A"
 
 
 def distance(choice: CublasChoice, candidate: Candidate) -> float:
-    """How unlike cuBLAS's choice a candidate is, in octaves of a tile's extent; 0: the same.
+    """How unlike cuBLAS's choice a candidate is, in octaves of a tile's extent; 0 for the same.
 
     Tiles and clusters are compared as they lie on the problem, so that a swapped kernel and an
     unswapped one with tile M and N exchanged are equally near.
     """
     kernel = candidate.kernel
     if not isinstance(kernel, CutlassKernel):
-        return inf  # nothing to compare
+        return inf  # it has no tile to compare
     tile_m, tile_n = _on_problem(kernel, (kernel.tile[0], kernel.tile[1]))
     cluster_m, cluster_n = _on_problem(kernel, kernel.cluster)
     (their_n, their_m), (their_cluster_n, their_cluster_m) = choice.tile, choice.cluster
@@ -169,23 +180,44 @@ def splits(candidate: Candidate) -> bool:
 def hinted(
     candidates: Sequence[Candidate], choice: CublasChoice, limit: int = HINTS
 ) -> list[Candidate]:
-    """The nearest candidates to what cuBLAS chose, at most `limit`, each of another kernel.
+    """The candidates most like cuBLAS's choice, at most `limit`, each of another kernel.
 
-    Among equally near ones the earlier in `candidates` comes first, launches of one kernel
-    included: give them ranked.
+    Among equals, launches of one kernel included, the first in `candidates` comes first: pass them
+    ranked.
     """
     nearest: dict[str, Candidate] = {}
-    for candidate in sorted(candidates, key=lambda each: distance(choice, each)):  # stable
+    for candidate in sorted(candidates, key=lambda c: distance(choice, c)):  # stable
         if len(nearest) >= limit:
             break
         nearest.setdefault(candidate.kernel.name, candidate)
     return list(nearest.values())
 
 
+def near_winners(store: Store, problem: Problem, device: str) -> list[Candidate]:
+    """Candidates that won near problems and are legal here, nearest first, each once.
+
+    BF16 and FP16 kernels of one shape behave alike: same instruction rate, same bytes. So if the
+    other of the two types was tuned, its winners, as kernels of this type, are among them.
+    """
+    winners = store.near_winners(problem, device, limit=NEIGHBOURS)
+    if (twin := _TWINS.get(problem.dtype)) is not None:
+        winners += store.near_winners(replace(problem, dtype=twin), device, limit=NEIGHBOURS)
+    winners.sort(key=lambda winner: problem.distance(winner.problem))  # stable: own type first
+    near: dict[str, Candidate] = {}
+    for winner in winners:
+        if winner.candidate is None or not isinstance(winner.candidate.kernel, CutlassKernel):
+            continue
+        kernel, launch = of_type(winner.candidate.kernel, problem.dtype), winner.candidate.launch
+        candidate = Candidate(kernel=kernel, launch=launch)
+        if refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None:
+            near.setdefault(candidate.key, candidate)
+    return list(near.values())
+
+
 def resembling(
     candidates: Sequence[Candidate], kernels: Sequence[str], limit: int = HINTS
 ) -> list[Candidate]:
-    """`hinted` by the names of the kernels that cuBLAS ran; none where they tell nothing."""
+    """`hinted` by the names of the kernels that cuBLAS ran; empty if no name is known."""
     choice = choice_of(kernels)
     return [] if choice is None else hinted(candidates, choice, limit)
 

@@ -1,8 +1,8 @@
 """NVIDIA's nvMatmulHeuristics as a strategy to compare with, where its package is installed.
 
-The package (PyPI: nvidia-matmul-heuristics) is proprietary and optional: it is asked for its
-proposals and no more, and nothing of it is kept here. It proposes tile, cluster and splits, in
-order; what it means by them is matched with the nearest of our candidates.
+The package (PyPI: nvidia-matmul-heuristics) is proprietary and optional: only its proposals are
+used, and no part of it is copied. It proposes tile, cluster and splits, in order; each proposal is
+matched with the nearest of our candidates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gemmsmith.core.problem import DType, Problem
 from tuner.search.hints import CublasChoice, distance
 
 PROPOSALS = 64
-"""Asked for; usually there are fewer."""
+"""Proposals requested; the package usually has fewer."""
 
 _PRECISIONS: dict[str, str] = {
     DType.BF16: "TST",
@@ -27,14 +27,14 @@ _PRECISIONS: dict[str, str] = {
     DType.FP8_E4M3: "QQTST",
     DType.FP8_E5M2: "RQTST",
 }
-"""Types of A and B (or A, B, C), of the accumulator, and of D, in its letters."""
+"""Types of A and B (or A, B, C), of the accumulator, and of D, in the package's letters."""
 _GPUS = {"H200": "H200_SXM", "H20": "H20_SXM", "H100": "H100_SXM"}
 _SPLITS = 0.5
 """Octaves of a tile's extent that an octave of splits counts as. Not measured."""
 
 
 class HeuristicsUnavailable(Exception):
-    """nvMatmulHeuristics cannot be asked; the message says why."""
+    """nvMatmulHeuristics cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,33 +72,33 @@ class MatmulHeuristics:
         )
 
     def proposals(self, problem: Problem) -> list[TileProposal]:
-        """What it proposes, the best first, each once; empty: it knows nothing of such a problem.
+        """Its proposals, the best first, each once; empty if it does not support the problem.
 
-        In its row-major view an operand is transposed where ours is column-major.
+        In its row-major view an operand is transposed if ours is column-major.
         """
         a, b = ("N" if letter == "t" else "T" for letter in problem.layout)
         layout = self._package.NvMatmulHeuristicsMatmulLayout[f"{a}{b}_ROW_MAJOR"]
-        asked = self._library.makeNvMatmulHeuristicsProblem(
+        theirs = self._library.makeNvMatmulHeuristicsProblem(
             problem.m, problem.n, problem.k, layout, problem.batch
         )
-        found = self._library.get(asked, PROPOSALS, precision=_PRECISIONS[problem.dtype])
+        results = self._library.get(theirs, PROPOSALS, precision=_PRECISIONS[problem.dtype])
         proposals = [
             TileProposal(
                 tile=(kernel.cta_tile_m, kernel.cta_tile_n, kernel.cta_tile_k),
                 cluster=(kernel.cluster_m, kernel.cluster_n),
                 splits=kernel.split_k,
             )
-            for kernel in (each["kernel"] for each in found)
+            for kernel in (result["kernel"] for result in results)
             if kernel.cta_tile_m
         ]
         return list(dict.fromkeys(proposals))
 
 
 def matched(proposals: Sequence[TileProposal], candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Our nearest candidate to each proposal in turn, none twice.
+    """Our nearest candidate to each proposal in turn, each candidate once.
 
     Proposals name no scheduler, no pipeline and no orientation: among candidates equally near, the
-    first in `candidates` is taken, so give them as well ordered as can be.
+    first in `candidates` is taken, so pass them ranked.
     """
     left = list(candidates)
     order: list[Candidate] = []

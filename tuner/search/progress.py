@@ -1,4 +1,4 @@
-"""What a tuning run tells whoever watches it."""
+"""A tuning run's reports of its progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Step(StrEnum):
     ENUMERATE = "enumerate"  # candidates listed and ranked
     COMPILE = "compile"  # kernels being built; measured ones overlap with it
     SCREEN = "screen"  # candidates verified and timed briefly
-    FINALS = "finals"  # the best few against each other and cuBLAS
+    FINALS = "finals"  # the best few against each other and the default
     PROMOTE = "promote"  # the winner is stored
 
 
@@ -21,9 +21,9 @@ class Progress:
     """One report. `done` of `total` counts candidates, except while compiling: kernels.
 
     Attributes:
-        best_us: microseconds per launch of what is ahead. Until finals were held, that is the
-            fastest of the screening, which takes part in them; then what they decided for.
-        best: its key; the default's name where the default stays.
+        best_us: microseconds per launch of the best so far: the fastest of the screening, and
+            after the finals their winner, or the default if it stays.
+        best: its key, or the default's name.
         recorded: name of the GPU model whose recorded times these are; empty if a GPU measures.
         message: one plain line for a log.
     """

@@ -1,7 +1,7 @@
-"""Which candidates to try first: one interface for every cost model, and the ordering it gives.
+"""Which candidates to try first: the interface of cost models, and the order by their predictions.
 
-Invariant: the same inputs give the same order; ties in the prediction fall back to the
-candidate's key, so no dictionary or set order leaks into which kernel is compiled.
+Invariant: the same inputs give the same order; ties in the prediction fall back to the candidate's
+key, so the order of a dictionary or set never decides which kernel is compiled.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ def ranked(
 def predictions(
     problem: Problem, candidates: Sequence[Candidate], device: DeviceModel, ranker: Ranker
 ) -> dict[str, float]:
-    """Predicted microseconds per launch by candidate's key."""
     times = ranker.predict(problem, candidates, device)
     return {candidate.key: time for candidate, time in zip(candidates, times, strict=True)}
 
 
 def by_time(candidates: Sequence[Candidate], times: Mapping[str, float]) -> list[Candidate]:
-    """`candidates`, the soonest first; equal times fall to the key."""
+    """`candidates`, the fastest first; equal times in the order of their keys."""
 
     def place(candidate: Candidate) -> tuple[float, str]:
         key = candidate.key
@@ -62,7 +61,7 @@ def led(ordered: Sequence[Candidate], seeds: Sequence[Candidate]) -> list[Candid
 
 
 def by_kernel(candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:
-    """Group ranked candidates by kernel name; kernels and launches keep the given order."""
+    """Ranked candidates by kernel name; kernels and launches keep their order."""
     groups: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault(candidate.kernel.name, []).append(candidate)

@@ -1,10 +1,10 @@
 """The tuning run: enumerate, rank, compile, screen, finals, promote.
 
 Invariants: every trial is in the store before the next candidate runs, so a killed run loses at
-most the candidate in flight; a run for a job that already has trials continues from them; the
-winner is decided from paired finals alone, never from screening times. A candidate that fails is
-a failed trial with its reason; the run fails only if nothing can be measured at all. A re-check
-begins with the finals, of what is known; the rest follows only where those do not tell.
+most the candidate that was running; a run for a job that already has trials continues from them;
+the winner is decided by paired finals alone, never by screening times. A candidate that fails is a
+failed trial with its reason; the run fails only if nothing can be measured at all. A re-check
+begins with the finals of known candidates; the other steps follow only if those decide nothing.
 """
 
 from __future__ import annotations
@@ -21,22 +21,17 @@ from tuner.compile import Builder, Built
 from tuner.devices.base import Contender, Device
 from tuner.errors import JobAborted, NoLegalCandidate
 from tuner.measure.statistics import summarize
-from tuner.search.batches import StopSignal, in_batches
 from tuner.search.budget import BUDGETS, Budget
-from tuner.search.exploration import Proposals
-from tuner.search.field import Field
-from tuner.search.finals import finalists, hold_finals
-from tuner.search.hints import resembling
-from tuner.search.library import Library, library_kernel
-from tuner.search.offered import offered
-from tuner.search.packs import RunPacks
+from tuner.search.exploration import Field, Proposals
+from tuner.search.finals import finalists, hold_finals, top_candidates
+from tuner.search.hints import near_winners, resembling
+from tuner.search.offered import Library, library_kernel, offered
+from tuner.search.packs import RunPacks, StopSignal, in_batches
 from tuner.search.progress import Progress, Step
-from tuner.search.promotion import Decision, decide, verdict
+from tuner.search.promotion import decide, verdict
 from tuner.search.ranking import Ranker, by_time, predictions
-from tuner.search.recheck import top_candidates
-from tuner.search.transfer import near_winners
 from tuner.store import Store
-from tuner.trial import Finals, Phase, Trial, Winner
+from tuner.trial import Decision, Finals, Phase, Trial, Winner
 
 Listener = Callable[[Progress], None]
 
@@ -58,21 +53,21 @@ def tune(
 ) -> Winner:
     """Find, verify and promote the fastest candidate for `problem` on `device`.
 
-    A winner among the kernels that are built is promoted as soon as it is found; a second one may
-    follow when others have been compiled (see `Field.further`). The last one is returned. With
-    `defer` there is no second: it is given the kernels to compile before tuning again.
+    The winner among the kernels that are built is promoted first; a second one may follow after
+    others were compiled (see `Field.further`). The last one is returned. With `defer` there is no
+    second go: `defer` gets the kernels to compile before tuning again.
 
-    With `Effort.RECHECK` the winner there is and those that came near it are measured again, and
-    nothing else unless that winner drops out.
+    With `Effort.RECHECK` only the present winner and the candidates that came near it are measured
+    again, unless that winner drops out.
 
     `device` must be entered already: a suite is tuned inside one `with device:`. `builder` may be
-    None only where the device needs no packs. `compiled_only` leaves out kernels that would have
-    to be compiled first.
+    None only if the device needs no packs. `compiled_only` leaves out kernels that would have to
+    be compiled first.
 
     Raises:
-        NoLegalCandidate: no kernels are known for the device's architecture, or nothing survived
-            screening. Where there is no candidate to begin with, the default is the winner.
-        JobAborted: `should_stop` said so before there was a winner; all trials so far are kept.
+        NoLegalCandidate: the device's architecture is unknown, or no candidate survived screening.
+            If there is no candidate to begin with, the default is the winner.
+        JobAborted: `should_stop` was true before there was a winner; all trials so far are kept.
         DeviceError: the device cannot take the problem at all.
     """
     budget = budget or BUDGETS[effort]
@@ -88,8 +83,8 @@ def tune(
         should_stop=should_stop,
     )
     promoted = run.promoted()
-    if effort is Effort.RECHECK and (kept := promoted or run.recheck()) is not None:
-        return kept
+    if effort is Effort.RECHECK and (checked := promoted or run.recheck()) is not None:
+        return checked
     field = run.enumerate(ranker)
     winner = promoted or run.go(field.plan(budget))
     further = field.further(budget, winner.speedup.median if winner.speedup else None)
@@ -101,7 +96,7 @@ def tune(
     try:
         return run.go(further)
     except JobAborted:
-        return winner  # what there is was asked for
+        return winner  # the run was stopped, but it has a winner
 
 
 @dataclass(kw_only=True)
@@ -134,16 +129,17 @@ class _Run:
                 self._keep(stored.trial)
 
     def promoted(self) -> Winner | None:
-        """What an earlier attempt at the job promoted before it died: that is not done twice."""
+        """The winner that an earlier attempt at the job promoted before it died, if any."""
         if self.job is None:
             return None
         history = self.store.history(self.problem, self.device.model.slug)
         return next((winner for winner in history if winner.job == self.job), None)
 
     def recheck(self) -> Winner | None:
-        """The winner of finals among the top candidates known; None if it cannot be told by them.
+        """The winner of finals among the known top candidates; None if they do not suffice.
 
-        Gives way between two kernels that are compiled, and before the finals, which take seconds.
+        Can be stopped between two kernels that are compiled, and before the finals, which take
+        seconds.
         """
         slug = self.device.model.slug
         places = self.budget.finalists
@@ -170,20 +166,19 @@ class _Run:
         return offered(self.problem, self.device, level=self.budget.level, built_by=builder)
 
     def enumerate(self, ranker: Ranker) -> Field:
-        """What there is to choose from, most promising first."""
-        found = self._offered()
-        model = self.device.model
-        predicted = predictions(self.problem, found, model, ranker)
-        order = by_time(found, predicted)
-        first = [*self._won_nearby(order), *self._like_cublas(order)]
+        """The candidates, most promising first."""
+        candidates = self._offered()
+        predicted = predictions(self.problem, candidates, self.device.model, ranker)
+        order = by_time(candidates, predicted)
+        first = [*self._won_nearby(order), *self._like_default(order)]
         kernels = len({candidate.kernel.name for candidate in order})
-        said = f"{len(order)} candidates of {kernels} kernels"
-        self._say(Step.ENUMERATE, 0, len(order), said)
+        message = f"{len(order)} candidates of {kernels} kernels"
+        self._say(Step.ENUMERATE, 0, len(order), message)
         built = self._built(order)
         return Field(order=order, predicted=predicted, first=first, built=built)
 
     def go(self, plan: Proposals) -> Winner:
-        """Measure what the plan says, and promote the best of all measured so far."""
+        """Measure the plan's proposals, and promote the best candidate measured so far."""
         self.kernels = len(self.packs) + plan.most_kernels
         self.screen_kernels(plan)
         self.screen_launches(plan)
@@ -191,7 +186,7 @@ class _Run:
         return self.promote(self.finals())
 
     def _built(self, order: Sequence[Candidate]) -> set[str] | None:
-        """Names of the kernels that need no compiling; None where none does."""
+        """Names of the kernels that need no compiling; None if compiling is not needed at all."""
         if self.compiled_only or self.builder is None or not self.device.needs_packs:
             return None
         kernels = {candidate.kernel.name: candidate.kernel for candidate in order}
@@ -200,11 +195,11 @@ class _Run:
     def _won_nearby(self, order: Sequence[Candidate]) -> list[Candidate]:
         """The winners of the nearest problems that are among the candidates."""
         seeds = near_winners(self.store, self.problem, self.device.model.slug)
-        there = {candidate.key for candidate in order}
-        return [seed for seed in seeds if seed.key in there][: self.budget.seeds]
+        keys = {candidate.key for candidate in order}
+        return [seed for seed in seeds if seed.key in keys][: self.budget.seeds]
 
-    def _like_cublas(self, order: Sequence[Candidate]) -> list[Candidate]:
-        """The few candidates that are nearest to what cuBLAS runs, as far as its names tell."""
+    def _like_default(self, order: Sequence[Candidate]) -> list[Candidate]:
+        """The few candidates most like the default's kernels, by the names of those."""
         self.baseline_kernels = self.device.baseline_kernels(self.problem)
         return resembling(order, self.baseline_kernels, limit=self.budget.hints)
 
@@ -219,13 +214,13 @@ class _Run:
 
     def screen_launches(self, plan: Proposals) -> None:
         """Measure further launches of the kernels that did best."""
-        while wanted := plan.launches(self._times()):
-            self.planned += len(wanted)
-            self._screen([self.packs.contender(c) for c in wanted if c.key not in self.trials])
+        while launches := plan.launches(self._times()):
+            self.planned += len(launches)
+            self._screen([self.packs.contender(c) for c in launches if c.key not in self.trials])
             self._screen_spoilt()
 
     def screen_library(self) -> None:
-        """Measure what cuBLASLt itself has, once a run."""
+        """Measure cuBLASLt's own algorithms, once a run."""
         kernel = library_kernel(self.problem, self.device)
         if kernel is None or kernel.name in self.library:
             return
@@ -253,7 +248,7 @@ class _Run:
         return self._hold(chosen)
 
     def _hold(self, chosen: Sequence[Candidate]) -> Finals:
-        """Finals of these candidates, fastest first, and cuBLAS; their trials are kept."""
+        """Finals of these candidates, fastest first, and the default; their trials are stored."""
         self._say(Step.FINALS, 0, len(chosen), f"{len(chosen)} finalists and the default")
         contenders = [self.packs.contender(candidate) for candidate in chosen]
         finals = hold_finals(self.device, self.problem, contenders, self.budget.policy)
@@ -261,29 +256,30 @@ class _Run:
         return finals
 
     def promote(self, finals: Finals) -> Winner:
-        self.decision = decision = decide(finals)
+        decision = replace(decide(finals), baseline_kernels=self.baseline_kernels)
+        self.decision = decision
         winner = self.store.promote(self._winner(decision))
         self._say(Step.PROMOTE, self.planned, self.planned, verdict(decision))
         return winner
 
     def _ready(self, leaders: Sequence[Candidate]) -> Generator[list[Contender], None, None]:
-        """Batches of contenders whose kernels are built, as soon as they are."""
+        """Batches of contenders, each as soon as its kernels are built."""
         todo = {c.kernel.name: c for c in leaders if c.key not in self.trials}
         if self.builder is None or not self.device.needs_packs:
             yield [Contender(candidate=c) for c in todo.values()]
             return
-        # Packs of finished trials are needed again in the finals; the store gives them at once.
+        # Packs of finished trials are needed again in the finals; those are built already.
         kernels = [c.kernel for c in leaders]
         with closing(in_batches(self.builder, kernels, self.should_stop)) as batches:
             for built in batches:
                 contenders = self._contenders(built, todo)
-                said = f"{len(self.packs)} kernels built"
-                self._say(Step.COMPILE, len(self.packs), self.kernels, said)
+                message = f"{len(self.packs)} kernels built"
+                self._say(Step.COMPILE, len(self.packs), self.kernels, message)
                 if contenders:
                     yield contenders
 
     def _contenders(self, built: list[Built], todo: dict[str, Candidate]) -> list[Contender]:
-        """Those of `todo` that were built; of the others that were to be, a failed trial each."""
+        """Contenders for the candidates of `todo` that were built; the others fail as trials."""
         contenders = []
         for item in built:
             self.packs.add(item)
@@ -311,7 +307,7 @@ class _Run:
                 raise JobAborted(f"stopped; {len(self.trials)} trials are kept")
 
     def _screen_spoilt(self) -> None:
-        """Once more those that failed for a damaged pack; what goes wrong now is their own."""
+        """Screen those again that failed because of a damaged pack; a second failure counts."""
         again = [c for c in self.spoilt.values() if c.key not in self.trials]
         self._screen([self.packs.contender(candidate) for candidate in again])
 
@@ -325,11 +321,9 @@ class _Run:
             self.fastest = trial
 
     def _times(self) -> dict[str, float]:
-        """Screened microseconds of everything measured, by candidate's key."""
         return {key: _speed(trial)[0] for key, trial in self.trials.items() if trial.measured}
 
     def _leaders(self) -> list[Trial]:
-        """Measured trials, fastest first."""
         return sorted((trial for trial in self.trials.values() if trial.measured), key=_speed)
 
     def _trial(self, candidate: Candidate, phase: Phase) -> Trial:
@@ -359,22 +353,10 @@ class _Run:
 
     def _winner(self, decision: Decision) -> Winner:
         return Winner(
+            **decision.decided(),
             problem=self.problem,
             device=self.device.model,
             environment=self.device.environment,
-            use=decision.use,
-            candidate=decision.candidate,
-            statistics=decision.statistics,
-            baseline=decision.baseline,
-            speedup=decision.speedup,
-            correctness=decision.correctness,
-            conditions=decision.conditions,
-            ties=decision.ties,
-            power_penalty=decision.power_penalty,
-            regimes=decision.regimes,
-            rivals=decision.rivals,
-            spreads=decision.spreads,
-            baseline_kernels=self.baseline_kernels,
             replayed=self.device.replayed,
             pack=self.packs.hash(decision.candidate) if decision.candidate else None,
             job=self.job,
@@ -383,14 +365,30 @@ class _Run:
     def _say(self, step: Step, done: int, total: int, message: str) -> None:
         us, best = _speed(self.fastest) if self.fastest else (None, None)
         if self.decision is not None:
-            us, best = self.decision.ahead(self.problem.operation.default)
-        said = Progress(phase=step, done=done, total=total, best_us=us, best=best, message=message)
-        if self.device.replayed:
-            said = replace(said, recorded=self.device.model.name)
-        self.on_event(said)
+            us, best = _decided(self.decision, self.problem)
+        recorded = self.device.model.name if self.device.replayed else ""
+        self.on_event(
+            Progress(
+                phase=step,
+                done=done,
+                total=total,
+                best_us=us,
+                best=best,
+                recorded=recorded,
+                message=message,
+            )
+        )
+
+
+def _decided(decision: Decision, problem: Problem) -> tuple[float | None, str]:
+    """What callers run: its median microseconds, and the winner's key or the default's name."""
+    if decision.runs is not None:
+        return decision.time_us, decision.runs.key
+    baseline = decision.baseline
+    return baseline.median_us if baseline else None, problem.operation.default
 
 
 def _speed(trial: Trial) -> tuple[float, str]:
-    """What measured trials are sorted by: time, then the candidate's key."""
+    """The sort key of measured trials: time, then the candidate's key."""
     assert trial.statistics is not None  # noqa: S101 - a measured trial has them
     return trial.statistics.median_us, trial.candidate.key

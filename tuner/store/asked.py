@@ -1,4 +1,4 @@
-"""Many problems in one query: they go in as one JSON parameter, so that its text never changes.
+"""Many problems in one query: they are one JSON parameter, so that its text never changes.
 
 Written out as VALUES, thousands of parameters would cost more than the query itself.
 """
@@ -33,7 +33,7 @@ _IDENTITY = {"operation": String, "batch": Integer, "m": Integer, "n": Integer, 
 
 
 def parameters(problems: Iterable[Problem]) -> dict[str, Any]:
-    """What a query that has `ids` in it is executed with."""
+    """The parameters of a query with `ids` in it."""
     return {_ASKED.key: msgspec.json.encode([*map(problem_identity, problems)]).decode()}
 
 
@@ -41,7 +41,7 @@ def ids(*, on_sqlite: bool) -> Select[int]:
     """Ids of those problems that are recorded.
 
     For `IN`: joined directly, SQLite would go through all winners, as it cannot know how few
-    problems are asked for.
+    problems there are.
     """
     problem = aliased(ProblemRow)
     if on_sqlite:

@@ -1,25 +1,36 @@
 """The audit: who changed what is served, or who may come in. Rows are only ever added.
 
-A change and its entry are one transaction (`record`), so that there is neither without the other.
-The exceptions are an import of many winners, which one entry follows, and denials, which are summed
-up (`service.http.denials`). The entries form a chain (`tuner.store.chain`): one that is changed or
-removed shows.
+A change and its entry are one transaction (`record`): neither exists without the other. The
+exceptions are an import of many winners, which one entry follows, and denials, which are summed up
+(`service.http.denials`).
+
+The entries form a chain: each carries its own hash and that of the entry before. An entry that is
+changed no longer has its hash; one that is removed, inserted or moved breaks the link of the next;
+and the last one must be the one that `audit_head` names. An attacker who can write to the database
+can compute the whole chain anew: against that, note the head's hash elsewhere now and then, and
+check for it (`Audit.verify(known)`).
+
+Entries wait in the session until its transaction is about to commit. Only then the head is locked,
+as the last lock of all, so that two writers neither take the same place nor wait for each other.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import select
+import msgspec
+from sqlalchemy import event, select
 from sqlalchemy.orm import Session, aliased
 
-from tuner.store import chain
-from tuner.store.clock import moment
 from tuner.store.database import Database
-from tuner.store.models import AuditRow
+from tuner.store.models import AuditHeadRow, AuditRow
+from tuner.store.sql import insert_ignore, moment
 
 LOCAL = "local"
 """The actor of what is done on this machine without a key: on the command line, say."""
@@ -28,9 +39,13 @@ SYSTEM = "gemmsmith"
 """The actor of what the program does by itself, such as keeping the packs folder to its limit."""
 
 UNKNOWN = "unknown"
-"""The actor of what was denied to somebody without a key that is known."""
+"""The actor of a denied request whose key is missing or unknown."""
+
+START = ""
+"""What the first entry has as the hash of the one before."""
 
 _LONGEST = {"actor": 200, "subject": 300}  # the columns' sizes
+_WAITING = "gemmsmith_audit"
 
 
 class Action(StrEnum):
@@ -56,7 +71,7 @@ class AuditEntry:
         actor: an API key's name, a worker, or `LOCAL`, `SYSTEM`, `UNKNOWN` or "import".
         subject: what it was done to: a key, a problem on a device, a job, a pack, a file; of
             denials the first request.
-        detail: what else there is to know, by action.
+        detail: further figures, by action.
         previous, hash: of the entry before, and of this one.
         intact: this entry has its hash, and the one before it too; `Audit.verify` checks them all.
     """
@@ -72,18 +87,31 @@ class AuditEntry:
     intact: bool
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chain:
+    """The result of a check of the whole audit.
+
+    Attributes:
+        entries: how many were read.
+        head: hash of the newest; empty if there are no entries.
+        fault: the first thing that is wrong; None if all is well.
+    """
+
+    entries: int
+    head: str
+    fault: str | None
+
+
 def record(session: Session, action: Action, subject: str, *, actor: str, **detail: Any) -> None:
     """Add an entry within the transaction that makes the change."""
-    chain.append(
-        session,
-        AuditRow(
-            at=moment(session),
-            actor=actor[: _LONGEST["actor"]],
-            action=action.value,
-            subject=subject[: _LONGEST["subject"]],
-            detail=detail,
-        ),
+    entry = AuditRow(
+        at=moment(session),
+        actor=actor[: _LONGEST["actor"]],
+        action=action.value,
+        subject=subject[: _LONGEST["subject"]],
+        detail=detail,
     )
+    session.info.setdefault(_WAITING, []).append(entry)
 
 
 class Audit:
@@ -128,13 +156,67 @@ class Audit:
                     detail=row.detail,
                     previous=row.previous,
                     hash=row.hash,
-                    intact=row.hash == chain.digest(row)
-                    and row.previous == (chain.START if hash_before is None else hash_before),
+                    intact=row.hash == _digest(row)
+                    and row.previous == (START if hash_before is None else hash_before),
                 )
                 for row, hash_before in session.execute(query)
             ]
 
-    def verify(self, known: str | None = None) -> chain.Chain:
-        """Check every entry, and that the one with the hash `known` is still among them."""
+    def verify(self, known: str | None = None) -> Chain:
+        """Check every link; the entry with the hash `known`, noted earlier, must still exist.
+
+        Entries that are added meanwhile do no harm: the head is read first, and must be among
+        those that are checked.
+        """
         with self._database.read() as session:
-            return chain.verify(session, known)
+            head = session.execute(select(AuditHeadRow.hash)).scalar()
+            missing = {"the newest entry": head, "the entry that was noted": known}
+            previous, last, count = START, None, 0
+            query = select(AuditRow).order_by(AuditRow.id).execution_options(yield_per=500)
+            with closing(session.execute(query)) as result:
+                for row in result.scalars():
+                    if row.hash != _digest(row):
+                        fault = f"entry {row.id} was changed"
+                        return Chain(entries=count, head=previous, fault=fault)
+                    if row.previous != previous:
+                        after = "the beginning" if last is None else f"entry {last}"
+                        fault = (
+                            f"between {after} and entry {row.id}, entries were removed or put in"
+                        )
+                        return Chain(entries=count, head=previous, fault=fault)
+                    missing = {name: hash_ for name, hash_ in missing.items() if hash_ != row.hash}
+                    previous, last, count = row.hash, row.id, count + 1
+                    session.expunge(row)
+        if head is None and count:
+            fault = "nothing says which entry is the newest"
+            return Chain(entries=count, head=previous, fault=fault)
+        faults = (
+            f"{name} ({hash_}) is missing" for name, hash_ in missing.items() if hash_ is not None
+        )
+        return Chain(entries=count, head=previous, fault=next(faults, None))
+
+
+def _digest(row: AuditRow) -> str:
+    """SHA-256 of an entry and of the hash before it, over one text on every database.
+
+    Migration 0006 has a copy, which must stay as it is.
+    """
+    detail = msgspec.to_builtins(row.detail)
+    content = [row.previous, row.at, row.actor, row.action, row.subject, detail]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@event.listens_for(Session, "before_commit")
+def _link(session: Session) -> None:
+    waiting: list[AuditRow] = session.info.pop(_WAITING, [])
+    if not waiting:
+        return
+    insert_ignore(session, AuditHeadRow, {"id": 1, "entries": 0, "hash": START})
+    head = session.scalars(select(AuditHeadRow).with_for_update()).one()
+    for row in waiting:
+        row.previous = head.hash
+        row.hash = head.hash = _digest(row)
+        head.entries += 1
+        session.add(row)
+        session.flush()  # one by one: their ids are in the order of the chain

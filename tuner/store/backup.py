@@ -1,17 +1,17 @@
-"""Backups of the database, taken and put back whole or not at all.
+"""Backups of the database, made and restored whole or not at all.
 
 SQLite: SQLite's online backup, which sees one moment and stops no writer, into one file that is a
 database itself. PostgreSQL: `pg_dump`'s custom format. A backup is checked before it gets its name,
-and again before anything is put back.
+and again before it is restored.
 
-Restoring replaces everything. It refuses while anybody has the database open: SQLite's locks and
-PostgreSQL's list of sessions tell, and a service keeps a session for as long as it lives. An older
-backup is upgraded on the side first; then one transaction replaces the content, so that a crash at
-any point leaves the old one or the new one.
+Restoring replaces everything. It refuses while another process has the database open: SQLite's
+locks and PostgreSQL's list of sessions show that, and a service keeps a session as long as it runs.
+An older backup is upgraded in a copy first; then one transaction replaces the content, so that a
+crash at any point leaves the old content or the new one.
 
-A backup comes from elsewhere. Of a PostgreSQL dump only rows are taken, into tables that our own
-migrations make (`tuner.store.postgresql`). A SQLite file is taken as it is, if its schema is
-exactly what the migrations make: a trigger in it would act on every later write.
+A backup comes from elsewhere. From a PostgreSQL dump only rows are restored, into tables that our
+own migrations make (`tuner.store.postgresql`). A SQLite file is restored as it is, if its schema is
+exactly that of the migrations: a trigger in it would act on every later write.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def backup(url: str, target: Path) -> str:
     `target` is a new file, or a pipe or a device.
 
     Raises:
-        StoreError: there is no database, `target` exists or cannot be written, or PostgreSQL's
-            programs are missing; no file is left.
+        StoreError: the database does not exist, `target` exists or cannot be written, or
+            PostgreSQL's programs are missing; no file is left.
         DatabaseCorrupt: the copy does not pass the check, so the database is damaged.
         DiskFull: no file is left.
     """
@@ -63,17 +63,17 @@ def backup(url: str, target: Path) -> str:
 
 
 def restore(url: str, source: Path, *, force: bool = False) -> str:
-    """Replace the database's content by that of the backup `source`; its schema's revision then.
+    """Replace the database's content by that of the backup `source`; its schema's new revision.
 
-    With `force` it does so even if the database holds anything. A SQLite file that is damaged is
-    then kept beside it, under a name that ends in `.damaged-` and the Unix time.
+    With `force` even if the database is not empty. A damaged SQLite file is then kept beside the
+    new one, under a name that ends in `.damaged-` and the Unix time.
 
     Raises:
-        DatabaseCorrupt: `source` is no backup, is damaged, or has another schema than the
+        DatabaseCorrupt: `source` is not a backup, is damaged, or has another schema than the
             migrations make; nothing was changed.
-        DatabaseInUse: somebody has the database open; nothing was changed.
+        DatabaseInUse: another process has the database open; nothing was changed.
         SchemaTooNew: a newer gemmsmith made the backup; nothing was changed.
-        StoreError: the database holds something, without `force`; nothing was changed.
+        StoreError: the database is not empty, without `force`; nothing was changed.
     """
     parsed = parse_url(url)
     if not source.is_file():
@@ -143,7 +143,7 @@ def _copy_sqlite(source: Path, target: Path) -> None:
 
 
 def _check_schema(copy: Path, source: Path) -> None:
-    """Refuse a schema that differs from what the migrations make, before anything of it is used."""
+    """Refuse a schema that differs from that of the migrations, before any part of it is used."""
     try:
         actual, revisions = _schema_in(copy)
     except sqlite3.DatabaseError as error:
@@ -165,10 +165,10 @@ def _check_schema(copy: Path, source: Path) -> None:
 
 
 def _schema_in(path: Path) -> tuple[dict[str, str], list[str]]:
-    """Definitions of tables, indexes, triggers and views by kind and name; revisions named."""
+    """Definitions of tables, indexes, triggers and views by kind and name; Alembic's revisions."""
     query = (
         "SELECT type || ' ' || name, coalesce(sql, '') FROM sqlite_master "
-        # Not those that SQLite makes by itself: of constraints, counters and statistics.
+        # Without those that SQLite makes itself: for constraints, counters and statistics.
         "WHERE NOT (type = 'index' AND name LIKE 'sqlite_autoindex_%' AND sql IS NULL) AND NOT "
         "(type = 'table' AND name IN ('sqlite_sequence', 'sqlite_stat1', 'sqlite_stat4'))"
     )
@@ -198,7 +198,7 @@ def _replace_sqlite(target: Path, copy: Path) -> None:
         closing(sqlite3.connect(copy)) as reading,
     ):
         try:
-            # Leaving WAL needs the file for oneself alone, and the lock is then kept to the end.
+            # Leaving WAL needs exclusive access to the file; the lock is then kept to the end.
             writing.execute("PRAGMA locking_mode = EXCLUSIVE")
             writing.execute("PRAGMA journal_mode = DELETE")
             writing.execute("BEGIN EXCLUSIVE")
@@ -224,7 +224,7 @@ def _set_aside(damaged: Path) -> None:
 
 @contextmanager
 def _aside(folder: Path) -> Iterator[Path]:
-    """A name in `folder` that only the owner can read; whatever is left there goes."""
+    """A temporary file in `folder` that only the owner can read; it is removed at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=folder, prefix=".aside-")
     os.close(handle)

@@ -1,8 +1,8 @@
-"""What may have changed in answers since somebody last looked, for a few indexed reads.
+"""Whether answers may have changed, for a few indexed reads.
 
-`Marks` are read in one short transaction, many times a second. Equal marks mean that every answer
-is what it was: each change of what is served takes a new sequence (`tuner.store.winners`), each
-pack that comes or goes is counted, and what makes winners stale is listed.
+`Marks` are read in one short transaction, many times a second. Equal marks mean that no answer has
+changed: each change of what is served takes a new sequence (`tuner.store.winners`), each pack that
+is added or removed is counted, and the environments that make winners stale are listed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 
 from gemmsmith.core.problem import Problem
-from tuner.store.clock import now
 from tuner.store.database import Database
 from tuner.store.dictionary import problem_of
 from tuner.store.gpus import SEEN_S
@@ -26,6 +25,7 @@ from tuner.store.models import (
     ProblemRow,
     WinnerRow,
 )
+from tuner.store.sql import now
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +33,9 @@ class Marks:
     """The state of the database, as far as answers depend on it.
 
     Attributes:
-        sequence: of the winner that became current last; 0 while there is none.
+        sequence: of the winner that became current last; 0 without winners.
         packs: the newest pack's id, how many packs there are, and how many kernels in them.
-        devices: how many device models are known; none is ever forgotten.
+        devices: how many device models are known; their rows are never deleted.
         gpus: UUID and environment of each GPU that makes others' winners stale.
     """
 
@@ -46,7 +46,7 @@ class Marks:
 
 
 def newest(packed: Iterable[tuple[str, str | None]]) -> dict[str, str]:
-    """Each kernel's newest pack, of what `Changes.packed` gives."""
+    """Each kernel's newest pack, from the result of `Changes.packed`."""
     return {kernel: pack for pack, kernel in packed if kernel is not None}
 
 
@@ -57,7 +57,6 @@ class Changes:
         self._database = database
 
     def marks(self) -> Marks:
-        """The marks at this moment."""
         with self._database.glance() as connection:
             sequence, newest, packs, kernels, devices = connection.execute(_MARKS).one()
             gpus = frozenset((uuid, row_id) for uuid, row_id in connection.execute(_GPUS))
@@ -69,13 +68,13 @@ class Changes:
         )
 
     def served(self) -> tuple[int, tuple[int, int, int]]:
-        """`sequence` and `packs` of the marks at this moment, in half their time."""
+        """`sequence` and `packs` of the marks, in half the time that `marks` takes."""
         with self._database.glance() as connection:
             sequence, newest, packs, kernels = connection.execute(_SERVED).one()
         return sequence or 0, (newest or 0, packs, kernels)
 
     def winners_since(self, sequence: int, limit: int) -> list[tuple[str, Problem]]:
-        """Device slug and problem of what became current after `sequence`; `limit` at most."""
+        """Device slug and problem of winners that became current since, `limit` at most."""
         query = (
             select(DeviceRow.slug, ProblemRow)
             .select_from(WinnerRow)
@@ -91,7 +90,7 @@ class Changes:
     def packed(self) -> Sequence[tuple[str, str | None]]:
         """Hash of each pack with the name of each kernel in it, oldest pack first.
 
-        A pack none of whose kernels is known comes once, with None.
+        A pack without known kernels comes once, with None.
         """
         query = (
             select(PackRow.hash, KernelRow.name)

@@ -1,7 +1,7 @@
 """Dataclasses to the JSON of a column, and back.
 
-JSON knows no infinity and no NaN, and a failed check may well report one: they are stored as the
-strings `inf`, `-inf` and `nan`, which `from_json` turns back into numbers.
+JSON has no infinity and no NaN, but a failed check may report one: they are stored as the strings
+`inf`, `-inf` and `nan`, which `from_json` turns back into numbers.
 """
 
 from __future__ import annotations
@@ -23,23 +23,21 @@ def to_json(value: object) -> Any:
 
 
 def kernel_from_json(stored: object) -> AnyKernel:
-    """A kernel of whatever backend."""
-    found: AnyKernel = msgspec.convert(stored, AnyKernel, strict=False)
-    return found
+    kernel: AnyKernel = msgspec.convert(stored, AnyKernel, strict=False)
+    return kernel
 
 
 def from_json(kind: type[T], stored: object) -> T:
-    """The dataclass that `to_json` was given; fields added since then take their defaults."""
+    """The dataclass that `to_json` stored; fields added since then take their defaults."""
     return msgspec.convert(stored, kind, strict=False)
 
 
 def from_json_or_none(kind: type[T], stored: object | None) -> T | None:
-    """As `from_json`; nothing gives nothing."""
     return None if stored is None else from_json(kind, stored)
 
 
 def digest(stored: object) -> str:
-    """A hash of all that `to_json` made of a value, the same on every machine."""
+    """A hash of what `to_json` made of a value, the same on every machine."""
     canonical = msgspec.json.encode(stored, order="sorted")
     return hashlib.sha256(canonical).hexdigest()[:32]
 

@@ -1,9 +1,10 @@
 """One database: how it is opened, and the two kinds of transaction made on it.
 
 SQLite runs in WAL mode: readers never wait. A writer begins with BEGIN IMMEDIATE, so it waits for
-its turn (up to `BUSY_TIMEOUT_S`) before it has read anything, and never fails half way for being
-second. `synchronous=FULL`: when a write transaction returns, its rows survive a power cut as well
-as a killed process. That costs one fsync a commit (0.2 ms to a few ms), little beside a trial.
+its turn (up to `BUSY_TIMEOUT_S`) before it has read anything, and never fails half way because
+another one was first. `synchronous=FULL`: when a write transaction returns, its rows survive a
+power cut as well as a killed process. That costs one fsync a commit (0.2 ms to a few ms), little
+compared with a trial.
 The file must lie on a local disk: WAL needs memory shared between the processes that use it.
 
 A `Database` may be shared by threads. A forked child must open its own.
@@ -33,15 +34,15 @@ from tuner.extras import pip_install
 from tuner.store.faults import translated
 
 BUSY_TIMEOUT_S = 30.0
-"""Longest wait for another program's transaction. Ours take milliseconds; this is patience.
-PostgreSQL's own is without end: a session that somebody left open would hold us for ever."""
+"""Longest wait for another program's transaction; ours take milliseconds. PostgreSQL itself has no
+limit: a session that was left open would block us for ever."""
 
 Fence = Callable[[Session], object]
-"""Raises where the transaction that has just begun must not write."""
+"""Raises if the transaction that has just begun must not write."""
 
 IDLE_IN_TRANSACTION_S = 25.0
-"""PostgreSQL ends a session that is silent for so long in the middle of a write: its program is
-frozen, or its machine gone, and others wait for its locks. Less than they wait."""
+"""PostgreSQL ends a session that is idle for so long in the middle of a write: its program hangs or
+its machine is gone, and others wait for its locks. Shorter than `BUSY_TIMEOUT_S`, their wait."""
 
 _WRITES = "gemmsmith_writes"
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
@@ -79,10 +80,10 @@ def sqlite_path(url: URL) -> Path | None:
 
 
 def create_private(path: Path) -> None:
-    """Make an empty SQLite file, if there is none, that nobody but its owner can read.
+    """Make an empty SQLite file that only its owner can read, unless it exists.
 
-    SQLite gives the files beside it, `-wal` and `-shm`, the same permissions. It holds what keys
-    there are, by name and hash, and who did what.
+    SQLite gives the files beside it, `-wal` and `-shm`, the same permissions. The database has the
+    names and hashes of all keys, and the audit.
 
     Raises:
         OSError: the folder or the file cannot be made.
@@ -97,9 +98,9 @@ class Database:
 
     Args:
         url: as `parse_url` takes it.
-        migrating: leave foreign keys unenforced, as rebuilding SQLite tables needs.
+        migrating: do not enforce foreign keys, because SQLite tables are rebuilt.
         patience_s: longest wait for another program's transaction, and for a server that does not
-            answer; by default `BUSY_TIMEOUT_S` and, for a server, as long as that takes.
+            answer; by default `BUSY_TIMEOUT_S` for the first, and no limit for the second.
     """
 
     def __init__(
@@ -142,19 +143,17 @@ class Database:
 
     def _postgresql_settings(self) -> dict[str, Any]:
         if self._patience_s is None and self._migrating:
-            return {}  # waits for whoever is migrating already, however long that takes
+            return {}  # waits for another migration, however long that takes
         patience_s = BUSY_TIMEOUT_S if self._patience_s is None else self._patience_s
-        given = self.url.query.get("options", "")
+        options = self.url.query.get("options", "")
         limit = f"-c lock_timeout={int(patience_s * 1000)}"
-        settings: dict[str, Any] = {"options": f"{given} {limit}".strip()}
+        settings: dict[str, Any] = {"options": f"{options} {limit}".strip()}
         if self._patience_s is not None:
-            settings["connect_timeout"] = max(2, int(self._patience_s))  # libpq's least
+            settings["connect_timeout"] = max(2, int(self._patience_s))  # libpq's minimum
         return settings
 
     def _set_up_sqlite(self, connection: sqlite3.Connection, _record: object) -> None:
-        connection.isolation_level = (
-            None  # sqlite3 must not begin transactions; `_begin_sqlite` does
-        )
+        connection.isolation_level = None  # `_begin_sqlite` begins transactions, not sqlite3
         connection.execute(f"PRAGMA foreign_keys = {'OFF' if self._migrating else 'ON'}")
         connection.execute("PRAGMA synchronous = FULL")
         _enter_wal(connection)
@@ -162,7 +161,7 @@ class Database:
     def fenced(self, fence: Fence) -> Database:
         """The same database and connections; every `write` of it begins with the fence.
 
-        What the fence raises ends the transaction, and nothing is written.
+        An error that the fence raises ends the transaction, and nothing is written.
         """
         other = copy(self)
         other._fence = fence
@@ -176,12 +175,12 @@ class Database:
 
     @contextmanager
     def glance(self) -> Iterator[Connection]:
-        """As `read`, plainly: a session takes longer than the few small queries it is meant for."""
+        """As `read`, without a session, which takes longer to make than a few small queries."""
         with translated(self.url), self._engine.connect() as connection:
             yield connection
 
     def expect(self, revision: str) -> None:
-        """Write from now on only while the schema is this: somebody may migrate the database."""
+        """Write from now on only while the schema is this: the database may be migrated."""
         self._revision = revision
         self._first = self._first_statement()
 
@@ -190,7 +189,7 @@ class Database:
         """A session whose changes are durable when the block ends, or none of them made.
 
         Raises:
-            SchemaChanged, DiskFull, DatabaseCorrupt, StoreError: and nothing was changed.
+            SchemaChanged, DiskFull, DatabaseCorrupt, StoreError: nothing was changed.
         """
         with (
             translated(self.url),
@@ -217,29 +216,28 @@ class Database:
             session.execute(text("SELECT pg_advisory_xact_lock(:name)"), {"name": name})
 
     def close(self) -> None:
-        """Close all connections."""
         self._engine.dispose()
 
     def _first_statement(self) -> TextClause | None:
-        """Of each write transaction: bounds PostgreSQL's patience, and asks for the revision.
+        """The first statement of each write: limits PostgreSQL's wait, and reads the revision.
 
-        In one, as a worker waits for the answer once for each trial.
+        One statement does both, as a worker waits for its result once for each trial.
         """
-        asked = []
+        values = []
         if not self.is_sqlite and not self._migrating:
             limit = f"'{IDLE_IN_TRANSACTION_S * 1000:.0f}'"
-            asked.append(f"set_config('idle_in_transaction_session_timeout', {limit}, true)")
+            values.append(f"set_config('idle_in_transaction_session_timeout', {limit}, true)")
         if self._revision is not None:
-            asked.append("(SELECT version_num FROM alembic_version)")
-        return text(f"SELECT {', '.join(asked)}") if asked else None
+            values.append("(SELECT version_num FROM alembic_version)")
+        return text(f"SELECT {', '.join(values)}") if values else None
 
     def _begin(self, connection: Connection) -> None:
         if self._first is None:
             return
-        found = connection.execute(self._first).one()[-1]
-        if self._revision is not None and found != self._revision:
+        revision = connection.execute(self._first).one()[-1]
+        if self._revision is not None and revision != self._revision:
             raise SchemaChanged(
-                f"the database was migrated from schema {self._revision} to {found} while this "
+                f"the database was migrated from schema {self._revision} to {revision} while this "
                 "program had it open, and nothing was changed. Restart it with the gemmsmith that "
                 "migrated the database"
             )
@@ -254,8 +252,8 @@ def _writes(connection: Connection) -> bool:
 
 
 def _enter_wal(connection: sqlite3.Connection) -> None:
-    # The switch is kept in the file, and SQLite does not wait for it: programs that open a new
-    # database at the same moment must try again.
+    # The mode is stored in the file, and SQLite does not wait for the lock that setting it needs:
+    # programs that open a new database at the same moment must try again.
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:

@@ -1,11 +1,11 @@
 """Devices, environments, problems and kernels: rows that are written once and never change.
 
 Writing one that exists already, in this or in another process, gives the existing row. Because
-these rows stay as they are, what has once been read is remembered for the life of the object.
-Ids of rows that a transaction wrote are remembered only after it has succeeded.
+these rows stay as they are, what was read once is remembered for the life of the object. Ids of
+rows that a transaction wrote are remembered only after it has succeeded.
 
-One thing is mended: a kernel's description that its backend would not give that name. Whoever
-promotes or imports a winner of the kernel puts the right one in its place (`heal`).
+One thing is repaired: a kernel's description that its backend would not give that name. Promoting
+or importing a winner of the kernel puts the right one in its place (`heal`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from gemmsmith.core.kernel import AnyKernel, Kernel
 from gemmsmith.core.problem import Layout, Problem
 from tuner.store.codec import from_json, kernel_from_json, to_json
 from tuner.store.database import Database
-from tuner.store.models import Base, DeviceRow, EnvironmentRow, KernelRow, ProblemRow
-from tuner.store.upsert import insert_ignore
+from tuner.store.models import DeviceRow, EnvironmentRow, KernelRow, ProblemRow
+from tuner.store.sql import insert_ignore
 
 Entry = DeviceModel | Environment | AnyKernel | Problem
-R = TypeVar("R", bound=Base)
 T = TypeVar("T")
 
 _MANY = 500
@@ -48,12 +47,12 @@ class Dictionary:
 
         With `as_given` new ones get their ids in that order.
         """
-        found = Ids(self._ids)
+        ids = Ids(self._ids)
         new = {key: entry for entry in entries if (key := _key(entry)) not in self._ids}
-        # One order for everybody: two transactions that write the same new rows never deadlock.
+        # One order for all: two transactions that write the same new rows never deadlock.
         for key in new if as_given else sorted(new, key=lambda key: _order(new[key])):
-            found.fresh[key] = _intern(session, new[key])
-        return found
+            ids.fresh[key] = _intern(session, new[key])
+        return ids
 
     def problem_id(self, session: Session, problem: Problem) -> int | None:
         """The id of a problem, without writing it."""
@@ -68,34 +67,32 @@ class Dictionary:
         )
 
     def device(self, session: Session, row_id: int) -> DeviceModel:
-        """The device model with that id."""
         if row_id not in self._devices:
-            self._devices[row_id] = device_of(_row(session, DeviceRow, row_id))
+            self._devices[row_id] = device_of(session.get_one(DeviceRow, row_id))
         return self._devices[row_id]
 
     def environment(self, session: Session, row_id: int) -> Environment:
-        """The environment with that id."""
         if row_id not in self._environments:
-            row = _row(session, EnvironmentRow, row_id)
+            row = session.get_one(EnvironmentRow, row_id)
             self._environments[row_id] = from_json(Environment, row.description)
         return self._environments[row_id]
 
     def kernels(self, session: Session, row_ids: Iterable[int]) -> dict[int, AnyKernel]:
-        """The kernels with those ids; unknown ones are read in a few statements.
+        """The kernels with those ids; those not read before are read in a few statements.
 
-        One whose description cannot be read is left out.
+        A kernel whose description cannot be read is left out.
         """
-        wanted = set(row_ids)
+        row_ids = set(row_ids)
         known = self._kernels
-        missing = sorted(wanted - known.keys())
+        missing = sorted(row_ids - known.keys())
         for some in pieces(missing):
             for row in session.scalars(select(KernelRow).where(KernelRow.id.in_(some))):
                 if (kernel := _read(row.description)) is not None:
                     known[row.id] = kernel
-        return {row_id: known[row_id] for row_id in wanted if row_id in known}
+        return {row_id: known[row_id] for row_id in row_ids if row_id in known}
 
     def described(self) -> list[tuple[str, AnyKernel | None]]:
-        """Every kernel's name and its description; None where that cannot be read."""
+        """Every kernel's name, and its description, None if that cannot be read."""
         with self._database.read() as session:
             return [
                 (row.name, _read(row.description))
@@ -103,40 +100,42 @@ class Dictionary:
             ]
 
     def misdescribed(self, session: Session, kernels: Iterable[AnyKernel]) -> dict[int, AnyKernel]:
-        """Kernels whose stored description is another, and not what their name means; by row id."""
+        """The right descriptions, by row id, of kernels that are stored with a wrong one.
+
+        A stored description is wrong if it differs and does not belong to the kernel's name.
+        """
         described: dict[str, list[AnyKernel]] = {}
         for kernel in kernels:
             described.setdefault(kernel.name, []).append(kernel)
         names = sorted(described)
-        found: dict[int, AnyKernel] = {}
+        corrected: dict[int, AnyKernel] = {}
         for some in pieces(names):
             for row in session.scalars(select(KernelRow).where(KernelRow.name.in_(some))):
                 stored = _read(row.description)
                 others = [kernel for kernel in described[row.name] if kernel != stored]
-                if not others:  # as it is most of the time
+                if not others:  # the usual case
                     continue
                 if stored is not None and stored.name == row.name and _means(stored):
                     continue
                 if (right := next(filter(_means, others), None)) is not None:
-                    found[row.id] = right
-        return found
+                    corrected[row.id] = right
+        return corrected
 
     def heal(self, session: Session, kernels: Iterable[AnyKernel]) -> list[int]:
-        """Put these kernels' stored descriptions right; ids of those that were not."""
-        wrong = self.misdescribed(session, kernels)
-        for row_id, kernel in wrong.items():
+        """Correct these kernels' stored descriptions; the ids of the corrected rows."""
+        corrected = self.misdescribed(session, kernels)
+        for row_id, kernel in corrected.items():
             values = {"description": to_json(kernel)}
             session.execute(update(KernelRow).where(KernelRow.id == row_id).values(values))
-        if wrong:
+        if corrected:
             self.forget_kernels()
-        return [*wrong]
+        return [*corrected]
 
     def forget_kernels(self) -> None:
-        """Read the kernels' descriptions anew from now on: one may have been put right."""
+        """Read the kernels' descriptions again from now on: one may have been corrected."""
         self._kernels = {}
 
     def keep(self, ids: Ids) -> None:
-        """Remember ids whose transaction has succeeded."""
         self._ids.update(ids.fresh)
 
 
@@ -153,7 +152,6 @@ class Ids:
 
 
 def problem_of(row: ProblemRow) -> Problem:
-    """The problem that a row describes."""
     return Problem(
         m=row.m,
         n=row.n,
@@ -165,7 +163,6 @@ def problem_of(row: ProblemRow) -> Problem:
 
 
 def device_of(row: DeviceRow) -> DeviceModel:
-    """The device model that a row describes."""
     return DeviceModel(
         name=row.name,
         arch=row.arch,
@@ -237,10 +234,10 @@ def _read(stored: object) -> AnyKernel | None:
 
 
 def _means(kernel: AnyKernel) -> bool:
-    """Whether the kernel's name means its description; of a backend not known here nobody knows."""
-    from tuner.claims import kernel_doubt  # seldom needed, and slow to import
+    """Whether the description belongs to the kernel's name; False for an unknown backend."""
+    from tuner.claims import kernel_reason  # seldom needed, and slow to import
 
-    return kernel_doubt(kernel) is None
+    return kernel_reason(kernel) is None
 
 
 def _upsert(
@@ -249,18 +246,15 @@ def _upsert(
     identity: dict[str, Any],
     rest: dict[str, Any],
 ) -> int:
-    found = session.scalar(select(table.id).filter_by(**identity))
-    if found is None:
-        found = insert_ignore(session, table, {**identity, **rest})
-    if found is None:  # another process was quicker, and has committed by now
-        found = session.scalars(select(table.id).filter_by(**identity)).one()
-    return found
-
-
-def _row(session: Session, table: type[R], row_id: int) -> R:
-    return session.get_one(table, row_id)
+    query = select(table.id).filter_by(**identity)
+    row_id = session.scalar(query)
+    if row_id is None:
+        row_id = insert_ignore(session, table, {**identity, **rest})
+    if row_id is None:  # another process was quicker, and has committed by now
+        row_id = session.scalars(query).one()
+    return row_id
 
 
 def pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """As many at a time as a statement has parameters for: databases limit them."""
+    """The items in pieces that fit into one statement: databases limit its parameters."""
     return (items[start : start + _MANY] for start in range(0, len(items), _MANY))

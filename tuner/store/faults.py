@@ -27,12 +27,12 @@ _POSTGRESQL_CORRUPT = ("XX001", "XX002")  # data_corrupted, index_corrupted
 def translated(url: URL) -> Iterator[None]:
     """Raise a `StoreError` for a fault of the database or of its machine.
 
-    A violated constraint or wrong SQL is a mistake in this program and passes unchanged.
+    A violated constraint or wrong SQL is an error in this program and passes unchanged.
     """
     try:
         yield
     except DBAPIError as error:
-        # Raised by no statement: connecting failed, by an unknown option in the URL, say.
+        # No statement raised it: connecting failed, because of an unknown option in the URL, say.
         unconnected = error.statement is None and not isinstance(error, IntegrityError)
         fault = _classify(url, error.orig, unconnected or error.connection_invalidated)
         if fault is None:
@@ -78,11 +78,11 @@ def _classify(url: URL, error: BaseException | None, disconnected: bool) -> Stor
 
 def _who_writes(url: URL) -> str:
     if url.get_backend_name() == "sqlite":
-        found = holder(Path(f"{url.database}-shm"), byte=_WAL_WRITE_LOCK)
-        if found is not None and found.pid != os.getpid():
+        writer = holder(Path(f"{url.database}-shm"), byte=_WAL_WRITE_LOCK)
+        if writer is not None and writer.pid != os.getpid():
             return (
-                f"{found} holds a transaction open. Let it go on, or end it with "
-                f"`kill -9 {found.pid}`: what it had begun is then undone."
+                f"{writer} holds a transaction open. Let it go on, or end it with "
+                f"`kill -9 {writer.pid}`: what it had begun is then undone."
             )
     return "another program holds a transaction open. Close it, and keep the file on a local disk."
 

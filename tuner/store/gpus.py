@@ -1,10 +1,10 @@
-"""The GPUs that measure for this store, and what runs on them: by that, winners grow stale.
+"""The GPUs that measure for this store, and their software, which decides which winners are stale.
 
-A worker on a real GPU reports its environment now and then; a recorded GPU is none and reports
-nothing. A winner is stale once GPUs of its device model have reported within `SEEN_S` and none of
-them agrees with the winner's environment in driver, CUDA, CUTLASS and cuBLAS: its kernel is still
-the one that was verified, its figures are another software's. Nothing is stored about that; it is
-told whenever a winner is read. Replayed winners are never stale.
+A worker on a real GPU reports its environment now and then; a recorded GPU reports nothing. A
+winner is stale if GPUs of its device model have reported within `SEEN_S` and none of them agrees
+with the winner's environment in driver, CUDA, CUTLASS and cuBLAS: its kernel is still the one that
+was verified, but its figures belong to other software. Staleness is not stored; it is determined
+whenever a winner is read. Replayed winners are never stale.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from gemmsmith.core.device import DeviceModel, Environment
-from tuner.store.clock import now
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary
 from tuner.store.models import DeviceRow, EnvironmentRow, GpuRow, WinnerRow
-from tuner.store.upsert import insert_ignore
+from tuner.store.sql import insert_ignore, now
 
 SEEN_S = 30 * 86_400.0
-"""How long a GPU that is silent counts: longer than holidays, shorter than a machine's absence
-from which it comes back with another driver."""
+"""How long a GPU counts after its last report: longer than holidays, shorter than the absence of a
+machine that comes back with another driver."""
 
 Software = tuple[str, str, str, str]
 
@@ -40,7 +39,7 @@ class Gpu:
 
 
 class InUse:
-    """What runs at the moment on the GPUs that have reported; empty while none has.
+    """The software on the GPUs that have reported lately.
 
     Args:
         software: by the device model's id.
@@ -51,8 +50,8 @@ class InUse:
 
     def outdates(self, device_id: int, environment: Environment) -> bool:
         """Whether GPUs of that model have reported, and none has the environment's software."""
-        there = self._software.get(device_id)
-        return there is not None and software(environment) not in there
+        in_use = self._software.get(device_id)
+        return in_use is not None and software(environment) not in in_use
 
     def makes_stale(self, winner: WinnerRow, environment: Environment) -> bool:
         """Whether a winner that was measured in that environment is stale."""
@@ -67,7 +66,7 @@ class Gpus:
         self._dictionary = dictionary
 
     def report(self, device: DeviceModel, environment: Environment) -> None:
-        """Note what the GPU that the environment names runs now, instead of what it ran before."""
+        """Store the present environment of the GPU that it names, in place of the last one."""
         with self._database.write() as session:
             ids = self._dictionary.ids(session, [device, environment])
             report = {
@@ -96,15 +95,15 @@ class Gpus:
             ]
 
     def in_use(self, session: Session) -> InUse:
-        """What runs now, for telling which of the winners read in `session` are stale."""
+        """The software in use, which decides which winners read in `session` are stale."""
         query = select(GpuRow.device_id, GpuRow.environment_id).distinct()
-        found: dict[int, set[Software]] = {}
+        in_use: dict[int, set[Software]] = {}
         for device_id, environment_id in session.execute(
             query.where(GpuRow.seen_at > now() - SEEN_S)
         ):
             environment = self._dictionary.environment(session, environment_id)
-            found.setdefault(device_id, set()).add(software(environment))
-        return InUse(found)
+            in_use.setdefault(device_id, set()).add(software(environment))
+        return InUse(in_use)
 
     def outdated_environments(self, session: Session, device_id: int) -> list[int]:
         """Ids of the environments whose measurements on that device model are stale."""
@@ -117,5 +116,5 @@ class Gpus:
 
 
 def software(environment: Environment) -> Software:
-    """What changes a kernel's or cuBLAS's time when it changes."""
+    """The versions that a kernel's and cuBLAS's times depend on."""
     return (environment.driver, environment.cuda, environment.cutlass, environment.cublas)

@@ -1,9 +1,9 @@
-"""Winners of other installations, taken in by the file: all of them or none.
+"""Winners of other installations, imported a file at a time: all of them or none.
 
-Whether they can be true is settled before (`tuner.claims`), and so is who is believed. A believed
-winner becomes current as `tuner.store.winners` has it. Any other is kept as `Origin.UNSIGNED` and
-is not answered, unless the caller says so; once a file brings the same winner with a signature that
-is believed by then, it is. What a history shows already is not added again.
+Whether they can be true (`tuner.claims`) and which signatures are trusted is checked before. A
+trusted winner becomes current by the rule of `tuner.store.winners`. Any other is stored as
+`Origin.UNSIGNED` and is not answered, unless the caller allows it or a later file has the same
+winner with a trusted signature. A winner that its history has already is not added again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Foreign:
 
     Attributes:
         digest: of its statement.
-        believed: somebody who is believed here signed it.
+        believed: whether a key that is trusted here signed it.
     """
 
     winner: Winner
@@ -58,12 +58,12 @@ class Foreign:
 
 @dataclass(kw_only=True, slots=True)
 class Taken:
-    """What became of a file's winners.
+    """How many of a file's winners were treated how.
 
     Attributes:
-        added: that are answered from now on.
-        unbelieved: that wait for being believed, or for being measured here.
-        written: whose rows are new, or others than they were.
+        added: answered from now on.
+        unbelieved: stored, but not answered until a trusted key signs them.
+        written: their rows are new or changed.
     """
 
     added: int = 0
@@ -72,7 +72,7 @@ class Taken:
 
 
 class Imports:
-    """The table of winners, for those who bring some."""
+    """The table of winners, as imports write to it."""
 
     def __init__(self, database: Database, dictionary: Dictionary, winners: Winners) -> None:
         self._database = database
@@ -80,21 +80,21 @@ class Imports:
         self._winners = winners
 
     def settled(self, winners: Sequence[tuple[Winner, str]]) -> set[str]:
-        """Of winners and their digests, the digests about which nothing is left to be done.
+        """The digests, of winners and their digests, that need no import.
 
-        That is what the history shows, believed, and with a signature if there is one here.
+        The history has them with a trusted origin, and with a signature if the winner has one.
         """
-        there = {row.digest: row for row in self._shown([winner for winner, _ in winners])}
+        rows = {row.digest: row for row in self._shown([winner for winner, _ in winners])}
         return {
             digest
             for winner, digest in winners
-            if (row := there.get(digest)) is not None
+            if (row := rows.get(digest)) is not None
             and row.origin != Origin.UNSIGNED
             and (row.signature is not None or winner.signature is None)
         }
 
     def misdescribed(self, kernels: Iterable[AnyKernel]) -> bool:
-        """Whether the stored description of one of these kernels is not what its name means."""
+        """Whether the stored description of one of these kernels does not belong to its name."""
         with self._database.read() as session:
             return bool(self._dictionary.misdescribed(session, kernels))
 
@@ -105,18 +105,18 @@ class Imports:
         *,
         unsigned: bool,
     ) -> Taken:
-        """Take all of them in, in one transaction, and put the kernels' descriptions right.
+        """Import all of them in one transaction, and correct the kernels' descriptions.
 
-        `named` is what the winners name beside their problems. No two may be of one problem and
-        device model. With `unsigned`, those that nobody is believed to have signed are answered as
-        well, until something better comes.
+        `named` has the kernels, device models and environments of all winners. No two winners may
+        be of one problem and device model. With `unsigned`, winners without a trusted signature
+        are answered as well, until a better one comes.
         """
         taken = Taken()
         with self._database.write() as session:
             self._database.lock(session, PROMOTION_LOCK)
-            # Before any problem: whoever adds a trial writes them in this order too.
+            # Before any problem: adding a trial writes them in this order too. No deadlock then.
             ids = self._dictionary.ids(session, named)
-            self._winners.heal(session, [each for each in named if isinstance(each, Kernel)])
+            self._winners.heal(session, [entry for entry in named if isinstance(entry, Kernel)])
             for batch in batches:
                 _Intake(session, self._dictionary, taken, unsigned=unsigned).take(
                     batch, self._shown([foreign.winner for foreign in batch], session)
@@ -132,13 +132,13 @@ class Imports:
             with self._database.read() as reading:
                 return self._shown(winners, reading)
         ids = asked.ids(on_sqlite=self._database.is_sqlite)
-        query = select(*_SHOWN).where(WinnerRow.problem_id.in_(ids))
         parameters = asked.parameters(winner.problem for winner in winners)
+        query = select(*_SHOWN).where(WinnerRow.problem_id.in_(ids))
         return session.execute(query, parameters).all()
 
 
 class _Intake:
-    """Some winners on their way in: looked at one by one, written together."""
+    """Imports winners into a session: each is examined alone, all are written together."""
 
     def __init__(
         self, session: Session, dictionary: Dictionary, taken: Taken, *, unsigned: bool
@@ -167,8 +167,8 @@ class _Intake:
                 self._know(foreign, same, history)
                 continue
             origin = self._origin(foreign)
-            # Packs are this machine's own; a winner from elsewhere is compiled here on demand. So
-            # are jobs: a worker must not take another one's for its own.
+            # Packs are this machine's own; a winner from elsewhere is compiled here on demand. Jobs
+            # too: a worker must not take a foreign job's winner for that of its own job.
             kernel = winner.candidate.kernel.name if winner.candidate else ""
             mine = replace(winner, pack=packs.get(kernel), job=None)
             revision = 1 + max((row.revision for row in history), default=0)
@@ -180,7 +180,7 @@ class _Intake:
         return origin_of(foreign.winner, Origin.IMPORTED if foreign.believed else Origin.UNSIGNED)
 
     def _know(self, foreign: Foreign, row: Row[Any], history: Sequence[Row[Any]]) -> None:
-        """A revision that is there may be believed from now on, or answered after all."""
+        """Update a revision that exists: it may be trusted from now on, or answered."""
         was = Origin(row.origin)
         origin = self._origin(foreign) if was is Origin.UNSIGNED else was
         signature = row.signature
@@ -194,7 +194,7 @@ class _Intake:
             self._changed.append({"id": row.id, **values})
 
     def _place(self, origin: Origin, history: Sequence[Row[Any]]) -> dict[str, Any]:
-        """Whether what is of that origin becomes current."""
+        """Whether a winner of that origin becomes current, and its sequence."""
         if origin is Origin.UNSIGNED and not self._unsigned:
             self._taken.unbelieved += 1
             return {"is_current": False, "sequence": 0}
@@ -209,22 +209,23 @@ class _Intake:
 
     def _packs(self, batch: Sequence[Foreign]) -> Mapping[str, str]:
         """The newest pack that holds each kernel of the batch that is compiled here."""
-        names = {each.winner.candidate.kernel.name for each in batch if each.winner.candidate}
+        candidates = [foreign.winner.candidate for foreign in batch]
+        names = {candidate.kernel.name for candidate in candidates if candidate}
         query = (
             select(KernelRow.name, PackRow.hash)
             .join(PackKernelRow, PackKernelRow.kernel_id == KernelRow.id)
             .join(PackRow, PackRow.id == PackKernelRow.pack_id)
             .order_by(PackRow.id)
         )
-        found: dict[str, str] = {}
+        packs: dict[str, str] = {}
         for some in pieces(sorted(names)):
             rows = self._session.execute(query.where(KernelRow.name.in_(some)))
-            found |= {name: pack for name, pack in rows}  # noqa: C416 - rows are no pairs
-        return found
+            packs |= {name: pack for name, pack in rows}  # noqa: C416 - rows are no pairs
+        return packs
 
     def _write(self) -> None:
         self._taken.written += len(self._changed) + len(self._new)
-        for some in pieces(self._replaced):  # first: there must never be two current ones
+        for some in pieces(self._replaced):  # first: a unique index forbids two current rows
             was = update(WinnerRow).where(WinnerRow.id.in_(some))
             self._session.execute(was.values(is_current=False))
         if self._changed:

@@ -1,7 +1,7 @@
 """API keys: made, listed, revoked, and looked up by the service. A key itself is never stored.
 
-Of a key, `gsk_` and 32 random bytes, only the SHA-256 is kept. A slow password hash would add
-nothing: those exist to make guessing costly, and nobody guesses 256 random bits.
+A key is `gsk_` and 32 random bytes; only its SHA-256 is stored. A slow password hash would add
+nothing: it makes guessing costly, but 256 random bits cannot be guessed.
 
 A name is used once: jobs, Idempotency-Keys and the audit name the key that they belong to, and a
 later key of the same name would own them. Revoked and expired keys stay listed.
@@ -20,9 +20,9 @@ from sqlalchemy import ColumnElement, and_, or_, select, update
 
 from tuner.errors import KeyNameTaken, KeyNotFound
 from tuner.store.audit import LOCAL, SYSTEM, UNKNOWN, Action, record
-from tuner.store.clock import moment, now
 from tuner.store.database import Database
 from tuner.store.models import ApiKeyRow
+from tuner.store.sql import moment, now
 
 PREFIX = "gsk_"
 LONGEST_LIFE_S = 10 * 366 * 86_400
@@ -47,20 +47,19 @@ class Scope(StrEnum):
 
     @property
     def included(self) -> frozenset[Scope]:
-        """This scope and the narrower ones."""
         ordered = list(Scope)
         return frozenset(ordered[: ordered.index(self) + 1])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiKey:
-    """A key as it may be shown. Times are seconds since the epoch by the database's clock.
+    """A key without its secret. Times are seconds since the epoch by the database's clock.
 
     Attributes:
         prefix: its first characters, by which people tell keys apart.
         scope: the widest that it allows.
-        job_limit: jobs that it may have waiting or running; None: the service's default.
-        expires_at, revoked_at: when it stopped or stops working; None: it does not.
+        job_limit: jobs that it may have waiting or running; None for the service's default.
+        expires_at, revoked_at: when it stopped or stops working; None if it does not.
         last_used_at: to the minute.
     """
 
@@ -76,12 +75,11 @@ class ApiKey:
 
 
 def is_name(name: str) -> bool:
-    """Whether a key may be called that: see `NAME_RULE`."""
+    """Whether a key may have this name: see `NAME_RULE`."""
     return bool(re.fullmatch(NAME_PATTERN, name, re.ASCII)) and name not in _RESERVED
 
 
 def digest(secret: bytes) -> str:
-    """What is stored of a key."""
     return hashlib.sha256(secret).hexdigest()
 
 
@@ -100,7 +98,7 @@ class Keys:
         job_limit: int | None = None,
         actor: str = LOCAL,
     ) -> tuple[ApiKey, str]:
-        """Make a key; gives it as it is listed, and the secret, which is nowhere else.
+        """Make a key; the key as it is listed, and its secret, which is not stored.
 
         Raises:
             KeyNameTaken: a key has this name, or had it.
@@ -159,7 +157,7 @@ class Keys:
             return [_key_of(row) for row in session.scalars(query)]
 
     def active(self) -> tuple[dict[str, ApiKey], float]:
-        """Every key that works at this moment by its `digest`, and the moment."""
+        """Every key that works now, by its `digest`, and the database's time."""
         with self._database.read() as session:
             rows = session.scalars(select(ApiKeyRow).where(_is_active()))
             return {row.key_hash: _key_of(row) for row in rows}, moment(session)

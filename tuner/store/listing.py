@@ -1,12 +1,12 @@
-"""What people page through: current winners in an order, and a problem's trials by rank.
+"""Lists for the pages: current winners in an order, and a problem's trials by rank.
 
-Read models for the pages: plain data, a transaction of its own for each call, nothing written.
+Read models: plain data, a transaction of its own for each call, nothing written.
 
-Pages are keyset pages, so that the last costs what the first does. A search that few problems
-meet (`NARROW`) is answered from these, in any order. A wide one walks an index until the page is
+Pages are keyset pages, so that the last costs as much as the first. A search that few problems
+meet (`NARROW`) lists these and sorts them in any order. A wide one walks an index until the page is
 full, `ix_winners_gain` or the problems' own; time has no index, so that order is for narrow
 searches only, and a wide one falls back to the gain. A cursor is the id of the last winner shown:
-what it is sorted by never changes, and history is kept.
+its sort key never changes, and history is kept.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ NARROW = 5_000
 
 
 class Order(StrEnum):
-    """What winners are sorted by."""
+    """The order of winners."""
 
-    GAIN = "gain"  # farthest ahead of cuBLAS first
+    GAIN = "gain"  # farthest ahead of the default first
     LOSS = "loss"  # farthest behind first
     TIME = "time"  # longest first
     SIZE = "size"  # element types, layout, batch, then M, N and K
@@ -48,12 +48,12 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """What problems must meet; None and () are met by all.
+    """Conditions on problems; None and () are met by all.
 
     Attributes:
-        extents: sizes that M, N or K must have, each of them.
-        operations: keys, one of which the operation must have; None: any may do.
-        use: what callers are told to run.
+        extents: sizes; each must be M, N or K.
+        operations: keys, one of which the operation must have; None for any operation.
+        use: what callers run.
     """
 
     dtype: str | None = None
@@ -68,7 +68,6 @@ class Search:
 
     @property
     def operation(self) -> str | None:
-        """The key of the one operation that is looked for, if it is one."""
         if self.dtype is None or self.layout is None:
             return None
         return f"{self.dtype}.{self.layout.value}"
@@ -82,7 +81,7 @@ class Listed:
     """A current winner as a line of a list.
 
     Attributes:
-        median_us, baseline_us: of the best CUTLASS candidate and of cuBLAS.
+        median_us, baseline_us: of the best candidate and of the default.
     """
 
     id: int
@@ -103,8 +102,8 @@ class Page:
     """Some winners in order.
 
     Attributes:
-        order: the one they are in, which is not the one asked for where that was not possible.
-        total: how many there are in all; None where the search is wide.
+        order: the actual order; another than the requested one if that was not possible.
+        total: how many there are in all; None if the search is wide.
         following: cursor of the next page; None at the end.
     """
 
@@ -116,10 +115,10 @@ class Page:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranking:
-    """A problem's trials: each candidate's latest, in the finals rather than in the screening.
+    """A problem's trials: of each candidate the latest, one in finals rather than in the screening.
 
     Attributes:
-        measured: the best, fastest first, those that were in finals before all others.
+        measured: the best, fastest first; those that were in finals come before all others.
         failed: candidates whose latest trial failed, the newest first.
         finalists: measured trials of the latest finals, fastest first.
         measured_total, failed_total: how many there are of each, listed or not.
@@ -163,7 +162,7 @@ class Listing:
             ).all()
             total = None
             if len(narrow) <= NARROW:
-                # Added to, the device is in no index, which leaves SQLite that of the problems.
+                # `+ 0` matches no index of devices, so SQLite uses the index of problems.
                 query = _current().where(
                     WinnerRow.problem_id.in_(narrow), WinnerRow.device_id + 0 == device_id
                 )
@@ -176,7 +175,7 @@ class Listing:
                 query = query.where(WinnerRow.use == search.use.value)
             if len(narrow) <= NARROW:
                 total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
-            last = None if after is None else _find(session, after)
+            last = None if after is None else _row(session, after)
             if order is Order.SIZE:
                 rows = _by_size(session, query, last, limit + 1)
             else:
@@ -200,7 +199,7 @@ class Listing:
             return [*self._listed(session, rows)]
 
     def depths(self, dtype: str, layout: Layout) -> builtins.list[tuple[int, int, int]]:
-        """K and batch of the known problems and how many have them, most first, 60 at most."""
+        """K and batch of the known problems, and how many have them; most first, 60 at most."""
         count = func.count()
         query = (
             select(ProblemRow.k, ProblemRow.batch, count)
@@ -294,7 +293,7 @@ def _current() -> Select[WinnerRow, ProblemRow]:
 def _walking(search: Search, device_id: int | None) -> Select[WinnerRow, ProblemRow]:
     """Current winners, for SQLite to walk the problems in the order of their index.
 
-    What is added to is in no index: so it neither starts from the winners nor sorts.
+    An expression with `+ 0` matches no index: so SQLite neither starts from the winners nor sorts.
     """
     joined = select(WinnerRow, ProblemRow).join(
         ProblemRow, ProblemRow.id + 0 == WinnerRow.problem_id
@@ -303,44 +302,42 @@ def _walking(search: Search, device_id: int | None) -> Select[WinnerRow, Problem
 
 
 def _met(search: Search) -> builtins.list[ColumnElement[bool]]:
-    """The search as conditions on problems."""
-    given = _given(search)
-    return [column == value for column, value in given.items()] + _words(search) + _extents(search)
+    equal = [column == value for column, value in _sizes(search).items()]
+    return equal + _words(search) + _extents(search)
 
 
 def _met_walking(search: Search) -> builtins.list[ColumnElement[bool]]:
-    """The same: columns behind one that may be anything as ranges, or SQLite would sort."""
-    given = _given(search)
-    led = [*itertools.takewhile(given.__contains__, _SIZE)]
+    """As `_met`, for an index walk.
+
+    The index's leading columns, as far as the search fixes them, are compared by `=`. Those behind
+    a column that may have any value are ranges: by `=`, SQLite would sort.
+    """
+    sizes = _sizes(search)
+    leading = [*itertools.takewhile(sizes.__contains__, _SIZE)]
     return [
-        column == value if column in led else column.between(value, value)
-        for column, value in given.items()
+        column == value if column in leading else column.between(value, value)
+        for column, value in sizes.items()
     ] + [*_words(search), *_extents(search)]
 
 
-def _given(search: Search) -> dict[InstrumentedAttribute[Any], Any]:
+def _sizes(search: Search) -> dict[InstrumentedAttribute[Any], Any]:
+    """The columns of the problems' index that the search fixes."""
     values = {column: getattr(search, column.key) for column in _SIZE}
     return {column: value for column, value in values.items() if value is not None}
 
 
 def _words(search: Search) -> builtins.list[ColumnElement[bool]]:
-    """What is asked of the operation where it is not one alone."""
-    words = _of_words(search)
+    """Conditions on the operation, if the search is not for a single one."""
+    words: builtins.list[ColumnElement[bool]] = []
+    if search.operation is None and search.layout is not None:
+        words.append(ProblemRow.layout == search.layout.value)
+    elif search.operation is None and search.dtype is not None:
+        # The range is for the index: an operation's key ends in the layout's letters.
+        first, last = f"{search.dtype}.{Layout.NN.value}", f"{search.dtype}.{Layout.TT.value}"
+        words += [ProblemRow.operation.between(first, last), ProblemRow.dtype == search.dtype]
     if search.operations is not None:
         words.append(ProblemRow.operation.in_(search.operations))
     return words
-
-
-def _of_words(search: Search) -> builtins.list[ColumnElement[bool]]:
-    if search.operation is not None:
-        return []
-    if search.layout is not None:
-        return [ProblemRow.layout == search.layout.value]
-    if search.dtype is None:
-        return []
-    # The range is for the index, which has the layout's letters last.
-    first, last = f"{search.dtype}.{Layout.NN.value}", f"{search.dtype}.{Layout.TT.value}"
-    return [ProblemRow.operation.between(first, last), ProblemRow.dtype == search.dtype]
 
 
 def _extents(search: Search) -> builtins.list[ColumnElement[bool]]:
@@ -348,7 +345,7 @@ def _extents(search: Search) -> builtins.list[ColumnElement[bool]]:
     return [or_(*(column == extent for column in sizes)) for extent in search.extents]
 
 
-def _find(session: Session, winner_id: int) -> Row[WinnerRow, ProblemRow] | None:
+def _row(session: Session, winner_id: int) -> Row[WinnerRow, ProblemRow] | None:
     query = select(WinnerRow, ProblemRow).join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
     return session.execute(query.where(WinnerRow.id == winner_id)).one_or_none()
 
@@ -372,7 +369,7 @@ def _by_value(
     last: Row[WinnerRow, ProblemRow] | None,
     limit: int,
 ) -> builtins.list[Row[WinnerRow, ProblemRow]]:
-    """By a column of the winners; those that have no value come last, the newest first."""
+    """By a column of the winners; those without a value come last, the newest first."""
     column = WinnerRow.median_us if order is Order.TIME else WinnerRow.speedup
     keys = (column, WinnerRow.id)
     rows: builtins.list[Row[WinnerRow, ProblemRow]] = []

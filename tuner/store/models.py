@@ -1,10 +1,10 @@
 """The tables, as SQLAlchemy classes. Nothing outside the tuner sees them.
 
 Dictionary rows (devices, environments, problems, kernels) are written once and never changed or
-deleted, so that their ids may be remembered; only a kernel's description that is not what its name
-means is put right (`tuner.store.dictionary`). Everything that a query filters or sorts by is a
-column; what is only carried along is JSON. Times are seconds since the epoch by the database's
-clock. Any change here needs a migration: `tests/migration` compares both.
+deleted, so that their ids may be remembered; only a kernel's description that does not belong to
+its name is corrected (`tuner.store.dictionary`). Everything that a query filters or sorts by is a
+column; the rest is JSON. Times are seconds since the epoch by the database's clock. Any change here
+needs a migration: `tests/migration` compares both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-# SQLite numbers rows by itself only where the column is spelt INTEGER.
+# SQLite assigns ids itself only if the column's type is spelt INTEGER.
 Id = BigInteger().with_variant(Integer, "sqlite")
 Document = JSON(none_as_null=True)
 
@@ -86,8 +86,8 @@ class GpuRow(Base):
 class ProblemRow(Base):
     """A problem; `lg_*` are log2 of the extents, because SQLite has no logarithm everywhere.
 
-    `operation` is `Operation.key`, and with the sizes says which problem it is. `dtype` and
-    `layout` are its two words, for who looks for one of them.
+    `operation` is `Operation.key` and, with the sizes, identifies the problem. `dtype` and
+    `layout` are its two words, for searches by one of them.
     """
 
     __tablename__ = "problems"
@@ -145,9 +145,9 @@ class PackKernelRow(Base):
 
 
 class TrialRow(Base):
-    """One candidate's outcome. `job` is "" where no job ordered it: NULLs would not be unique.
+    """One candidate's outcome. `job` is "" if no job ordered it: NULLs would not be unique.
 
-    `job` is no foreign key: trials made without a queue carry an identifier of their own.
+    `job` is not a foreign key: trials made without a queue have an identifier of their own.
     """
 
     __tablename__ = "trials"
@@ -196,11 +196,11 @@ class WinnerRow(Base):
     Attributes:
         revision: grows with every promotion of this problem and device.
         sequence: grows over the whole table each time a row becomes current, so the greatest
-            one tells whether any answer has changed; 0 for a row that never was current.
-        origin: measured here, imported, replayed, or from a file that nobody who is believed has
-            signed: see `tuner.store.winners`.
-        digest: of what was promoted, see `tuner.store.statement`.
-        signature: of the same, by whoever measured it; NULL where nobody signed.
+            one shows whether any answer has changed; 0 for a row that never was current.
+        origin: measured here, imported, replayed, or from a file without a trusted signature: see
+            `tuner.store.winners`.
+        digest: of the winner's statement, see `tuner.store.statement`.
+        signature: of the statement, by the installation that measured it; NULL if unsigned.
     """
 
     __tablename__ = "winners"
@@ -249,15 +249,16 @@ class WinnerRow(Base):
 
 
 CURRENT = text("winners.is_current")
-"""A condition: the winner is current. `WinnerRow.is_current` is written `= 1` for SQLite, which
-then does not see that its indexes of current winners would do; for reading most rows, rightly."""
+"""A condition: the winner is current, in the text of the partial indexes. `WinnerRow.is_current`
+compiles to `= 1` on SQLite, which then does not use those indexes; for reading most rows that is
+the better plan."""
 
 
 class JobRow(Base):
     """A tuning job and its lease.
 
     Attributes:
-        public_id: what the world calls it; `id` only orders.
+        public_id: its identifier outside the database; `id` only orders.
         calls: how often its callers run the problem, added up over the requests that joined.
         saving_us: expected saving of one call in microseconds, see `tuner.search.demand`.
         active_key: problem, device and effort while further requests may join the job; NULL
@@ -267,7 +268,7 @@ class JobRow(Base):
         available_at: earliest time for the next lease, so that a retry waits a little.
         last_event: number of the newest event.
         ordered_by: name of the API key that ordered it; NULL without keys.
-        deadline_at: time after which nobody wants the answer any more; NULL for never.
+        deadline_at: time after which the answer is of no use; NULL for never.
     """
 
     __tablename__ = "jobs"
@@ -310,7 +311,7 @@ class JobRow(Base):
 
 
 class JobEventRow(Base):
-    """What happened to a job; numbered from 1 within the job, without gaps."""
+    """An event of a job; numbered from 1 within the job, without gaps."""
 
     __tablename__ = "job_events"
 
@@ -334,7 +335,7 @@ class WorkerRow(Base):
 class IdempotencyKeyRow(Base):
     """An Idempotency-Key and the job that answered it.
 
-    `owner` is the API key that sent it, whose own it is; empty where none is asked for.
+    `owner` is the API key that sent it: each key has its own; empty if keys are not in use.
     """
 
     __tablename__ = "idempotency_keys"
@@ -369,9 +370,9 @@ class ApiKeyRow(Base):
 
 
 class AuditRow(Base):
-    """Who changed what is served, or who may come in; rows are only ever added.
+    """A change of what is served or of who has access, and who made it; rows are only ever added.
 
-    `hash` is of all of it and of `previous`, the hash before: see `tuner.store.chain`.
+    `hash` is of all of it and of `previous`, the hash before: see `tuner.store.audit`.
     """
 
     __tablename__ = "audit"

@@ -1,4 +1,4 @@
-"""What there is at a glance: which operations are known, and how current winners do, added up.
+"""The record at a glance: which operations have problems, and sums over the current winners.
 
 Read models for the pages: plain data, a transaction of its own for each call, nothing written.
 """
@@ -14,7 +14,7 @@ from tuner.store.database import Database
 from tuner.store.models import CURRENT, DeviceRow, ProblemRow, WinnerRow
 
 _MOST_OPERATIONS = 500
-"""There are some hundred that exist; each that is known costs one step down an index."""
+"""Some hundred operations exist; each that has problems costs one step down an index."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,9 +24,9 @@ class Standing:
     Attributes:
         dtype: of the operation, all layouts together.
         problems: how many have a winner.
-        ahead: how many callers are told to run something else than the default.
-        saved: mean share of the default's time that callers are spared, 0 where it stays.
-        most: greatest speed-up that is served; None where the default always stays.
+        ahead: for how many of them callers run something else than the default.
+        saved: mean share of the default's time that callers save, 0 if the default stays.
+        most: greatest speed-up that is served; None if the default always stays.
     """
 
     device: str
@@ -44,19 +44,19 @@ class Overview:
         self._database = database
 
     def operations(self) -> list[str]:
-        """Keys of all operations that any problem has, in order.
+        """Keys of all operations that have problems, in order.
 
-        Asked for one by one, each by a step down the problems' index: among hundreds of thousands
-        of problems SELECT DISTINCT would read them all.
+        Read one by one, each by a step down the problems' index: SELECT DISTINCT would read all
+        problems, of which there may be hundreds of thousands.
         """
-        found: list[str] = []
+        operations: list[str] = []
         query = select(func.min(ProblemRow.operation))
         with self._database.read() as session:
             following = session.scalar(query)
-            while following is not None and len(found) < _MOST_OPERATIONS:
-                found.append(following)
+            while following is not None and len(operations) < _MOST_OPERATIONS:
+                operations.append(following)
                 following = session.scalar(query.where(ProblemRow.operation > following))
-        return found
+        return operations
 
     def standings(self) -> list[Standing]:
         """All current winners by device and `dtype`; reads every one of them."""

@@ -8,12 +8,11 @@ from sqlalchemy import delete, select, update
 
 from gemmsmith.core.kernel import AnyKernel
 from tuner.store.audit import SYSTEM, Action, record
-from tuner.store.clock import now
 from tuner.store.codec import kernel_from_json
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary
 from tuner.store.models import KernelRow, PackKernelRow, PackRow, WinnerRow
-from tuner.store.upsert import insert_ignore
+from tuner.store.sql import insert_ignore, now
 
 
 class PackTables:
@@ -26,9 +25,10 @@ class PackTables:
     def add(
         self, pack_hash: str, toolchain: str, kernels: Sequence[AnyKernel | None], size: int
     ) -> None:
-        """Record a pack of `size` bytes, kernels in its own order; again adds what was None.
+        """Record a pack of `size` bytes, its kernels in its own order.
 
-        None is a kernel that nothing here has ever described, in a pack built elsewhere.
+        None stands for a kernel of a pack from elsewhere that has no description here. Recording
+        the pack again adds kernels that were None.
         """
         with self._database.write() as session:
             ids = self._dictionary.ids(session, filter(None, kernels))
@@ -42,11 +42,11 @@ class PackTables:
             row = select(PackRow.id).filter_by(hash=pack_hash).with_for_update()
             pack_id = session.scalars(row).first()
             if pack_id is None:
-                return  # removed by another machine at this very moment
-            known = select(PackKernelRow.position).filter_by(pack_id=pack_id)
-            there = set(session.scalars(known))
+                return  # another machine has just removed it
+            query = select(PackKernelRow.position).filter_by(pack_id=pack_id)
+            known = set(session.scalars(query))
             for position, kernel in enumerate(kernels):
-                if kernel is not None and position not in there:
+                if kernel is not None and position not in known:
                     place = {"pack_id": pack_id, "position": position, "kernel_id": ids[kernel]}
                     insert_ignore(session, PackKernelRow, place)
         self._dictionary.keep(ids)

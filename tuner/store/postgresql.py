@@ -1,4 +1,4 @@
-"""PostgreSQL's own programs, for what only they can do: dump a database and put a dump back.
+"""PostgreSQL's own programs, which alone can dump a database and restore a dump.
 
 The password goes to them in the environment, never on their command line, which others can see.
 """
@@ -26,7 +26,7 @@ from tuner.store.database import Database
 from tuner.store.models import Base
 
 _SESSION_END_S = 2.0
-"""Our own sessions of a moment ago may take so long to be gone."""
+"""Time that our own sessions, just closed, may take to disappear."""
 
 _VERSION_TABLE = "alembic_version"
 _PIECE = 2**20
@@ -36,7 +36,7 @@ _SETVAL = re.compile(
     rb"SELECT (?:pg_catalog\.)?setval\('(?:\w+\.)?(\w+)', ([0-9]{1,18}), (true|false)\);\n"
 )
 _ENTRY = re.compile(r"[0-9]+; [0-9]+ [0-9]+ ([A-Z][A-Z ]*[A-Z]) ")
-"""A line of `pg_restore --list`: what kind of thing is in the dump."""
+"""A line of `pg_restore --list`, with the kind of an entry of the dump."""
 
 _PLAIN_KINDS = frozenset({
     "ACL", "COMMENT", "CONSTRAINT", "DATABASE", "DEFAULT", "DEFAULT ACL", "ENCODING", "EXTENSION",
@@ -47,10 +47,10 @@ _PLAIN_KINDS = frozenset({
 
 
 def dump(url: URL, target: Path) -> None:
-    """Write the database to `target` in `pg_dump`'s custom format, and see that it reads back.
+    """Write the database to `target` in `pg_dump`'s custom format, and check that it reads back.
 
     Raises:
-        StoreError: the program is missing, or what it said.
+        StoreError: the program is missing, or failed.
     """
     _run(["pg_dump", "--format=custom", f"--file={target}", _address(url)], url)
     _run(["pg_restore", "--file=/dev/null", str(target)])
@@ -67,12 +67,12 @@ class DumpedRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dump:
-    """What of a dump is taken: rows, and where its sequences stand. None of its SQL is run.
+    """The parts of a dump that are restored: rows and sequences. None of its SQL is run.
 
     Attributes:
         source: the dump, for messages.
         script: a file that holds the rows.
-        sequences: last value of each, and whether that was handed out.
+        sequences: last value of each, and whether that was used.
     """
 
     source: Path
@@ -87,8 +87,8 @@ def unpacked(source: Path) -> Iterator[Dump]:
     """A dump, readable for the time of the block.
 
     Raises:
-        DatabaseCorrupt: `source` is no dump of gemmsmith's database, is damaged, or holds what no
-            gemmsmith makes.
+        DatabaseCorrupt: `source` is not a dump of gemmsmith's database, is damaged, or has objects
+            that gemmsmith does not make.
         SchemaTooNew: a newer gemmsmith made it.
         StoreError: the program is missing.
     """
@@ -139,7 +139,8 @@ def _read(source: Path, script: Path) -> Dump:
 
 
 def replace(url: URL, dump: Dump) -> str:
-    """Replace gemmsmith's tables by those of its migrations, with the dump's rows, in one go.
+    """Replace gemmsmith's tables, in one transaction, by those of its migrations with the dump's
+    rows.
 
     Returns:
         The revision reached, which is the newest.
@@ -176,7 +177,7 @@ def replace(url: URL, dump: Dump) -> str:
 
 @contextmanager
 def _permitted(source: Path) -> Iterator[None]:
-    """Raise a `StoreError` where the server lets this user make or drop no tables."""
+    """Raise a `StoreError` if the server does not let this user make or drop tables."""
     try:
         yield
     except ProgrammingError as error:
@@ -187,12 +188,12 @@ def _permitted(source: Path) -> Iterator[None]:
 def _compare(dump: Dump, made: MetaData) -> None:
     """Refuse a dump with other tables or columns than the migrations have made."""
     missing = made.tables.keys() - dump.tables.keys()
-    strange = dump.tables.keys() - made.tables.keys() - {_VERSION_TABLE}
+    unknown = dump.tables.keys() - made.tables.keys() - {_VERSION_TABLE}
     if missing:
         raise DatabaseCorrupt(f"{dump.source} lacks the table {min(missing)}")
-    if strange:
+    if unknown:
         raise DatabaseCorrupt(
-            f"{dump.source} has the table {min(strange)}, which no gemmsmith makes"
+            f"{dump.source} has the table {min(unknown)}, which no gemmsmith makes"
         )
     for name, table in made.tables.items():
         if set(dump.tables[name].columns) != {column.name for column in table.columns}:
@@ -202,7 +203,7 @@ def _compare(dump: Dump, made: MetaData) -> None:
 
 
 def _fill(connection: Connection, dump: Dump, made: MetaData) -> None:
-    """Put the dump's rows into the tables, which are empty."""
+    """Copy the dump's rows into the tables, which are empty."""
     import psycopg
 
     quote = connection.dialect.identifier_preparer.quote
@@ -225,15 +226,15 @@ def _fill(connection: Connection, dump: Dump, made: MetaData) -> None:
                 raise StoreError(f"{dump.source} cannot be restored: {said}") from error
     for name in inspect(connection).get_sequence_names():
         if name in dump.sequences:
-            value, handed_out = dump.sequences[name]
+            value, is_used = dump.sequences[name]
             connection.execute(
-                text("SELECT setval(CAST(:name AS regclass), :value, :handed_out)"),
-                {"name": name, "value": value, "handed_out": handed_out},
+                text("SELECT setval(CAST(:name AS regclass), :value, :is_used)"),
+                {"name": name, "value": value, "is_used": is_used},
             )
 
 
 def _others(database: Database) -> list[str]:
-    """Where sessions other than ours come from."""
+    """The hosts of all sessions but ours."""
     query = (
         "SELECT DISTINCT coalesce(host(client_addr), 'here') FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid() "
@@ -248,10 +249,10 @@ def _address(url: URL) -> str:
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise StoreError(f"{name} is not installed: apt-get install postgresql-client")
-    return found
+    return path
 
 
 def _run(command: list[str], url: URL | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""Whether a database can be written, found out by writing."""
+"""Whether a database can be written: a write that changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE_S = 2.0
 
 
 def probe(url: str) -> None:
-    """Write to an upgraded database what it has already, durably.
+    """Write a value that an upgraded database has already, durably.
 
     Raises:
         DatabaseBusy: other writers took longer than `PATIENCE_S`.

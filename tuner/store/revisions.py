@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from gemmsmith.answers.history import Origin
 from gemmsmith.core.problem import Problem
 from tuner.errors import NoSuchRevision, NoSuchWinner, NothingToUndo
-from tuner.store.audit import Action, record
+from tuner.store.audit import LOCAL, Action, record
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, problem_of
 from tuner.store.models import ProblemRow, WinnerRow
@@ -43,7 +43,7 @@ class Revisions:
     def find(
         self, problem: Problem, device: str, *, before: int | None = None, limit: int | None = None
     ) -> list[WinnerRevision]:
-        """Revisions, newest first; only those older than the one numbered `before`."""
+        """Revisions, newest first; with `before` only those older than that one."""
         with self._database.read() as session:
             query = history_of(*self._ids(session, problem, device)).limit(limit)
             if before is not None:
@@ -64,16 +64,18 @@ class Revisions:
                 rows = session.execute(query).all()
                 if not rows:
                     return
-                found = self._winners.read(session, [(row, problem_of(p)) for row, p in rows])
-            yield found
+                winners = self._winners.read(session, [(row, problem_of(p)) for row, p in rows])
+            yield winners
             after = rows[-1][0].id
 
-    def pin(self, problem: Problem, device: str, revision: int, *, actor: str) -> WinnerRevision:
+    def pin(
+        self, problem: Problem, device: str, revision: int, *, actor: str = LOCAL
+    ) -> WinnerRevision:
         """Serve that revision, whatever is promoted later, until it is unpinned.
 
         Raises:
-            NoSuchWinner: nothing is known about this problem on this device.
-            NoSuchRevision: the message lists those there are, or says why this one cannot be.
+            NoSuchWinner: the problem has no winner on this device.
+            NoSuchRevision: the message lists those that exist, or why this one is not served.
         """
         with self._database.write() as session:
             history = self._locked(session, problem, device)
@@ -90,11 +92,11 @@ class Revisions:
                 )
             return self._serve(session, problem, history, known[revision], Action.PINNED, actor)
 
-    def unpin(self, problem: Problem, device: str, *, actor: str) -> WinnerRevision:
+    def unpin(self, problem: Problem, device: str, *, actor: str = LOCAL) -> WinnerRevision:
         """Serve the newest revision of the best origin again.
 
         Raises:
-            NoSuchWinner: nothing is known about this problem on this device.
+            NoSuchWinner: the problem has no winner on this device.
             NothingToUndo: none of its revisions is pinned.
         """
         with self._database.write() as session:
@@ -105,13 +107,13 @@ class Revisions:
             row = max(served, key=lambda row: (RANK[Origin(row.origin)], row.revision))
             return self._serve(session, problem, history, row, Action.UNPINNED, actor)
 
-    def roll_back(self, problem: Problem, device: str, *, actor: str) -> WinnerRevision:
+    def roll_back(self, problem: Problem, device: str, *, actor: str = LOCAL) -> WinnerRevision:
         """Serve, pinned, the revision that was current before the present one.
 
         Rolling back once more therefore undoes it.
 
         Raises:
-            NoSuchWinner: nothing is known about this problem on this device.
+            NoSuchWinner: the problem has no winner on this device.
             NothingToUndo: no other revision was ever current.
         """
         with self._database.write() as session:
@@ -126,13 +128,13 @@ class Revisions:
             return self._serve(session, problem, history, row, Action.ROLLED_BACK, actor)
 
     def _ids(self, session: Session, problem: Problem, device: str) -> tuple[int, int]:
-        # No row has the id 0: what is not known has an empty history.
+        # No row has the id 0: an unknown problem or device has an empty history.
         problem_id = self._dictionary.problem_id(session, problem)
         device_id = self._dictionary.device_id(session, device)
         return problem_id or 0, device_id or 0
 
     def _locked(self, session: Session, problem: Problem, device: str) -> list[WinnerRow]:
-        """The history, newest first, which nobody else changes until the transaction ends."""
+        """The history, newest first; no other writer changes it until the transaction ends."""
         self._database.lock(session, PROMOTION_LOCK)
         history = [*session.scalars(history_of(*self._ids(session, problem, device)))]
         if not history:
@@ -152,7 +154,8 @@ class Revisions:
         for other in history:
             other.pinned = False
         row.pinned = action is not Action.UNPINNED
-        make_current(session, row, current)  # again, if it is: its answer says whether it is pinned
+        # Also if it is current already: its answer, which says whether it is pinned, changes.
+        make_current(session, row, current)
         (winner,) = self._winners.read(session, [(row, problem)])
         record(
             session,
@@ -166,7 +169,7 @@ class Revisions:
 
 
 def _may_be_served(row: WinnerRow) -> bool:
-    """What nobody is believed to have signed is only if it was: an import had said that it may."""
+    """An unsigned revision may be served only if it was before: an import had allowed it."""
     return row.origin != Origin.UNSIGNED or row.sequence > 0
 
 

@@ -1,10 +1,10 @@
-"""The database's schema: which revision it has, which one this program needs, and getting there.
+"""The database's schema: the revision it has, the one this program needs, and upgrading it.
 
-The migrations lie in `migrations/`, in the project's root or in the wheel (`tuner.places`); they
-are found from wherever the program is run.
+The migrations are in `migrations/`, in the project's root or in the wheel (`tuner.places`),
+whatever the working folder.
 
-An upgrade is one transaction on both databases: it happens wholly or not at all, and of several
-programs that start at once one does it and the others wait.
+An upgrade is one transaction on both databases: it happens wholly or not at all. Of several
+programs that start at once one upgrades and the others wait.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def head() -> str:
 
 
 def current(url: str, patience_s: float | None = None) -> str | None:
-    """The revision a database has; None where there is no database yet, or an empty one.
+    """The revision a database has; None if it does not exist or is empty.
 
-    `patience_s` is as `Database` has it.
+    `patience_s` is as for `Database`.
     """
     path = sqlite_path(parse_url(url))
     if path is not None and not path.exists():
@@ -52,7 +52,7 @@ def current(url: str, patience_s: float | None = None) -> str | None:
 
 
 def upgrade(url: str, revision: str = "head") -> str:
-    """Create the database if there is none, and bring it to `revision`; safe to repeat.
+    """Create the database if it does not exist, and upgrade it to `revision`; safe to repeat.
 
     Returns:
         The revision the database has now.
@@ -74,10 +74,10 @@ def upgrade(url: str, revision: str = "head") -> str:
     try:
         with database.connect() as connection:
             lock(database, connection)
-            found = _revision(connection)
-            _refuse_newer(found, _where(database))
+            before = _revision(connection)
+            _refuse_newer(before, _where(database))
             reached = migrate(connection, revision)
-            if reached != found:  # of a million winners the check takes a second
+            if reached != before:  # with a million winners the check takes a second
                 _check_foreign_keys(database, connection)
     finally:
         database.close()
@@ -97,10 +97,10 @@ def migrate(connection: Connection, revision: str = "head") -> str:
 
 @contextmanager
 def upgrading_rows_of(source: Path) -> Iterator[None]:
-    """While an older backup is upgraded: its rows may be what no migration expects.
+    """While an older backup is upgraded: its rows may be such as no migration expects.
 
     Raises:
-        DatabaseCorrupt: such a row is there.
+        DatabaseCorrupt: such a row exists.
     """
     try:
         yield
@@ -124,13 +124,13 @@ def check(database: Database) -> None:
         SchemaTooNew: written by a newer program.
         DatabaseCorrupt: not a database.
     """
-    found, needed = _current(database), head()
-    if found == needed:
+    revision, needed = _current(database), head()
+    if revision == needed:
         database.expect(needed)
         return
     where = _where(database)
-    _refuse_newer(found, where)
-    has = f"has schema {found}, this gemmsmith needs {needed}" if found else "is empty"
+    _refuse_newer(revision, where)
+    has = f"has schema {revision}, this gemmsmith needs {needed}" if revision else "is empty"
     raise SchemaOutdated(f"{where} {has}. Run: gemmsmith db upgrade --database {where}")
 
 
@@ -149,18 +149,18 @@ def only_known(revisions: Sequence[str], where: str) -> str:
 
 def is_known(revision: str | None) -> bool:
     """Whether this program can upgrade a database at that revision; None is an empty one."""
-    return revision is None or revision in {each.revision for each in _scripts().walk_revisions()}
+    return revision is None or revision in {known.revision for known in _scripts().walk_revisions()}
 
 
 def _where(database: Database) -> str:
     return database.url.render_as_string(hide_password=True)
 
 
-def _refuse_newer(found: str | None, where: str) -> None:
-    if not is_known(found):
+def _refuse_newer(revision: str | None, where: str) -> None:
+    if not is_known(revision):
         raise SchemaTooNew(
-            f"{where} has schema {found}, which this gemmsmith (schema {head()}) does not know: a "
-            "newer gemmsmith wrote it. Run that one, put back a backup from before its upgrade "
+            f"{where} has schema {revision}, which this gemmsmith (schema {head()}) does not know: "
+            "a newer gemmsmith wrote it. Run that one, put back a backup from before its upgrade "
             "(`gemmsmith db restore FILE --force`), or use another database."
         )
 

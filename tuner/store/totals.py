@@ -1,12 +1,12 @@
-"""Running totals of what the record holds: a row is read once, however often one asks.
+"""Running totals of the record: each row is read once, however often the totals are read.
 
 Trials, problems and revisions of winners are only ever added, so a total is what was counted
 before plus what has a greater id. The first reading counts everything, in pieces, so that no
 transaction stays open for long; those after it read what is new.
 
 SQLite has one writer, and ids become visible in order. On PostgreSQL a transaction may commit after
-another with greater ids, so an id counts only `SETTLE_S` after it was first seen: figures are that
-late there, and a write that took longer is missed. One object is for one thread at a time.
+another with greater ids, so an id counts only `SETTLE_S` after it was first seen: totals are that
+late there, and a write that took longer is missed. Only one thread at a time may use an object.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tuner.store.database import Database
 from tuner.store.models import DeviceRow, KernelRow, PackRow, ProblemRow, TrialRow, WinnerRow
 
 SETTLE_S = 10.0
-"""Longest that a write transaction on PostgreSQL should take; they take milliseconds."""
+"""Longest time that a write transaction on PostgreSQL should take; they take milliseconds."""
 
 PIECE = 20_000
-"""Rows counted in one transaction; a tenth of a second where they come from a disk."""
+"""Rows counted in one transaction; a tenth of a second if they come from a disk."""
 
 MEASURED = "measured"
-"""Outcome of a trial that has a time; of any other it is the kind of its failure."""
+"""Outcome of a trial that has a time; the outcome of any other is the kind of its failure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordTotals:
-    """What the record holds.
+    """The record's totals.
 
     Attributes:
         trials: number by phase and outcome.
-        trial_seconds: wall time they took on the device, likewise.
+        trial_seconds: wall time they took on the device, by phase and outcome.
         records: rows by kind; `winners` are current ones.
         pack_bytes: bytes of all recorded packs.
     """
@@ -65,7 +65,7 @@ class Totals:
         self._winners = _Running(firsts, WinnerRow.id, settle_s)
 
     def read(self, should_stop: Callable[[], bool] = lambda: False) -> RecordTotals | None:
-        """The totals now; None if `should_stop` ended it, and the next reading goes on from there.
+        """The totals now; None if `should_stop` ended it: the next call continues from there.
 
         Raises:
             StoreError: the database cannot be read.
@@ -99,9 +99,9 @@ class Totals:
 
 
 class _Running:
-    """Numbers and sums of a table's rows by group, of all rows up to some id.
+    """Numbers and sums of a table's rows by group, over all rows up to some id.
 
-    `query` gives a number, a sum, and then what it is grouped by.
+    `query` gives a number, a sum, and then the columns that it groups by.
     """
 
     def __init__(
@@ -118,11 +118,10 @@ class _Running:
 
     @property
     def behind(self) -> bool:
-        """Whether there are rows to count."""
         return self._target is not None and self._upto < self._target
 
     def look(self, session: Session) -> None:
-        """See how far the table goes."""
+        """Read the table's newest id, and set the id to count to."""
         newest = session.scalar(select(func.max(self._key))) or 0
         at = time.monotonic()
         if self._target is None:

@@ -1,4 +1,4 @@
-"""Trials: durable when `add` returns, and added once however often they are."""
+"""Trials: durable when `add` returns, and kept once however often they are added."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row, Select, select
 from sqlalchemy.orm import Session
 
 from gemmsmith.answers.answer import Conditions, Correctness, Statistics
 from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Layout, Problem
-from tuner.store.clock import now
 from tuner.store.codec import from_json, from_json_or_none, to_json
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, Ids, problem_of
 from tuner.store.models import DeviceRow, ProblemRow, TrialRow
-from tuner.store.upsert import insert_new
+from tuner.store.sql import insert_new, now
 from tuner.trial import Failure, FailureKind, Phase, Trial
 
 _IDENTITY = (
@@ -51,7 +51,7 @@ class Trials:
         self._dictionary = dictionary
 
     def add(self, trials: Sequence[Trial]) -> list[int]:
-        """Add all or none; the ids, in the same order, of the rows that now hold them."""
+        """Add all or none, durably; the ids, in the same order, of the rows that now hold them."""
         values = [_values(trial) for trial in trials]  # before others wait for the transaction
         with self._database.write() as session:
             ids = self._dictionary.ids(
@@ -84,7 +84,11 @@ class Trials:
         after: int | None = None,
         limit: int | None = None,
     ) -> list[StoredTrial]:
-        """Trials that meet every condition given, oldest first, `after` the one with that id."""
+        """Trials that meet every condition, oldest first.
+
+        `device` is a device model's slug. `after` is the cursor of the next page: only trials
+        later than the one with this id.
+        """
         query = select(TrialRow, ProblemRow).join(ProblemRow, ProblemRow.id == TrialRow.problem_id)
         with self._database.read() as session:
             if problem is not None:
@@ -111,8 +115,8 @@ class Trials:
         query = select(TrialRow, ProblemRow).join(ProblemRow, ProblemRow.id == TrialRow.problem_id)
         with self._database.read() as session:
             rows = session.execute(query.where(TrialRow.id.in_(ids))).all()
-            found = {stored.id: stored for stored in self._stored(session, rows)}
-        return tuple(found[row_id] for row_id in ids)
+            trials = {stored.id: stored for stored in self._stored(session, rows)}
+        return tuple(trials[row_id] for row_id in ids)
 
     def _stored(
         self, session: Session, rows: Sequence[Row[TrialRow, ProblemRow]]
@@ -148,16 +152,16 @@ class Trials:
 def _add(
     session: Session, identities: Sequence[dict[str, Any]], rest: Sequence[dict[str, Any]]
 ) -> list[int]:
-    """Ids of the rows with these identities; those that are not there yet get the `rest`."""
-    rows = [{**mine, **values} for mine, values in zip(identities, rest, strict=True)]
+    """Ids of the rows with these identities; new rows get the `rest`."""
+    rows = [{**identity, **values} for identity, values in zip(identities, rest, strict=True)]
     if not rows:
         return []
     new = insert_new(session, TrialRow, rows, _IDENTITY, created_at=now())
     added: dict[tuple[Any, ...], int] = {tuple(row[1:]): row[0] for row in new}
     return [
-        added.get(tuple(mine.values()))
-        or session.scalars(select(TrialRow.id).filter_by(**mine)).one()
-        for mine in identities
+        added.get(tuple(identity.values()))
+        or session.scalars(select(TrialRow.id).filter_by(**identity)).one()
+        for identity in identities
     ]
 
 
@@ -175,7 +179,7 @@ def _identity(ids: Ids, trial: Trial) -> dict[str, Any]:
 
 
 def _values(trial: Trial) -> dict[str, Any]:
-    """All columns but those of the identity and the time."""
+    """All columns except those of the identity and the time."""
     statistics = trial.statistics
     failure = trial.failure
     return {
@@ -210,3 +214,85 @@ def _failure(row: TrialRow) -> Failure | None:
     if row.failure_kind is None:
         return None
     return Failure(kind=FailureKind(row.failure_kind), message=row.failure_message or "")
+
+
+MOST = 5_000
+"""Trials drawn at most: an exhaustive run of one problem has some 2,000."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tried:
+    """A trial as the pages draw it: what was tried when, and what it took.
+
+    Attributes:
+        at: seconds since the epoch when it was recorded.
+        median_us: microseconds per launch; None if it failed.
+        failure: the kind of failure, if it failed.
+        run: what trials of one run have in common: the job, and the environment's id.
+    """
+
+    kernel: AnyKernel
+    launch: str
+    phase: Phase
+    at: float
+    median_us: float | None
+    failure: str | None
+    replayed: bool
+    run: tuple[str, int]
+
+
+class TriedTrials:
+    """Trials in brief, of one database. Threads may share it.
+
+    One row of a few columns each, so that a run of thousands of candidates is read in
+    milliseconds.
+    """
+
+    def __init__(self, database: Database, dictionary: Dictionary) -> None:
+        self._database = database
+        self._dictionary = dictionary
+
+    def of_problem(self, problem: Problem, device: str) -> tuple[Tried, ...]:
+        """The newest `MOST` trials of the problem on that device model, oldest first."""
+        with self._database.read() as session:
+            problem_id = self._dictionary.problem_id(session, problem)
+            device_id = self._dictionary.device_id(session, device)
+        return self._read(
+            _BRIEFLY.where(TrialRow.problem_id == problem_id, TrialRow.device_id == device_id)
+        )
+
+    def of_job(self, job: str) -> tuple[Tried, ...]:
+        """The newest `MOST` trials of a job, oldest first."""
+        return self._read(_BRIEFLY.where(TrialRow.job == job))
+
+    def _read(self, query: Select[*tuple[Any, ...]]) -> tuple[Tried, ...]:
+        with self._database.read() as session:
+            rows = session.execute(query.order_by(TrialRow.id.desc()).limit(MOST)).all()
+            kernels = self._dictionary.kernels(session, {row.kernel_id for row in rows})
+        return tuple(
+            Tried(
+                kernel=kernels[row.kernel_id],
+                launch=row.launch_key,
+                phase=Phase(row.phase),
+                at=row.created_at,
+                median_us=row.median_us,
+                failure=row.failure_kind,
+                replayed=row.replayed,
+                run=(row.job, row.environment_id),
+            )
+            for row in reversed(rows)
+        )
+
+
+_BRIEFLY: Select[*tuple[Any, ...]] = select(
+    TrialRow.id,
+    TrialRow.kernel_id,
+    TrialRow.launch_key,
+    TrialRow.phase,
+    TrialRow.created_at,
+    TrialRow.median_us,
+    TrialRow.failure_kind,
+    TrialRow.replayed,
+    TrialRow.job,
+    TrialRow.environment_id,
+)

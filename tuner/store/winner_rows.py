@@ -1,16 +1,14 @@
 """A winner as the values of a row, and back.
 
-A row that holds what nobody here would write is read as a winner of nothing, whose digest is none:
-it is never answered (`tuner.store.statement`).
+A row with values that this program would not write is read as a winner without a candidate, whose
+digest no statement has: it is never answered (`tuner.store.statement`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from gemmsmith.answers.answer import Conditions, Correctness, InRegime, Ratio, Statistics
 from gemmsmith.answers.history import Origin
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.config import Use
@@ -18,37 +16,24 @@ from gemmsmith.core.device import DeviceModel, Environment
 from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Problem
-from tuner.store.codec import from_json, from_json_or_none, to_json
+from tuner.store.codec import from_json, to_json
 from tuner.store.dictionary import Ids
 from tuner.store.models import WinnerRow
-from tuner.trial import AgainstRival, OnSpread, Winner, WinnerSignature
+from tuner.trial import Winner
 
 UNREADABLE = "unreadable"
-"""The digest of a row that cannot be read: that of no winner."""
+"""The digest of a row that cannot be read: no winner has it."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Record:
-    """What is carried along in JSON. The device is as it was measured: drivers differ in what they
-    say of one model.
-    """
-
-    statistics: Statistics | None
-    baseline: Statistics | None
-    speedup: Ratio | None
-    correctness: Correctness | None
-    conditions: Conditions | None
-    ties: tuple[str, ...]
-    baseline_kernels: tuple[str, ...] = ()
-    power_penalty: float | None = None
-    regimes: tuple[InRegime, ...] = ()
-    device: DeviceModel | None = None
-    rivals: tuple[AgainstRival, ...] = ()
-    spreads: tuple[OnSpread, ...] = ()
+_RECORD = (
+    *("statistics", "baseline", "speedup", "correctness", "conditions", "ties"),
+    *("baseline_kernels", "power_penalty", "regimes", "device", "rivals", "spreads"),
+)
+"""The fields in the JSON of `record`, in their order. The device is among them as it was measured:
+drivers describe one model differently."""
 
 
 def references(winner: Winner, ids: Ids) -> dict[str, Any]:
-    """The values of a row that name rows of the dictionary."""
+    """The columns that refer to rows of the dictionary."""
     return {
         "problem_id": ids[winner.problem],
         "device_id": ids[winner.device],
@@ -58,7 +43,7 @@ def references(winner: Winner, ids: Ids) -> dict[str, Any]:
 
 
 def columns(winner: Winner, origin: Origin, digest: str) -> dict[str, Any]:
-    """The other values of a new row, which is not current yet; its revision is left out."""
+    """The other columns of a new row, which is not current yet; without its revision."""
     candidate = winner.candidate
     return {
         "launch": to_json(candidate.launch) if candidate else None,
@@ -68,24 +53,9 @@ def columns(winner: Winner, origin: Origin, digest: str) -> dict[str, Any]:
         "origin": origin.value,
         "digest": digest,
         "use": winner.use.value,
-        "median_us": winner.statistics and winner.statistics.median_us,
+        "median_us": winner.time_us,
         "speedup": winner.speedup and winner.speedup.median,
-        "record": to_json(
-            _Record(
-                statistics=winner.statistics,
-                baseline=winner.baseline,
-                speedup=winner.speedup,
-                correctness=winner.correctness,
-                conditions=winner.conditions,
-                ties=winner.ties,
-                baseline_kernels=winner.baseline_kernels,
-                power_penalty=winner.power_penalty,
-                regimes=winner.regimes,
-                device=winner.device,
-                rivals=winner.rivals,
-                spreads=winner.spreads,
-            )
-        ),
+        "record": to_json({name: getattr(winner, name) for name in _RECORD}),
         "replayed": winner.replayed,
         "pack": winner.pack,
         "promoted_at": winner.promoted_at or datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -103,51 +73,48 @@ def winner_of(
     *,
     stale: bool,
 ) -> Winner:
-    """The winner of a row, which refers to these entries of the dictionary."""
-    nothing = Winner(
-        problem=problem,
-        device=device,
-        environment=environment,
-        use=Use.CUBLAS,
-        candidate=None,
-        statistics=None,
-        baseline=None,
-        speedup=None,
-        correctness=None,
-        conditions=None,
-        replayed=row.replayed,
-        pack=row.pack,
-        revision=row.revision,
-        promoted_at=row.promoted_at,
-        job=row.job,
-        stale=stale,
-        pinned=row.pinned,
-        digest=UNREADABLE,
-    )
-    if row.kernel_id is not None and kernel is None:
-        return nothing
+    """The winner of a row, which refers to these entries of the dictionary.
+
+    `kernel` is None if the row has none, or its description cannot be read.
+    """
+    known: dict[str, Any] = {
+        "problem": problem,
+        "environment": environment,
+        "replayed": row.replayed,
+        "pack": row.pack,
+        "revision": row.revision,
+        "promoted_at": row.promoted_at,
+        "job": row.job,
+        "stale": stale,
+        "pinned": row.pinned,
+    }
+    candidate = None
     try:
-        launch = None if kernel is None else from_json(Launch, row.launch)
-        record = from_json(_Record, row.record)
-        return replace(
-            nothing,
-            device=record.device or device,
-            use=Use(row.use),
-            candidate=Candidate(kernel=kernel, launch=launch) if kernel and launch else None,
-            statistics=record.statistics,
-            baseline=record.baseline,
-            speedup=record.speedup,
-            correctness=record.correctness,
-            conditions=record.conditions,
-            ties=record.ties,
-            baseline_kernels=record.baseline_kernels,
-            power_penalty=record.power_penalty,
-            regimes=record.regimes,
-            rivals=record.rivals,
-            spreads=record.spreads,
-            signature=from_json_or_none(WinnerSignature, row.signature),
-            origin=Origin(row.origin),
-            digest=row.digest if record.device else "",
-        )
+        if row.kernel_id is not None:
+            launch = from_json(Launch, row.launch)
+            candidate = from_json(Candidate, {"kernel": kernel, "launch": launch})
+        record = from_json(dict[str, Any], row.record)
+        measured_on = record.get("device")  # None before schema 0005
+        decided = {
+            "device": measured_on or device,
+            "use": row.use,
+            "candidate": candidate,
+            "signature": row.signature,
+            "origin": row.origin,
+            "digest": row.digest if measured_on else "",
+        }
+        # Objects among the values stay as they are: only the JSON is converted.
+        return from_json(Winner, record | known | decided)
     except ValueError:  # msgspec's too
-        return nothing
+        return Winner(
+            **known,
+            device=device,
+            use=Use.CUBLAS,
+            candidate=None,
+            statistics=None,
+            baseline=None,
+            speedup=None,
+            correctness=None,
+            conditions=None,
+            digest=UNREADABLE,
+        )

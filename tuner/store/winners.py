@@ -1,19 +1,19 @@
 """Winners: history is kept, and one row per (problem, device) is current.
 
-Which row is current is settled when it changes, never when it is read. A new winner becomes
-current unless the current one is pinned or is of a better origin: what was measured here counts
-more than what was measured elsewhere and imported, and that more than what was replayed. What
-nobody who is believed has signed is kept in the history and never current, unless the import says
-that it may be (`tuner.store.imports`). Promoting what is current already changes nothing, so
-importing or replaying twice leaves no trace. What does change is in the audit, but for imports: who
-imports a whole file writes one entry for it. Whether a winner is stale is told when it is read, see
-`tuner.store.gpus`.
+Which row is current is decided when rows change, never when they are read. A new winner becomes
+current unless the current one is pinned or has a better origin: measured here beats measured
+elsewhere and imported, which beats replayed. A winner without a trusted signature is kept in the
+history and never current, unless the import allows it (`tuner.store.imports`). Promoting the
+current winner again changes nothing, so importing or replaying twice leaves no trace. Every change
+has its entry in the audit; an import writes one for its whole file. Whether a winner is stale is
+determined when it is read, see `tuner.store.gpus`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from types import MappingProxyType
 
 from sqlalchemy import Row, Select, func, select, update
@@ -51,14 +51,14 @@ class Winners:
         self._gpus = gpus
 
     def promote(self, winner: Winner, *, imported: bool = False, force: bool = False) -> Winner:
-        """Add a winner to the history, and make it current where the module's rule says so.
+        """Add a winner to the history, and make it current if the module's rule says so.
 
-        An `imported` winner was measured by another installation; one that any revision of the
-        history already shows is not added again. `force` makes it current whatever the origin of
-        the current one; a pin still holds. Gives the winner as it is kept, with its revision.
+        An `imported` winner was measured by another installation; if the history has it already,
+        it is not added again. `force` makes it current whatever the origin of the current one; a
+        pin still holds. Returns the winner as it is stored, with its revision.
 
         Raises:
-            JobAborted: the cancellation of the winner's job was asked for; nothing was changed.
+            JobAborted: the winner's job is to be cancelled; nothing was changed.
         """
         winner = canonical(winner)
         origin = origin_of(winner, Origin.IMPORTED if imported else Origin.MEASURED)
@@ -92,7 +92,7 @@ class Winners:
                     _record_promotion(session, winner, row, current, actor=worker or LOCAL)
             session.flush()
             in_use = self._gpus.in_use(session)
-            kept = replace(
+            stored = replace(
                 winner,
                 revision=row.revision,
                 promoted_at=row.promoted_at,
@@ -104,35 +104,37 @@ class Winners:
                 digest=row.digest,
             )
         self._dictionary.keep(ids)
-        return kept
+        return stored
 
     def current(self, problem: Problem, device: str) -> Winner | None:
-        """What is served for exactly this problem: one indexed read."""
+        """What is served for exactly this problem on the device model with that slug.
+
+        One indexed read.
+        """
+        identity = problem_identity(problem)
         query = (
             _select()
             .where(CURRENT, DeviceRow.slug == device)
-            .where(
-                *(getattr(ProblemRow, name) == x for name, x in problem_identity(problem).items())
-            )
+            .where(*(getattr(ProblemRow, name) == value for name, value in identity.items()))
         )
         with self._database.read() as session:
-            return next(iter(self._found(session, session.execute(query).all())), None)
+            return next(iter(self._winners(session, session.execute(query).all())), None)
 
     def of(self, problems: Iterable[Problem], device: str) -> list[Winner]:
-        """As `current`, for many problems at once, in no order; what has no winner is left out."""
-        wanted = asked.ids(on_sqlite=self._database.is_sqlite)
+        """As `current`, for many problems at once, in no order; some may have no winner."""
+        ids = asked.ids(on_sqlite=self._database.is_sqlite)
         query = _select().where(CURRENT, DeviceRow.slug == device)
-        query = query.where(WinnerRow.problem_id.in_(wanted))
+        query = query.where(WinnerRow.problem_id.in_(ids))
         with self._database.read() as session:
             rows = session.execute(query, asked.parameters(problems)).all()
-            return self._found(session, rows)
+            return self._winners(session, rows)
 
     def heal(self, session: Session, kernels: Iterable[AnyKernel]) -> None:
-        """Put kernels' descriptions right; what is answered with them is another answer then."""
+        """Correct kernels' descriptions. Answers with such a kernel change: they get a sequence."""
         if healed := self._dictionary.heal(session, kernels):
-            concerned = WinnerRow.is_current & WinnerRow.kernel_id.in_(healed)
+            answered = WinnerRow.is_current & WinnerRow.kernel_id.in_(healed)
             session.execute(
-                update(WinnerRow).where(concerned).values(sequence=next_sequence(session))
+                update(WinnerRow).where(answered).values(sequence=next_sequence(session))
             )
 
     def find(
@@ -147,15 +149,17 @@ class Winners:
         after: Problem | None = None,
         limit: int | None = None,
     ) -> list[Winner]:
-        """Current winners in a fixed order (first tuned, first listed), `after` that problem's.
+        """Current winners in a fixed order (first tuned, first listed), behind the problem `after`.
 
-        `sizes` fixes some of m, n, k and batch.
+        `sizes` fixes some of m, n, k and batch; `min_speedup` leaves out what gains less. Pages
+        are exact for one device; without `device` a page may cut a problem's devices apart.
 
         Raises:
-            InvalidProblem: `after` is not in the database.
+            InvalidProblem: `after` was never tuned, so no page ended with it.
         """
-        # A page is read along the index of current winners in its order. SQLite would gather and
-        # sort all of the device's if it saw that an index has the device: so it does not.
+        # A page is read along the index of current winners, which has its order. With `slug + ""`
+        # SQLite does not see that another index has the device: it would use that one, gather all
+        # of the device's winners and sort them.
         all_of_them = limit is None
         query = _select().where(WinnerRow.is_current if all_of_them else CURRENT)
         query = query.where(*(getattr(ProblemRow, name) == size for name, size in sizes.items()))
@@ -176,27 +180,37 @@ class Winners:
                     raise InvalidProblem("after", f"no page of winners ends with {after}")
                 query = query.where(WinnerRow.problem_id > last)
             query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id).limit(limit)
-            return self._found(session, session.execute(query).all())
+            return self._winners(session, session.execute(query).all())
 
-    def unanswered(self, limit: int | None) -> list[Winner]:
-        """Unsigned revisions that were never current, first tuned first."""
+    def unanswered(self, limit: int | None = None) -> list[Winner]:
+        """Winners from elsewhere that are not answered, as no trusted key signed them.
+
+        They were never current. First tuned first.
+        """
         query = _select().where(WinnerRow.origin == Origin.UNSIGNED.value, WinnerRow.sequence == 0)
         query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id, WinnerRow.id)
         with self._database.read() as session:
-            return self._found(session, session.execute(query.limit(limit)).all())
+            return self._winners(session, session.execute(query.limit(limit)).all())
 
-    def near(self, problem: Problem, device: str, limit: int, reach: float) -> list[Winner]:
-        """Current winners of the same dtype, layout and batch, nearest first."""
+    def near(
+        self, problem: Problem, device: str, limit: int = 64, reach: float = inf
+    ) -> list[Winner]:
+        """Current winners of the same dtype, layout and batch; nearest in log2 m, n, k first.
+
+        `reach` is the largest distance in octaves.
+        """
         with self._database.read() as session:
             rows = nearest(session, _select(), problem, device, limit, reach)
-            return self._found(session, rows)
+            return self._winners(session, rows)
 
     def sequence(self) -> int:
-        """A number that grows whenever any answer changes; 0 while there is none."""
+        """A number that grows whenever any answer changes; 0 without answers."""
         with self._database.read() as session:
             return session.scalar(select(func.max(WinnerRow.sequence))) or 0
 
-    def _found(self, session: Session, rows: Sequence[Row[WinnerRow, ProblemRow]]) -> list[Winner]:
+    def _winners(
+        self, session: Session, rows: Sequence[Row[WinnerRow, ProblemRow]]
+    ) -> list[Winner]:
         return self.read(session, [(row, problem_of(problem)) for row, problem in rows])
 
     def read(self, session: Session, rows: Sequence[tuple[WinnerRow, Problem]]) -> list[Winner]:
@@ -205,14 +219,14 @@ class Winners:
             session, (row.kernel_id for row, _ in rows if row.kernel_id is not None)
         )
         in_use = self._gpus.in_use(session)
-        found = []
+        winners = []
         for row, problem in rows:
             environment = self._dictionary.environment(session, row.environment_id)
             device = self._dictionary.device(session, row.device_id)
             stale = in_use.makes_stale(row, environment)
             kernel = kernels.get(row.kernel_id or 0)  # no row has the id 0
-            found.append(winner_of(row, problem, device, environment, kernel, stale=stale))
-        return found
+            winners.append(winner_of(row, problem, device, environment, kernel, stale=stale))
+        return winners
 
 
 def _select() -> Select[WinnerRow, ProblemRow]:
@@ -235,18 +249,22 @@ def make_current(session: Session, row: WinnerRow, current: WinnerRow | None) ->
     """Serve `row` in place of `current`, under the next sequence."""
     if current is not None:
         current.is_current = False
-        session.flush()  # there must never be two, not even within the transaction
+        session.flush()  # first: a unique index forbids two current rows within a transaction too
     row.is_current = True
     row.sequence = next_sequence(session)
 
 
 def next_sequence(session: Session) -> int:
-    """For what becomes current now, or another answer."""
+    """The sequence of a row that becomes current now, or whose answer changes."""
     return 1 + (session.scalar(select(func.max(WinnerRow.sequence))) or 0)
 
 
 def _worker_of(session: Session, job: str | None) -> str | None:
-    """The worker that owns the job; None for what is no job of the queue."""
+    """The worker that owns the job; None if the queue does not have it.
+
+    Raises:
+        JobAborted: the job is to be cancelled.
+    """
     query = select(JobRow.owner, JobRow.cancel_requested).where(JobRow.public_id == job)
     owner, cancel_requested = session.execute(query).one_or_none() or (None, False)
     if cancel_requested:
@@ -269,12 +287,15 @@ def _record_promotion(
 
 
 def origin_of(winner: Winner, origin: Origin) -> Origin:
-    """What is believed to be replayed is of the least origin, wherever that was."""
+    """A replayed winner has the lowest origin, wherever it was replayed.
+
+    Unless it is unsigned: that it was replayed is a claim like any other then.
+    """
     replayed = winner.replayed and origin is not Origin.UNSIGNED
     return Origin.REPLAYED if replayed else origin
 
 
 def entries(winner: Winner) -> list[Entry]:
-    """What rows of the dictionary a winner refers to."""
-    found: list[Entry] = [winner.problem, winner.device, winner.environment]
-    return [*found, winner.candidate.kernel] if winner.candidate else found
+    """The dictionary's entries that a winner refers to."""
+    entries: list[Entry] = [winner.problem, winner.device, winner.environment]
+    return [*entries, winner.candidate.kernel] if winner.candidate else entries

@@ -104,17 +104,18 @@ class Answer(Plain):
         statistics, baseline: of the candidate and of the default, from the same paired rounds.
         speedup: baseline time over candidate time, paired.
         ties: keys of candidates whose time does not differ from the winner's beyond noise.
-        replayed: whether it was found on a recorded GPU.
+        replayed: whether it was measured on a recorded GPU.
         environment, revision, promoted_at: of the winner; None for a predicted answer. The
             revision increases with every promotion for this problem and device.
-        baseline_kernels: names of the kernels of one launch of cuBLAS, in order; empty if unknown.
+        baseline_kernels: names of the kernels of one launch of the default, in order; empty if
+            unknown.
         stale: measured under another driver, CUDA, CUTLASS or cuBLAS than any GPU of this model
             runs now; it will be measured again when a worker is idle.
         pinned: whether a user pinned this revision, so that promotions do not replace it.
         regimes: the ratio in each regime in which the candidate was measured; `speedup` is the
             least of them. Empty if only the least was stored (before gemmsmith 0.2).
         power_penalty: the factor that the mean of `regimes` must exceed, because the candidate
-            draws more power than cuBLAS in a program at the power limit; 1 if the candidate is
+            draws more power than the default in a program at the power limit; 1 if it is
             faster than any penalty, None if it was not measured.
         predicted_us: the cost model's time for one launch of `config` in microseconds; None if
             the answer was measured.
@@ -154,10 +155,10 @@ class Answer(Plain):
         """As `tflops`, for the default."""
         return self._tflops(self.baseline)
 
-    def _tflops(self, found: Statistics | None) -> float | None:
-        if found is None or self.measured is None or found.median_us <= 0:
+    def _tflops(self, times: Statistics | None) -> float | None:
+        if times is None or self.measured is None or times.median_us <= 0:
             return None
-        return self.measured.flops / found.median_us / 1e6
+        return self.measured.flops / times.median_us / 1e6
 
     @property
     def recorded(self) -> str:
@@ -166,9 +167,9 @@ class Answer(Plain):
 
     @property
     def _rows(self) -> dict[str, str | None]:
-        """What there is to say of it, by name; None for what is not known.
+        """The table of the answer: values by name, None if unknown.
 
-        First what is served. A candidate that lost to the default is below it.
+        What is served comes first. A candidate that lost to the default is below it.
         """
         near = self.measured if self.match is Match.NEAREST else None
         predicted = None if self.predicted_us is None else f"{self.predicted_us:.1f} µs expected"
@@ -226,11 +227,11 @@ class Answer(Plain):
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class TunedAnswer(Answer):
-    """What a tuning job found, which is not what is served if something better is known.
+    """The result of a tuning job. Another winner may be served.
 
     Attributes:
-        served: what lookups answer: this revision; or one that a GPU has measured, if the job ran
-            on a recorded GPU; or one that a person has pinned.
+        served: the answer of lookups: this revision; or a measured one, if the job ran on a
+            recorded GPU; or one that a user has pinned.
     """
 
     served: Answer
@@ -255,7 +256,7 @@ class TunedAnswer(Answer):
         return text if self.is_served else f"{text[:-1]}; served instead: {self.served!r}>"
 
 
-def _gain(found: Ratio | None) -> str | None:
-    if found is None:
+def _gain(speedup: Ratio | None) -> str | None:
+    if speedup is None:
         return None
-    return f"{found.median:.3f}× the default [{found.ci_low:.3f}, {found.ci_high:.3f}]"
+    return f"{speedup.median:.3f}× the default [{speedup.ci_low:.3f}, {speedup.ci_high:.3f}]"

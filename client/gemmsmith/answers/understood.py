@@ -1,9 +1,9 @@
-"""What came over the wire, read only if this library knows all that it says about what to run.
+"""Reading rows from the wire only if this library knows everything in them that decides what runs.
 
-Services and clients are of different ages. A newer one may name an operation, a backend, a trait
-of a kernel or a choice of a launch that this library has never heard of. Then the row is not
-understood: it is never read as the plainer one that is left when the unknown part is dropped.
-Other fields that are not known here, such as further statistics, are ignored.
+Services and clients have different versions. A newer one may name an operation, a backend, a trait
+of a kernel or a choice of a launch that this library does not know. Such a row is not understood:
+dropping the unknown part would leave a row that says something else. Other unknown fields, such as
+further statistics, are ignored.
 """
 
 from __future__ import annotations
@@ -32,70 +32,67 @@ T = TypeVar("T")
 
 
 class NotKnownHere(ValueError):
-    """The row has the shape of its kind, and something in it that this library does not know."""
+    """The row has the shape of its kind, but a value that this library does not know."""
 
 
 def decode(document: bytes | msgspec.Raw, kind: type[T]) -> T:
     """The row of that kind in a JSON document.
 
     Raises:
-        NotKnownHere: it says something that this library does not know.
+        NotKnownHere: a value is not known to this library.
         msgspec.DecodeError: it is not JSON, or has another shape.
     """
     return convert(msgspec.json.decode(document), kind)
 
 
-def convert(found: object, kind: type[T]) -> T:
+def convert(values: object, kind: type[T]) -> T:
     """The row of that kind, from dictionaries and lists.
 
     Raises:
-        NotKnownHere: it says something that this library does not know.
+        NotKnownHere: a value is not known to this library.
         msgspec.ValidationError: it has another shape.
     """
-    of: Any = kind
-    if kind is Answer and isinstance(found, dict) and "price" in found:
-        found = {"power_penalty": found["price"]} | found  # what release 0.1 called it
-    if not isinstance(found, dict) or not _required(of) <= found.keys():
-        return msgspec.convert(found, kind)  # for its error
+    hashable: Any = kind
+    if kind is Answer and isinstance(values, dict) and "price" in values:
+        values = {"power_penalty": values["price"]} | values  # its name in release 0.1
+    if not isinstance(values, dict) or not _required(hashable) <= values.keys():
+        return msgspec.convert(values, kind)  # raises
     try:
-        msgspec.convert(found, _shape(of))
-        row = msgspec.convert(found, kind)
+        msgspec.convert(values, _shape(hashable))
+        row = msgspec.convert(values, kind)
         config = getattr(row, "config", None)
         if isinstance(config, Config):
-            _ = config.kernel.operation  # there is such a one, or this raises
+            _ = config.kernel.operation  # raises if it does not exist
     except (msgspec.ValidationError, InvalidProblem) as error:
         raise NotKnownHere(str(error)) from error
     return row
 
 
-def each(rows: Iterable[object], kind: type[T], what: str) -> list[T]:
-    """Those of the rows that are understood; one line in the log says how many are not.
+def each(rows: Iterable[object], kind: type[T], name: str) -> list[T]:
+    """The rows that are understood; one line in the log, with this `name`, counts the others."""
+    return [row for row in places(rows, kind, name) if row is not None]
 
-    `what` names the rows there. One row that cannot be read is no reason to do without the others.
+
+def places(rows: Iterable[object], kind: type[T], name: str) -> list[T | None]:
+    """As `each`, but with None for a row that is not understood.
+
+    Rows are dictionaries, or undecoded JSON.
     """
-    return [row for row in places(rows, kind, what) if row is not None]
-
-
-def places(rows: Iterable[object], kind: type[T], what: str) -> list[T | None]:
-    """As `each`, with None in the place of a row that is not understood.
-
-    Rows are dictionaries, or JSON that is still to be read.
-    """
-    found: list[T | None] = []
+    understood: list[T | None] = []
     skipped: list[str] = []
     for row in rows:
         try:
-            read = msgspec.json.decode(row) if isinstance(row, msgspec.Raw) else row
-            found.append(convert(read, kind))
+            values = msgspec.json.decode(row) if isinstance(row, msgspec.Raw) else row
+            understood.append(convert(values, kind))
         except (NotKnownHere, msgspec.DecodeError, InvalidProblem, RecursionError) as error:
-            found.append(None)
+            understood.append(None)
             skipped.append(str(error))
     if skipped:
         log.warning(
             "%d %s are not known to gemmsmith %s and are left out; the first: %s",
-            len(skipped), what, VERSION, line(skipped[0]),
+            len(skipped), name, VERSION, line(skipped[0]),
         )  # fmt: skip
-    return found
+    return understood
 
 
 @functools.cache
@@ -105,7 +102,7 @@ def _required(kind: Hashable) -> frozenset[str]:
 
 @functools.cache
 def _shape(kind: Hashable) -> type[msgspec.Struct]:
-    """A row of that kind, of which only the names of what is to be run are looked at."""
+    """A row of that kind, with only those fields that decide what runs, and these strict."""
     names = [field.encode_name for field in _fields(kind)]
     parts: dict[str, Any] = {
         "problem": _PROBLEM,
@@ -121,12 +118,12 @@ def _shape(kind: Hashable) -> type[msgspec.Struct]:
 
 def _fields(kind: object) -> tuple[msgspec.inspect.Field, ...]:
     described: Any = msgspec.inspect.type_info(kind)
-    found: tuple[msgspec.inspect.Field, ...] = described.fields
-    return found
+    fields: tuple[msgspec.inspect.Field, ...] = described.fields
+    return fields
 
 
 def _strict(kind: Any, **parts: Any) -> Any:
-    """A row with the kind's fields and no others, whatever is in them."""
+    """A row with the kind's fields, of any type, and no others."""
     return msgspec.defstruct(
         kind.__name__,
         [(field.encode_name, parts.get(field.encode_name, Any), None) for field in _fields(kind)],

@@ -10,8 +10,8 @@ from tests.support.records import DEVICE
 from tuner.jobs import Queue, Worker, taker
 from tuner.jobs.workers import FORGOTTEN_S, SILENT_S
 from tuner.store import Store
-from tuner.store.clock import now
 from tuner.store.models import WorkerRow
+from tuner.store.sql import now
 
 PROBLEM = Problem(m=8, n=16, k=32)
 

@@ -21,7 +21,7 @@ from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tests.support.replacing import replace
-from tuner.measure import baseline, batch, bench, company, power, spreads, states, timing
+from tuner.measure import baseline, batch, bench, company, power, regimes, spreads, timing
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
 from tuner.measure.graphs import Replay
@@ -155,7 +155,7 @@ def test_finals_pair_the_survivors_with_the_baseline(
     problem: Problem,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(states, "gain", lambda *_: 0.0)
+    monkeypatch.setattr(regimes, "gain", lambda *_: 0.0)
     request = FinalsRequest(problem=problem, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
     assert [o.index for o in done.finalists] == [0, 6, 7]
@@ -163,7 +163,7 @@ def test_finals_pair_the_survivors_with_the_baseline(
     assert [len(samples) for samples in done.samples_us] == [5, 5, 5]
     assert len(done.baseline_us) == 5
     assert all(o.correctness for o in done.finalists)
-    # Nobody is ahead of cuBLAS, so there is nobody to time in further states.
+    # Nobody is ahead of cuBLAS, so there is nobody to time in further regimes.
     assert done.boost is done.interleaved is None
     assert done.power_penalties == ()
     assert decode_reply(encode(done)) == done
@@ -174,7 +174,7 @@ def test_finals_pair_the_survivors_with_the_baseline(
 def test_groups_are_verified_in_every_spread_and_timed_in_each(
     batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "gain", lambda *_: 0.0)
+    monkeypatch.setattr(regimes, "gain", lambda *_: 0.0)
     problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
     names = ("good", "wrong", "unwritten", "even", "other")
     field = entrants(pack, *names, dtype=problem.dtype)
@@ -204,7 +204,7 @@ def test_a_default_is_not_its_own_rival(
         raise RuntimeError("called a synchronizing CUDA operation")
 
     monkeypatch.setattr(torch, "_grouped_mm", waits)  # so that the loop is the default
-    monkeypatch.setattr(states, "gain", lambda *_: 0.0)
+    monkeypatch.setattr(regimes, "gain", lambda *_: 0.0)
     problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
     field = entrants(pack, "good", dtype=problem.dtype)
     done = batches.finals(FinalsRequest(problem=problem, entrants=field, policy=POLICY, seed=1))
@@ -239,7 +239,7 @@ def test_each_spread_is_timed_on_its_own_sets_alone(
             replayed[-1].add(("default", i % len(self._launches)))
         return computed(self, i)
 
-    monkeypatch.setattr(states, "gain", lambda *_: 0.0)
+    monkeypatch.setattr(regimes, "gain", lambda *_: 0.0)
     monkeypatch.setattr(spreads, "captured_beside", beside)
     monkeypatch.setattr(bench.Bench, "_launch", launch)
     monkeypatch.setattr(baseline.Baseline, "compute", compute)
@@ -256,7 +256,7 @@ def test_who_is_ahead_is_timed_rested_too(
     batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Place 1 is behind in the first state, and all the others are in the second."""
-    monkeypatch.setattr(states, "gain", lambda seen, place: float(len(seen) == 1 and place != 1))
+    monkeypatch.setattr(regimes, "gain", lambda seen, place: float(len(seen) == 1 and place != 1))
     request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
     assert done.boost is not None
@@ -272,8 +272,8 @@ def test_who_is_ahead_is_timed_rested_too(
 def test_half_as_many_rounds_are_rested(
     batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "gain", lambda *_: 2.0)
-    for module in (batch, states):  # the host takes long, and would get fewer rounds
+    monkeypatch.setattr(regimes, "gain", lambda *_: 2.0)
+    for module in (batch, regimes):  # the host takes long, and would get fewer rounds
         monkeypatch.setattr(module, "affordable", lambda wanted, *_: wanted)
     policy = Policy(screen_samples=3, final_rounds=25, give_up_ratio=1000.0)
     request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, "good"), policy=policy, seed=1)
@@ -286,7 +286,7 @@ def test_half_as_many_rounds_are_rested(
 def test_who_is_still_ahead_is_timed_between_other_kernels_too(
     batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "gain", lambda _, place: 2.0 if place != 1 else 0.0)
+    monkeypatch.setattr(regimes, "gain", lambda _, place: 2.0 if place != 1 else 0.0)
     request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
     assert done.interleaved is not None
@@ -301,16 +301,16 @@ def test_who_is_still_ahead_is_timed_between_other_kernels_too(
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everyone gains, at the power limit."""
-    monkeypatch.setattr(states, "gain", lambda *_: 2.0)
+    monkeypatch.setattr(regimes, "gain", lambda *_: 2.0)
     monkeypatch.setattr(power, "is_power_limited", lambda *_: True)
-    monkeypatch.setattr(power, "beyond_all_prices", lambda *_: [])
+    monkeypatch.setattr(power, "beyond_all_penalties", lambda *_: [])
 
 
 @pytest.mark.usefixtures("limited")
 def test_at_the_power_limit_the_best_are_priced(
     batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(power, "worth_a_look", lambda *_: [2, 0])
+    monkeypatch.setattr(power, "to_measure", lambda *_: [2, 0])
     clocks = iter([1400.0, 1500.0, 1500.0])  # cuBLAS's is the second
     monkeypatch.setattr(timing.Timer, "clock", lambda *_: next(clocks))
     request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
@@ -324,7 +324,7 @@ def test_at_the_power_limit_the_best_are_priced(
 def test_who_gains_more_than_power_can_cost_is_not_looked_at(
     batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(power, "beyond_all_prices", lambda *_: [1])
+    monkeypatch.setattr(power, "beyond_all_penalties", lambda *_: [1])
     request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     assert batches.finals(request).power_penalties == (None, 1.0, None)
 
@@ -335,7 +335,7 @@ def test_what_cannot_be_captured_again_is_not_recommended(
     def refuse(*_: object, **__: object) -> None:
         raise bench.CandidateFailed(Failure(kind=FailureKind.LAUNCH, message="no memory"))
 
-    monkeypatch.setattr(states, "gain", lambda *_: 2.0)
+    monkeypatch.setattr(regimes, "gain", lambda *_: 2.0)
     monkeypatch.setattr(company, "mixed_rounds", refuse)
     request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1)
     done = batches.finals(request)

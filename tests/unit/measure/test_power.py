@@ -8,13 +8,13 @@ from gemmsmith.answers.answer import Conditions
 from gemmsmith.core.problem import Layout, Problem
 from tuner.measure.graphs import Replay
 from tuner.measure.power import (
-    beyond_all_prices,
+    beyond_all_penalties,
     gain,
     is_counted,
     is_power_limited,
     penalties,
     penalty,
-    worth_a_look,
+    to_measure,
 )
 from tuner.trial import Rounds
 
@@ -62,8 +62,8 @@ def test_the_clocks_of_the_best_and_of_the_best_of_larger_tiles_are_looked_at() 
     # Tiles: large, the best's, larger; then two that gain in one state only.
     hot = rounds(9.9, 9.0, 9.5, 8.0, 10.5)
     cool = rounds(9.8, 9.0, 9.6, 10.2, 9.0)
-    assert worth_a_look((hot, cool), tiles=[32768, 16384, 24576, 16384, 65536]) == [1, 2]
-    assert worth_a_look((hot, cool), tiles=[16384] * 5) == [1]
+    assert to_measure((hot, cool), tiles=[32768, 16384, 24576, 16384, 65536]) == [1, 2]
+    assert to_measure((hot, cool), tiles=[16384] * 5) == [1]
 
 
 def test_who_took_no_part_in_a_state_does_not_gain() -> None:
@@ -73,18 +73,18 @@ def test_who_took_no_part_in_a_state_does_not_gain() -> None:
     )
     assert gain((first, second), 0) == 0.0
     assert gain((first, second), 1) == pytest.approx(1.25)
-    assert beyond_all_prices((first, second)) == []
+    assert beyond_all_penalties((first, second)) == []
 
 
 def test_who_is_twice_as_fast_in_all_states_gains_whatever_power_costs() -> None:
     hot, cool = rounds(4.0, 4.0, 9.0), rounds(4.5, 6.0, 9.0)
-    assert beyond_all_prices((hot, cool)) == [0]
+    assert beyond_all_penalties((hot, cool)) == [0]
     assert penalty(1980.0 / 2, 1980.0) > 2.0 > penalty(1300.0, 1980.0)
 
 
 def test_where_nobody_gains_nobody_is_looked_at() -> None:
-    assert worth_a_look((rounds(10.1), rounds(9.0)), tiles=[1]) == []
-    assert worth_a_look((rounds(), rounds()), tiles=[]) == []
+    assert to_measure((rounds(10.1), rounds(9.0)), tiles=[1]) == []
+    assert to_measure((rounds(), rounds()), tiles=[]) == []
 
 
 def test_a_lower_clock_has_a_price_and_a_higher_one_a_reward() -> None:

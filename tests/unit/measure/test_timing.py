@@ -161,7 +161,7 @@ def test_for_its_clock_a_graph_has_the_gpu_to_itself(
     assert timer(steady()).clock(FakeGraph(gpu, "a", 500.0)) == pytest.approx(mhz)
     assert gpu.log[:4] == ["rest", "a", "spin", "spin"]
     assert gpu.now / 1e6 == pytest.approx(
-        timing.COOLING_S + timing.SETTLE_S + timing.LOOK_S, abs=0.01
+        timing.COOLING_S + timing.SETTLE_S + timing.CLOCK_S, abs=0.01
     )
 
 

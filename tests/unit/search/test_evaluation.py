@@ -67,10 +67,10 @@ def test_regret_is_the_share_that_the_winner_takes_longer(recording: Recording) 
 
 def test_the_winner_found_is_the_best_that_was_tried(recording: Recording) -> None:
     found = some_candidates(PROBLEM)
-    assert recording.found(found[:1], BUDGET) is None  # it failed
-    assert recording.found(found[:2], BUDGET) == found[1].key
-    assert recording.found(found[3:], BUDGET) == found[3].key
-    assert recording.found(found, BUDGET) == best_of(PROBLEM).key
+    assert recording.winner_of(found[:1], BUDGET) is None  # it failed
+    assert recording.winner_of(found[:2], BUDGET) == found[1].key
+    assert recording.winner_of(found[3:], BUDGET) == found[3].key
+    assert recording.winner_of(found, BUDGET) == best_of(PROBLEM).key
 
 
 def test_a_curve_falls_to_the_optimum(recording: Recording) -> None:

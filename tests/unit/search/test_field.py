@@ -12,8 +12,7 @@ from gemmsmith.core.tuning import Effort
 from tests.support.replacing import replace
 from tests.unit.search.test_exploration import LAUNCHES, kernel
 from tuner.search.budget import BUDGETS, Budget
-from tuner.search.exploration import Proposals
-from tuner.search.field import BEHIND, GAIN, Field
+from tuner.search.exploration import BEHIND, GAIN, Field, Proposals
 
 KERNELS = [kernel(f"k{i}", (64, 8 * (i + 1))) for i in range(30)]
 DEFAULT = BUDGETS[Effort.DEFAULT]

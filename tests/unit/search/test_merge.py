@@ -15,7 +15,7 @@ from tuner.backends import kernels
 from tuner.jobs import Queue
 from tuner.jobs.rechecks import IDLE_PRIORITY
 from tuner.merge import LATELY_S, NOISE, Verdict, compare, is_for_a_third, settle
-from tuner.search.recheck import top_candidates
+from tuner.search.finals import top_candidates
 from tuner.store import Store
 from tuner.store.models import GpuRow
 from tuner.trial import Winner

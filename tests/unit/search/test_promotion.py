@@ -61,6 +61,7 @@ def test_what_wins_at_the_power_limit_only_is_not_recommended() -> None:
     assert decision.statistics.median_us == pytest.approx(9.3, rel=0.05)
     assert decision.baseline is not None
     assert decision.baseline.median_us == pytest.approx(9.0, rel=0.05)
+    assert decision.conditions is not None
     assert decision.conditions.sm_clock_mhz == 1500
 
 

@@ -27,7 +27,7 @@ from tuner.devices.base import Contender
 from tuner.errors import JobAborted
 from tuner.measure.policy import Policy
 from tuner.search.cost_model import AnalyticModel
-from tuner.search.recheck import top_candidates
+from tuner.search.finals import top_candidates
 from tuner.search.run import tune
 from tuner.store import Store
 from tuner.trial import Finals, Phase, Trial, Winner

@@ -11,7 +11,7 @@ from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tuner.backends import kernels
-from tuner.search.transfer import near_winners
+from tuner.search.hints import near_winners
 from tuner.store import Store
 
 ASKED = Problem(m=4096, n=4096, k=4096, dtype=DType.FP16)
