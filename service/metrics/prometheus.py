@@ -1,8 +1,8 @@
-"""What Prometheus scrapes: this process's own counters, and what `service.metrics.database` reads.
+"""The metrics that Prometheus scrapes: this process's counters, and figures from the database.
 
-One registry per application, so that two applications in one process do not mix. Figures that
-come from the database are the same in every service on it: take their maximum over instances, not
-their sum. `docs/operation.md` lists all of them; a test holds that.
+One registry per application, so that two applications in one process do not mix. Figures from the
+database are the same in every service on it: take their maximum over instances, not their sum.
+`docs/operation.md` lists all metrics, which a test checks.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from service.metrics.database import Figures
 from tuner.jobs.figures import JobFigures
 from tuner.store.totals import RecordTotals
 
-# When each series began: twice the series, and nothing that Prometheus makes use of.
+# Time stamps of when each series began would double the series, and Prometheus does not use them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# From an answer out of memory to an export of everything.
+# From an answer from memory (0.1 ms) to an export of the whole database (seconds).
 _LATENCY_BUCKETS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1, 5, 30),
 )
 
 UNKNOWN = "unknown"
-"""How a lookup is counted that found nothing."""
+"""The `match` label of a lookup without an answer."""
 
 
 class AnswerSource(StrEnum):
-    """Where answers come from."""
+    """Where an answer came from."""
 
-    MEMORY = "memory"  # read before, and still true
+    MEMORY = "memory"  # read before, and still current
     DATABASE = "database"
 
 
@@ -59,13 +59,13 @@ class Metrics:
 
     Args:
         figures: read at each scrape.
-        volumes: folders to tell the free space of, by what they are for.
+        volumes: folders whose free space is reported, by purpose.
     """
 
     def __init__(self, figures: Figures, volumes: Mapping[str, Path]) -> None:
         self._figures = figures
         self.registry = CollectorRegistry()
-        # Kept by their labels: looking a series up costs more than counting.
+        # Series are cached by their labels, because looking one up costs more than counting.
         self._requests = functools.cache(
             Counter(
                 "gemmsmith_requests",
@@ -117,28 +117,26 @@ class Metrics:
         self.registry.register(_Volumes(volumes))
 
     def request(self, method: str, route: str, status: int, seconds: float | None) -> None:
-        """Count a request that was answered; `seconds` is None for an event stream."""
+        """Count an answered request; `seconds` is None for an event stream."""
         self._requests(method, route, str(status)).inc()
         if seconds is not None:
             self._latency(route).observe(seconds)
 
     def lookup(self, match: str, source: AnswerSource, number: int = 1) -> None:
-        """Count lookups answered with that `Match`, or `UNKNOWN`."""
+        """Count lookups that were answered with that `Match` or `UNKNOWN`."""
         self._lookups(match).inc(number)
         self._answers(source).inc(number)
 
     def render(self) -> bytes:
-        """The exposition text."""
         self._figures.refresh()
         return generate_latest(self.registry)
 
     def close(self) -> None:
-        """Stop reading the database."""
         self._figures.close()
 
 
 class _FromDatabase(Collector):
-    """Figures as they were read last; those that were never read are absent."""
+    """The figures of the last reading. Those that were never read are absent."""
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
