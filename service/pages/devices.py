@@ -8,8 +8,8 @@ from starlette.responses import Response
 from service.http.state import Service
 from service.pages import addresses
 from service.pages.callers import Reader
-from service.pages.ceilings import ceilings_of
 from service.pages.render import page
+from service.report.roofs import ceilings_of
 
 router = APIRouter(include_in_schema=False)
 

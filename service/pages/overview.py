@@ -13,10 +13,9 @@ from service.charts import rooflines
 from service.http.state import Service
 from service.pages import addresses
 from service.pages.callers import Reader
-from service.pages.ceilings import ceilings_of
 from service.pages.fields import Device
 from service.pages.render import page
-from service.report.roofs import Roof, measured_roof, nominal_roof
+from service.report.roofs import Roof, ceilings_of, measured_roof, nominal_roof
 from tuner.store.listing import Listed
 
 router = APIRouter(include_in_schema=False)

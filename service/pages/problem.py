@@ -29,15 +29,14 @@ from service.http.state import Service, State
 from service.lookup import find
 from service.pages import addresses
 from service.pages.callers import Admin, Reader
-from service.pages.ceilings import ceilings_of
 from service.pages.comparisons import changes, curl, elsewhere, python
 from service.pages.fields import Posted
 from service.pages.plots import plots
 from service.pages.render import page, see_other
 from service.report.problem_rows import ReportRow, row_of
-from service.report.reasons import baseline_note, why
+from service.report.reasons import default_note, why
 from service.report.regimes import mean
-from service.report.roofs import Roof, measured_roof, nominal_roof
+from service.report.roofs import Roof, ceilings_of, measured_roof, nominal_roof
 from tuner.errors import JobNotFound
 from tuner.measure.ceilings import Ceilings
 from tuner.store.revisions import WinnerRevision
@@ -88,7 +87,7 @@ def problem(
         model=model,
         winner=winner,
         instead=None if winner else _instead(service, asked, model),
-        why="; ".join(filter(None, (why(row), baseline_note(asked)))) if row else "",
+        why="; ".join(filter(None, (why(row), default_note(asked)))) if row else "",
         regimes=_regimes(winner) if winner else Markup(""),
         plots=plots(winner, ranking, history, service.store.tried.of_problem(asked, device)),
         elsewhere=elsewhere(service.store, asked, service.catalogue.known()),

@@ -14,7 +14,7 @@ from service.charts.ratios import classes, ratios
 from service.pages.render import html
 from service.report import regimes
 from service.report.problem_rows import LOW, DeviceReport, ReportRow
-from service.report.reasons import baseline_note, notes, why
+from service.report.reasons import default_note, notes, why
 from service.report.roofs import measured_roof
 
 
@@ -44,4 +44,4 @@ def _slowest_first(rows: Sequence[ReportRow]) -> list[ReportRow]:
 
 def _remarks(row: ReportRow) -> str:
     measured = regimes.summary(row.winner.regimes, row.winner.power_penalty)
-    return "; ".join(filter(None, (why(row), measured, baseline_note(row.problem))))
+    return "; ".join(filter(None, (why(row), measured, default_note(row.problem))))
