@@ -1,6 +1,6 @@
 """The report as one HTML page: no scripts, no network, everything in the file.
 
-The same rows always give the same page: nothing of the moment of writing is in it.
+The same rows always give the same page: it has no time or name of the machine that wrote it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.report.roofs import measured_roof
 
 
 def page(reports: Sequence[DeviceReport]) -> str:
-    """The whole page."""
+    """Render the whole page."""
     return html(
         "report.html",
         reports=reports,
