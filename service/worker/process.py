@@ -28,7 +28,7 @@ from service.settings import Settings, SettingsError
 from service.worker.builder import RecordingBuilder, Tally, open_builder
 from service.worker.gpu import usable_gpu
 from service.worker.idle import Idle
-from service.worker.supervisor import BEAT_S
+from service.worker.supervisor import BEAT_S, SUPERVISED
 from tuner.devices import open_device
 from tuner.devices.base import Device
 from tuner.errors import LeaseLost, StoreError, TunerError
@@ -58,9 +58,6 @@ THIRD_WITHIN = 10
 
 NICENESS = 10
 """Niceness of a worker beside a service, and of its compilers, so that lookups run first."""
-
-SUPERVISED = "GEMMSMITH_SUPERVISED"
-"""Set by `service.worker.supervisor`: standard input is its socket."""
 
 
 def device_name(settings: Settings) -> str:

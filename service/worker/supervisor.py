@@ -24,6 +24,9 @@ from service.settings import Settings
 
 log = structlog.get_logger("gemmsmith.serve")
 
+SUPERVISED = "GEMMSMITH_SUPERVISED"
+"""Set for a worker whose standard input is the supervisor's socket."""
+
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 HEALTHY_AFTER_S = 60.0
@@ -108,7 +111,7 @@ class WorkerSupervisor:
                 self._process = process = subprocess.Popen(
                     self._command,
                     stdin=theirs.fileno(),
-                    env={**os.environ, **self._settings.environment(), "GEMMSMITH_SUPERVISED": "1"},
+                    env={**os.environ, **self._settings.environment(), SUPERVISED: "1"},
                     start_new_session=True,
                 )
             self.starts += 1
