@@ -13,5 +13,5 @@ PEERS: tuple[Peer, ...] = (CuBlas(), CuBlasLt(), Triton(), Quack(), Gemmsmith())
 
 
 def by_name(name: str) -> Peer:
-    """The peer of that name; KeyError if there is none."""
+    """Return the peer of that name, or raise KeyError."""
     return {peer.name: peer for peer in PEERS}[name]
