@@ -34,7 +34,6 @@ class Breaker:
     jobs: int
 
     def over(self) -> bool:
-        """Whether all jobs have ended."""
         counts = Queue(self.store).counts()
         return sum(number for state, number in counts.items() if state.terminal) == self.jobs
 

@@ -78,7 +78,6 @@ def peak_mb(process: Path) -> float:
 
 
 def cpu_s(process: Path) -> float:
-    """Return the CPU seconds of a process."""
     user, system = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 

@@ -198,7 +198,6 @@ def _in_the_service(before: Mapping[float, float], after: Mapping[float, float])
 
 
 def predicted_alone(folder: Path) -> Iterator[Figure]:
-    """Measure `predicted` with a service of its own."""
     near = [msgspec.to_builtins(winner.problem) for winner in servers.shipped()]
     with servers.service(folder / "served.db") as url, httpx.Client(base_url=url) as http:
         yield from predicted(http, [{**question, "m": question["m"] + 8} for question in near])

@@ -49,7 +49,6 @@ WHERE problems.id > :kinds ORDER BY problems.id
 
 
 def take(store: Store, files: Iterable[Path]) -> None:
-    """Put the winners of shipped files into the store."""
     trusted = Trusted.load(TRUSTED)
     for file in files:
         import_winners(store, file, trusted)

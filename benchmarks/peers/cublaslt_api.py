@@ -67,7 +67,6 @@ class Library:
             function.restype, function.argtypes = c_int, _CALLS[name]
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Raises LtError unless the call succeeds."""
         status = self._functions[name](*arguments)
         if status:
             raise LtError(f"cublasLt{name}", status)
@@ -106,7 +105,6 @@ class Library:
         return product
 
     def preference(self, workspace_bytes: int) -> c_void_p:
-        """Limit the workspace of the heuristics' proposals."""
         preference = self.create("MatmulPreferenceCreate")
         self.set("MatmulPreference", preference, _MAX_WORKSPACE, c_size_t(workspace_bytes))
         return preference

@@ -13,5 +13,4 @@ PEERS: tuple[Peer, ...] = (CuBlas(), CuBlasLt(), Triton(), Quack(), Gemmsmith())
 
 
 def by_name(name: str) -> Peer:
-    """Return the peer of that name, or raise KeyError."""
     return {peer.name: peer for peer in PEERS}[name]

@@ -11,7 +11,6 @@ GEMMSMITH = "gemmsmith"
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
-    """Return the geometric mean; None without values."""
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs)) if logs else None
 

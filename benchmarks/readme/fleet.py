@@ -25,7 +25,6 @@ def _runs(kind: str) -> list[dict[str, Any]]:
 
 
 def _rate(run: Mapping[str, Any]) -> float:
-    """Return the leases a second of a run."""
     return float(run["attempts"] / run["seconds"])
 
 

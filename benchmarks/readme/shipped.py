@@ -31,7 +31,6 @@ def models(winners: Iterable[Winner]) -> list[DeviceModel]:
 
 
 def short(model: DeviceModel) -> str:
-    """Return a model's short name, such as H200."""
     return model.name.removeprefix("NVIDIA ").partition(" ")[0]
 
 

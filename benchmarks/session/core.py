@@ -33,7 +33,6 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def gpus() -> int:
-    """Return how many GPUs this host has."""
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
@@ -70,7 +69,6 @@ class Session:
 
     @property
     def ordinal(self) -> int:
-        """The N of cuda:N."""
         return int(self.device.partition(":")[2] or 0)
 
     def file(self, stem: str, suffix: str, dtype: str | None = None) -> Path:
@@ -203,11 +201,9 @@ class Deadline:
         self._at = time.monotonic() + session.time_limit
 
     def over(self) -> bool:
-        """Whether the time is over, so that nothing further should begin."""
         return time.monotonic() >= self._at
 
     def left(self) -> str:
-        """Return the seconds left, at least ten, as an option's value."""
         return str(max(10, int(self._at - time.monotonic())))
 
 

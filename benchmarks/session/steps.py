@@ -33,7 +33,6 @@ def build_tests(session: Session) -> int:
 
 
 def ranks(session: Session) -> int:
-    """Run tests/gpu/test_ranks.py on all of the host's GPUs."""
     report = {"GEMMSMITH_GPU_REPORT": str(session.file("ranks", ".json"))}
     return _pytest(session, "ranks", ("tests/gpu/test_ranks.py",), report)
 
@@ -141,7 +140,6 @@ def alone(session: Session) -> int:
 
 
 def report(session: Session) -> int:
-    """Write the winners of this session's database as a page."""
     return session.gemmsmith(
         "report", "-o", str(session.out / "report"), log=session.file("report", ".log")
     )

@@ -42,7 +42,6 @@ class FleetGpu:
 
     @property
     def names(self) -> tuple[str, str]:
-        """The names that jobs may have for it."""
         return (self.model.slug, self.name)
 
 

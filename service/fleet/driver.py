@@ -171,7 +171,6 @@ class Driver:
         return [kinds[name] for name in sorted(kinds)]
 
     def ready(self) -> int:
-        """Return how many GPUs have a worker that has opened its device."""
         beats = (worker.beat for worker in self.workers.values())
         return sum(beat is not None and beat.device is not None for beat in beats)
 

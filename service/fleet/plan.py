@@ -37,7 +37,6 @@ class Slot:
 
     @property
     def needs(self) -> dict[str, float]:
-        """The resources to request from Ray."""
         return {self.resource: 1.0}
 
 

@@ -42,7 +42,6 @@ class PreparedBuilder(RecordingBuilder):
         self.later: Collection[str] = ()
 
     def has(self, kernel: AnyKernel) -> bool:
-        """See `Builder.has`."""
         return kernel.name not in self.later and super().has(kernel)
 
     def build(self, kernels: Sequence[AnyKernel]) -> Iterator[Built]:

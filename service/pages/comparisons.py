@@ -17,7 +17,6 @@ from tuner.trial import Winner
 def elsewhere(
     store: Store, problem: Problem, models: Sequence[DeviceModel]
 ) -> list[tuple[DeviceModel, Winner]]:
-    """Return the device models that have a winner of the problem, with that winner."""
     winners = ((model, store.winner(problem, model.slug)) for model in models)
     return [(model, winner) for model, winner in winners if winner is not None]
 
@@ -51,13 +50,11 @@ def _change(winner: Winner, before: Winner) -> str:
 
 
 def curl(problem: Problem, device: str, origin: str, *, with_key: bool) -> str:
-    """Return a command that prints the answer of a problem."""
     key = ' -H "Authorization: Bearer $GEMMSMITH_API_KEY"' if with_key else ""
     return f"curl -s{key} {shlex.quote(origin + best_url(problem, device))}"
 
 
 def python(problem: Problem, device: str, origin: str, *, with_key: bool) -> str:
-    """Return a program that prints the answer of a problem."""
     key = ', api_key=os.environ["GEMMSMITH_API_KEY"]' if with_key else ""
     batch = f", batch={problem.batch}" if problem.batch != 1 else ""
     kind = f"dtype={problem.dtype!r}, layout={problem.layout.value!r}, device={device!r}"

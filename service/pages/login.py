@@ -46,7 +46,6 @@ async def login(service: Service, request: Request) -> Response:
 
 @router.post(LOGOUT)
 async def logout() -> Response:
-    """Forget the key."""
     response = render.see_other(LOGIN)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return response

@@ -37,7 +37,6 @@ HEADERS = {
 def page(
     template: str, *, caller: Caller | None = None, status: int = 200, **values: Any
 ) -> Response:
-    """Render a page as a response to `caller`."""
     content = html(template, caller=caller, **values)
     return HTMLResponse(content, status_code=status, headers=HEADERS)
 

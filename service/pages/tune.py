@@ -41,7 +41,6 @@ OFFERED = (*DType, "bf16.out_f32", "bf16.out_f32.accumulate")
 
 @router.get(addresses.TUNE)
 def form(service: Service, caller: Tuner, request: Request) -> Response:
-    """The form, filled in from the query."""
     return _form(service, caller, request.query_params)
 
 

@@ -54,7 +54,6 @@ class SuiteSaving:
 
     @property
     def share(self) -> float:
-        """The share of the defaults' time that is saved."""
         return self.saved_us / self.default_us
 
 

@@ -94,7 +94,6 @@ class Tuning:
         self._idle = Idle(store, device, self._environment, queue)
 
     def begin(self) -> None:
-        """Report the GPU and its software before the first job."""
         self._idle.report()
 
     def idle(self) -> None:

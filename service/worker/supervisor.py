@@ -66,7 +66,6 @@ class WorkerSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the running worker, if any."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
