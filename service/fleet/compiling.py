@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.device import DeviceModel
@@ -18,12 +18,12 @@ from service import identity, logging
 from service.fleet.packs import Share
 from service.fleet.plan import RECORDED
 from service.settings import Settings
-from service.worker.builder import RecordingBuilder, Tally, open_builder
+from service.worker.builder import RecordingBuilder, open_builder
 from tuner.backends import candidates
 from tuner.backends.cublaslt.algorithms import kernel_for
 from tuner.devices import open_device
 from tuner.devices.base import Device
-from tuner.errors import LeaseLost, NoLegalCandidate, NotRecorded, StoreError
+from tuner.errors import NoLegalCandidate, NotRecorded
 from tuner.jobs import Job, LeasedJob, Worker
 from tuner.jobs.stages import Stage, StagedQueue, hand_to_gpus
 from tuner.search.ahead import first_kernels
@@ -137,7 +137,7 @@ class Preparation:
                 report(len(batch))
         if self._share is not None:
             self._share.push(self._builder.store, packs.values())
-        self._report_built(leased)
+        self._builder.report(leased)
         hand_to_gpus(leased, list(packs), failures)
 
     def _kernels(self, leased: LeasedJob, store: Store) -> tuple[list[AnyKernel], dict[str, str]]:
@@ -193,12 +193,6 @@ class Preparation:
         if name not in self._recorded:
             self._recorded[name] = open_device(name, sweeps=self._settings.sweeps)
         return self._recorded[name]
-
-    def _report_built(self, leased: LeasedJob) -> None:
-        tally, self._builder.tally = self._builder.tally, Tally()
-        if tally != Tally():
-            with suppress(LeaseLost, StoreError):  # a job must not fail for want of these figures
-                leased.event("built", asdict(tally))
 
 
 def _reporter(leased: LeasedJob, total: int) -> Callable[[int], None]:

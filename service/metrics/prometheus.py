@@ -77,7 +77,7 @@ class Metrics:
         self._latency = functools.cache(
             Histogram(
                 "gemmsmith_request_seconds",
-                "Time from a request to the end of its answer, event streams excepted",
+                "Time from a request to the end of its answer, without event streams",
                 ["route"],
                 buckets=_LATENCY_BUCKETS,
                 registry=self.registry,
@@ -86,7 +86,7 @@ class Metrics:
         self._lookups = functools.cache(
             Counter(
                 "gemmsmith_lookups",
-                "Lookups by how they were answered: exact, nearest, predicted or unknown",
+                "Lookups by match: exact, nearest, predicted or unknown",
                 ["match"],
                 registry=self.registry,
             ).labels
@@ -94,14 +94,14 @@ class Metrics:
         self._answers = functools.cache(
             Counter(
                 "gemmsmith_answers",
-                "Answers by where they came from: memory, or the database",
+                "Answers by their source: memory or database",
                 ["source"],
                 registry=self.registry,
             ).labels
         )
         self.altered = Counter(
             "gemmsmith_altered_winners",
-            "Winners found altered in the database, which are not answered",
+            "Winners that were altered in the database and are not served",
             registry=self.registry,
         )
         self.answers_kept = Gauge(
@@ -148,7 +148,7 @@ class _FromDatabase(Collector):
             yield from _of_records(self._figures.records)
         yield GaugeMetricFamily(
             "gemmsmith_figures_read_timestamp_seconds",
-            "Unix time at which the metrics from the database were read; 0 for never",
+            "Unix time of the last reading of the database; 0 before the first",
             self._figures.read_at or 0.0,
         )
 
@@ -160,7 +160,7 @@ class _Volumes(Collector):
     def collect(self) -> Iterator[Metric]:
         free = GaugeMetricFamily(
             "gemmsmith_disk_free_bytes",
-            "Space left for the database and for packs; absent where the folder is missing",
+            "Free space for the database and for packs; absent if the folder does not exist",
             labels=["volume"],
         )
         for name, folder in self._volumes.items():
@@ -173,13 +173,13 @@ def _of_jobs(figures: JobFigures) -> Iterator[Metric]:
     yield _by_label(
         GaugeMetricFamily,
         "gemmsmith_jobs",
-        "Tuning jobs that are not over",
+        "Tuning jobs that have not ended",
         "state",
         figures.states,
     )
     yield GaugeMetricFamily(
         "gemmsmith_oldest_waiting_job_seconds",
-        "Time since the oldest waiting job was requested; 0 where none waits",
+        "Time since the oldest waiting job was requested; 0 if no job waits",
         figures.oldest_waiting_s,
     )
     yield GaugeMetricFamily(
@@ -188,7 +188,11 @@ def _of_jobs(figures: JobFigures) -> Iterator[Metric]:
         figures.abandoned,
     )
     yield _by_label(
-        CounterMetricFamily, "gemmsmith_jobs_ended", "Jobs that are over", "outcome", figures.ended
+        CounterMetricFamily,
+        "gemmsmith_jobs_ended",
+        "Jobs that have ended",
+        "outcome",
+        figures.ended,
     )
     yield _by_label(
         CounterMetricFamily,
@@ -200,14 +204,14 @@ def _of_jobs(figures: JobFigures) -> Iterator[Metric]:
     yield _by_label(
         CounterMetricFamily,
         "gemmsmith_device_busy_seconds",
-        "Time in which the worker's device measured",
+        "Time in which a worker's device measured",
         "host",
         figures.busy_seconds,
     )
     yield _by_label(
         CounterMetricFamily,
         "gemmsmith_job_kernels",
-        "Kernels that jobs needed, by how they came by them: found, compiled or failed",
+        "Kernels that jobs needed: found in a pack, compiled, or failed to compile",
         "how",
         figures.kernels,
     )
@@ -225,12 +229,12 @@ def _of_records(totals: RecordTotals) -> Iterator[Metric]:
     yield GaugeMetricFamily("gemmsmith_pack_bytes", "Size of the recorded packs", totals.pack_bytes)
     trials = CounterMetricFamily(
         "gemmsmith_trials",
-        "Trials by phase and outcome: measured, or why not",
+        "Trials by phase and outcome: measured, or the kind of failure",
         labels=["phase", "outcome"],
     )
     seconds = CounterMetricFamily(
         "gemmsmith_trial_seconds",
-        "Time that trials took on the device, verification included",
+        "Time of trials on the device, with verification",
         labels=["phase", "outcome"],
     )
     for labels, number in totals.trials.items():

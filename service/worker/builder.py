@@ -7,8 +7,8 @@ from another service, `GET /best` names the pack.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import structlog
@@ -28,6 +28,8 @@ from tuner.compile import (
     find_toolchain,
 )
 from tuner.compile.installed import TakenIn, take
+from tuner.errors import LeaseLost, StoreError
+from tuner.jobs import LeasedJob
 from tuner.store import Store
 from tuner.trial import Failure, FailureKind
 
@@ -52,7 +54,7 @@ class RecordingBuilder(Builder):
 
     Attributes:
         records: where packs are recorded. A worker sets each job's fenced store here.
-        tally: counts what was built. A caller that starts a new count sets a new tally.
+        tally: counts what was built since the last report.
     """
 
     def __init__(
@@ -85,6 +87,13 @@ class RecordingBuilder(Builder):
                     record(self.records, pack, known)
                     self._recorded.add(pack.hash)
                 yield built
+
+    def report(self, leased: LeasedJob) -> None:
+        """Record for `/metrics` what was built since the last report, also after a failure."""
+        tally, self.tally = self.tally, Tally()
+        if tally != Tally():
+            with suppress(LeaseLost, StoreError):  # a job must not fail for want of these figures
+                leased.event("built", asdict(tally))
 
     def _count(self, built: Built) -> None:
         if built.cached:

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -25,13 +24,13 @@ from gemmsmith.core.device import Environment
 from gemmsmith.core.tuning import Effort
 from service import identity, logging
 from service.settings import Settings, SettingsError
-from service.worker.builder import RecordingBuilder, Tally, open_builder
+from service.worker.builder import RecordingBuilder, open_builder
 from service.worker.gpu import usable_gpu
 from service.worker.idle import Idle
 from service.worker.supervisor import BEAT_S, SUPERVISED
 from tuner.devices import open_device
 from tuner.devices.base import Device
-from tuner.errors import LeaseLost, StoreError, TunerError
+from tuner.errors import TunerError
 from tuner.jobs import LeasedJob, Queue, Worker
 from tuner.merge import is_for_a_third
 from tuner.search.cost_model import AnalyticModel
@@ -133,7 +132,8 @@ class Tuning:
             )
         finally:
             self._worked_at = time.monotonic()
-            self._report_built(leased)
+            if self._builder is not None:
+                self._builder.report(leased)
         self._idle.report()
         median = winner.statistics.median_us if winner.statistics else None
         leased.complete(
@@ -166,14 +166,6 @@ class Tuning:
     def _environment(self) -> Environment:
         self._enter()
         return self._device.environment
-
-    def _report_built(self, leased: LeasedJob) -> None:
-        """Record for `/metrics` what the attempt built, also after a failure."""
-        if self._builder is None or self._builder.tally == Tally():
-            return
-        tally, self._builder.tally = self._builder.tally, Tally()
-        with suppress(LeaseLost, StoreError):  # a job must not fail for want of these figures
-            leased.event("built", asdict(tally))
 
     def _find_builder(self, records: Store) -> RecordingBuilder:
         if self._builder is None:
