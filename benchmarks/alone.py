@@ -1,12 +1,12 @@
-"""A winner alone at its own clock, and cuBLAS alone at its: what paired rounds cannot tell.
+"""A winner alone at its own clock, and cuBLAS alone at its own, which paired rounds cannot measure.
 
     python -m benchmarks.alone FILE.jsonl … -o alone.json [--device cuda:N] [--seconds 0.3]
 
-In paired rounds all contenders share one clock: their samples are shorter than the GPU's power
-control takes, so one that draws more power slows all alike. Here each runs for some tenths of a
-second without the other, in turn; the first half of each turn is not timed. For each problem: both
-times, their paired ratio, each one's clock, power and joules a launch, and what finals would charge
-for the clocks, beside the ratio of the paired rounds that is in the winners file.
+In paired rounds all candidates share one clock: their samples are shorter than the GPU's power
+control takes, so a candidate that draws more power slows all of them. Here each side runs for some
+tenths of a second without the other, in turn; the first half of each turn is not timed. The result
+has for each problem both times and their paired ratio, each side's clock, power and joules a
+launch, the power penalty of finals, and the ratio of the paired rounds in the winners file.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def row(winner: Winner, turns: dict[str, list[Turn]]) -> dict[str, Any]:
-    """What a problem's turns say, and the power penalty that finals would ask for."""
+    """Make a problem's row of its turns, with the power penalty that finals would compute."""
     times = {name: [turn.us for turn in taken] for name, taken in turns.items()}
     medians = {name: _medians(taken) for name, taken in turns.items()}
     return {
@@ -94,19 +94,19 @@ def row(winner: Winner, turns: dict[str, list[Turn]]) -> dict[str, Any]:
     }
 
 
-def line(found: dict[str, Any]) -> str:
-    """A problem's row for a log."""
-    if found["error"]:
-        return f"{found['problem']}: {found['error']}"
+def line(row: dict[str, Any]) -> str:
+    """Write a problem's row for a log."""
+    if row["error"]:
+        return f"{row['problem']}: {row['error']}"
     sides = "; ".join(
         f"{name} {side['us']:.2f} µs, {side['sm_clock_mhz']:.0f} MHz, {side['power_w']:.0f} W, "
         f"{side['joules'] * 1e3:.2f} mJ"
-        for name, side in ((name, found[name]) for name in (OURS, THEIRS))
+        for name, side in ((name, row[name]) for name in (OURS, THEIRS))
     )
-    paired = "unknown" if found["paired"] is None else f"{found['paired']:.3f}"
-    cost = f"power penalty {found['power_penalty']:.3f}"
-    ratios = f"alone {found['alone']['median']:.3f}, paired {paired}, {cost}"
-    return f"{found['problem']}: {ratios}; {sides}"
+    paired = "unknown" if row["paired"] is None else f"{row['paired']:.3f}"
+    cost = f"power penalty {row['power_penalty']:.3f}"
+    ratios = f"alone {row['alone']['median']:.3f}, paired {paired}, {cost}"
+    return f"{row['problem']}: {ratios}; {sides}"
 
 
 def _medians(turns: Sequence[Turn]) -> dict[str, float]:
@@ -146,6 +146,7 @@ def _turns(both: SideBySide, monitor: Monitor, seconds: float, pairs: int) -> di
     start, end = Event(), Event()
     timer = Timer(both.stream, monitor)
     graphs: dict[str, TorchGraph] = {}
+    # Replays of LOOK_REPLAY_US keep the GPU busy while its clock and its energy are read.
     for name, ready in both.ready.items():
         estimate = time_us(ready.launch, both.sets, both.stream, monitor)
         launches = launches_per_replay(estimate, both.sets, CLOCK_REPLAY_US)
@@ -158,11 +159,11 @@ def _turns(both: SideBySide, monitor: Monitor, seconds: float, pairs: int) -> di
             if ran < seconds / 2:
                 continue
             if ran >= seconds:
-                end.record(both.stream)  # behind the last one
+                end.record(both.stream)  # after the last replay
                 continue
             if not replays:
                 before = monitor.energy_j()
-                start.record(both.stream)  # behind this replay: those after it are timed
+                start.record(both.stream)  # after this replay; the following ones are timed
             elif reading is None and ran >= 0.75 * seconds:
                 reading = monitor.read()
             replays += 1
@@ -194,8 +195,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("winners", type=Path, nargs="+", help="winners files")
     parser.add_argument("--device", default="cuda:0", help="cuda:N")
     add_packs(parser)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of a turn, half of it timed")
-    parser.add_argument("--pairs", type=int, default=6, help="turns of each")
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, help="length of a turn, half of it timed"
+    )
+    parser.add_argument("--pairs", type=int, default=6, help="turns of each side")
     parser.add_argument("--all", action="store_true", help="also where cuBLAS stays")
     parser.add_argument("-o", "--output", type=Path, required=True, help="result to write")
     return parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Breaks the parts of a local Ray cluster, and sees when its driver has noticed."""
+"""Breaks the parts of a local Ray cluster, and measures when its driver has reacted."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ FAULTS = ("worker", "database", "node", "driver")
 
 @dataclass
 class Breaker:
-    """Breaks a cluster's parts, in random order and at random moments, each kind as often.
+    """Breaks a cluster's parts in random order and at random moments, each kind equally often.
 
     Attributes:
-        shares: recorded GPUs of each node there is.
+        shares: recorded GPUs of each node.
+        jobs: number of jobs that the cluster has to run.
     """
 
     ray: LocalCluster
@@ -33,12 +34,11 @@ class Breaker:
     jobs: int
 
     def over(self) -> bool:
-        """Whether all jobs have ended."""
         counts = Queue(self.store).counts()
         return sum(number for state, number in counts.items() if state.terminal) == self.jobs
 
     def run(self) -> Iterator[dict[str, Any]]:
-        """Break one thing after the other until no job is left; what was broken, and effects."""
+        """Break parts until no job is left; yield what was broken, and how long reactions took."""
         draw, began = Random(self.arguments.seed), time.monotonic()
         while True:
             for name in draw.sample(FAULTS, len(FAULTS)):
@@ -65,38 +65,38 @@ class Breaker:
         return {}
 
     def _replace_node(self, draw: Random) -> dict[str, float]:
-        """Lose a node that has GPUs, and have another one join."""
-        number = draw.choice([at for at, gpus in enumerate(self.shares) if gpus])
+        """Remove a node that has GPUs, and add another one."""
+        number = draw.choice([i for i, gpus in enumerate(self.shares) if gpus])
         lost = self._until("gpu_dismissed", lambda: self.ray.lose(number))
         self.shares.append(self.shares.pop(number))
-        hired, began = self._said("gpu_hired"), time.monotonic()
+        hired, began = self._logged("gpu_hired"), time.monotonic()
         self.ray.join(cores=self.arguments.cores, gpus=self.shares[-1])
         known = time.monotonic()
-        wait(lambda: self._said("gpu_hired") > hired, 120, "workers of a node", every_s=0.1)
+        wait(lambda: self._logged("gpu_hired") > hired, 120, "workers of a node", every_s=0.1)
         return {
             "node_lost_s": lost,
             "node_started_s": known - began,
             "node_joined_s": time.monotonic() - known,
         }
 
-    def _until(self, said: str, change: Callable[[], None]) -> float:
-        """Seconds from a change until the driver says that it has done something about it."""
-        before, began = self._said(said), time.monotonic()
+    def _until(self, event: str, change: Callable[[], None]) -> float:
+        """Make a change, and return the seconds until the driver logs an event again."""
+        before, began = self._logged(event), time.monotonic()
         change()
-        wait(lambda: self._said(said) > before, 120, said, every_s=0.1)
+        wait(lambda: self._logged(event) > before, 120, event, every_s=0.1)
         return time.monotonic() - began
 
-    def _said(self, what: str) -> int:
-        return self.ray.log().count(what)
+    def _logged(self, event: str) -> int:
+        return self.ray.log().count(event)
 
 
 def effects(faults: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """How long it took the driver each time to act on what was lost or had joined.
+    """List how long the driver took to react to lost workers, and to lost and new nodes.
 
-    `node_started_s` is what Ray took to start a node, until it was known as one that had joined.
+    `node_started_s` is the time in which Ray itself started a node.
     """
     names = ("worker_lost_s", "node_lost_s", "node_started_s", "node_joined_s")
-    return {name: [round(each[name], 1) for each in faults if name in each] for name in names}
+    return {name: [round(fault[name], 1) for fault in faults if name in fault] for name in names}
 
 
 def wait(

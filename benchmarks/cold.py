@@ -1,8 +1,8 @@
-"""What nobody asked before, and what many ask at once: cold batches, and snapshots of many winners.
+"""Cold batches, and snapshots of many winners.
 
     python -m benchmarks.cold --winners 200000 --folder FOLDER
 
-Each measurement has a service process of its own; memory is the process's peak above what it had
+Each measurement has a service process of its own. Memory is the process's peak beyond its memory
 when it was ready. This process sends requests over 16 connections, as fast as they are answered.
 """
 
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -33,33 +34,29 @@ SECONDS = 5
 
 
 def unmeasured(count: int) -> list[Problem]:
-    """Random problems, mostly far from any that has a winner."""
+    """Return random problems, mostly far from any that has a winner."""
     draw = random.Random(1)
-    found: dict[Problem, None] = {}
-    while len(found) < count:
+    problems: dict[Problem, None] = {}  # in order, without duplicates
+    while len(problems) < count:
         dtype = draw.choice(("bf16", "fp16", "fp8_e4m3"))
         layout = Layout.TN if dtype.startswith("fp8") else draw.choice([*Layout])
         m, n, k = (max(1, int(2 ** draw.uniform(low, 14)) // 8) * 8 for low in (3, 4, 4))
-        found[Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)] = None
-    return list(found)
+        problems[Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)] = None
+    return list(problems)
 
 
 def beside(known: Sequence[Problem], count: int) -> list[Problem]:
-    """Problems next to those that have winners."""
+    """Return problems close to `known` ones, which have winners."""
     draw = random.Random(2)
-    sizes = ({"m": each.m + 8 * draw.randrange(1, 8), "n": each.n + 8} for each in known)
-    made = (
-        Problem(**size, k=each.k, batch=each.batch, dtype=each.dtype, layout=each.layout)
-        for each, size in zip(known, sizes, strict=True)
-    )
-    return list(dict.fromkeys(made))[:count]
+    problems = (replace(p, m=p.m + 8 * draw.randrange(1, 8), n=p.n + 8) for p in known)
+    return list(dict.fromkeys(problems))[:count]
 
 
 @contextmanager
 def measured(database: Path, *, prepared: bool = True) -> Iterator[tuple[str, Path]]:
-    """A service, ready and idle, and its process's folder in /proc.
+    """Run a service until it is ready and idle; yield its address and its folder in /proc.
 
-    `prepared`: it has been up until it has prepared its predictions.
+    With `prepared`, wait until it has prepared its predictions.
     """
     with servers.service(database) as url:
         httpx.get(f"{url}/readyz").raise_for_status()
@@ -68,39 +65,40 @@ def measured(database: Path, *, prepared: bool = True) -> Iterator[tuple[str, Pa
         process, before = Path("/proc", child), -1.0
         if prepared:
             time.sleep(AFTER_S + 0.5)
-        while cpu_s(process) - before > 0.1:  # of many winners a chart is drawn
+        while cpu_s(process) - before > 0.1:  # it still draws a chart of its winners
             before = cpu_s(process)
             time.sleep(1.0)
         yield url, process
 
 
 def peak_mb(process: Path) -> float:
-    """The most memory that the process ever had."""
+    """Return the peak memory of a process, in MiB."""
     lines = (process / "status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def cpu_s(process: Path) -> float:
-    """Seconds of a processor that it has had."""
     user, system = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def batch(database: Path, problems: Sequence[Problem], what: str, *, prepared: bool = True) -> None:
-    """One cold batch, the first that the service is asked for."""
+def batch(
+    database: Path, problems: Sequence[Problem], title: str, *, prepared: bool = True
+) -> None:
+    """Measure a cold batch, the first request of the service."""
     body = msgspec.json.encode({"problems": problems})
     with measured(database, prepared=prepared) as (url, process):
-        httpx.get(f"{url}/best?m=7&n=999&k=77").raise_for_status()  # loads what predicts
+        httpx.get(f"{url}/best?m=7&n=999&k=77").raise_for_status()  # loads the predictor
         before, began = cpu_s(process), time.perf_counter()
         headers = {"Content-Type": "application/json"}
         reply = httpx.post(f"{url}/best:batch", content=body, headers=headers, timeout=600)
         seconds = time.perf_counter() - began
-        found = {name: reply.text.count(f'"match":"{name}"') for name in ("nearest", "predicted")}
-        print(f"{seconds:8.2f} s  {cpu_s(process) - before:6.2f} s of CPU  {what}: {found}")
+        counts = {name: reply.text.count(f'"match":"{name}"') for name in ("nearest", "predicted")}
+        print(f"{seconds:8.2f} s  {cpu_s(process) - before:6.2f} s of CPU  {title}: {counts}")
 
 
-def snapshot(database: Path, what: str) -> None:
-    """The first snapshot, and then requests without end."""
+def snapshot(database: Path, title: str) -> None:
+    """Measure the first snapshot, and then the rate of further ones."""
     with measured(database) as (url, process):
         idle, before, began = peak_mb(process), cpu_s(process), time.perf_counter()
         with httpx.stream("GET", f"{url}/snapshot", headers=PLAIN, timeout=600) as reply:
@@ -109,35 +107,35 @@ def snapshot(database: Path, what: str) -> None:
         tag = reply.headers["etag"]
         more = peak_mb(process) - idle
         print(
-            f"{seconds:8.2f} s  {cpu:6.2f} s of CPU  {more:6.0f} MB  first {what}, {size:,} bytes"
+            f"{seconds:8.2f} s  {cpu:6.2f} s of CPU  {more:6.0f} MB  first {title}, {size:,} bytes"
         )
-        asked = {
+        requests = {
             "304": {"If-None-Match": tag},
             "gzip": {"Accept-Encoding": "gzip"},
             "plain": PLAIN,
         }
-        for name, headers in asked.items():
+        for name, headers in requests.items():
             httpx.get(f"{url}/snapshot", headers=headers, timeout=600)
             before = cpu_s(process)
             rate = asyncio.run(load(url, headers))
             used = (cpu_s(process) - before) / SECONDS
-            print(f"{rate:8.1f} /s  {used:6.0%} of a CPU  {what}, {name}")
-        print(f"{peak_mb(process) - idle:8.0f} MB in the end")
+            print(f"{rate:8.1f} /s  {used:6.0%} of a CPU  {title}, {name}")
+        print(f"{peak_mb(process) - idle:8.0f} MB at the end")
 
 
 PLAIN = {"Accept-Encoding": "identity"}
 
 
 async def load(url: str, headers: dict[str, str]) -> float:
-    """Answers a second to `GET /snapshot`."""
-    where = urlsplit(url)
-    lines = ["GET /snapshot HTTP/1.1", f"Host: {where.netloc}"]
+    """Return the answers a second to `GET /snapshot`."""
+    address = urlsplit(url)
+    lines = ["GET /snapshot HTTP/1.1", f"Host: {address.netloc}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     request = "\r\n".join([*lines, "", ""]).encode()
     until = time.monotonic() + SECONDS
 
-    async def one() -> int:
-        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    async def connection() -> int:
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
         answered = 0
         while time.monotonic() < until:
             writer.write(request)
@@ -150,12 +148,12 @@ async def load(url: str, headers: dict[str, str]) -> float:
         return answered
 
     began = time.monotonic()
-    answered = sum(await asyncio.gather(*(one() for _ in range(CONNECTIONS))))
+    answered = sum(await asyncio.gather(*(connection() for _ in range(CONNECTIONS))))
     return answered / (time.monotonic() - began)
 
 
 def main() -> int:
-    """Print what was measured."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--winners", type=int, default=200_000)
     parser.add_argument("--folder", type=Path, help="keeps the databases")
@@ -168,7 +166,7 @@ def main() -> int:
                 million.take(store, servers.WINNERS)
         if not large.exists():
             million.fill(large, servers.WINNERS, options.winners)
-        batch(shipped, unmeasured(10_000), "10,000 problems nobody measured")
+        batch(shipped, unmeasured(10_000), "10,000 problems that were not measured")
         at_start = "the same at the service's start"
         batch(shipped, unmeasured(10_000), at_start, prepared=False)
         around = beside(million.sample(large, 600), 500)

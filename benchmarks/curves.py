@@ -2,7 +2,7 @@
 
     python -m benchmarks.curves benchmarks/results/2026-11-22-h200-train.json -o training.png
 
-One panel a run of examples/train_gpt.py, from a file with all of them. docs/training.md shows it.
+A panel for each run of examples/train_gpt.py in the file. docs/training.md shows the picture.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COLUMNS = 3
 
 
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """One panel a run, three in a row."""
+    """Draw a panel for each run, three in a row."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -44,7 +44,7 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> int:
-    """Draw what a file holds."""
+    """Draw the runs of a file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("results", type=Path, help="a file with the runs")
     parser.add_argument("-o", "--output", type=Path, required=True, help="picture to write")

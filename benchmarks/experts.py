@@ -1,11 +1,11 @@
-"""One layer of experts of Qwen3-30B-A3B: transformers' own beside `gemmsmith.experts`.
+"""A layer of experts of Qwen3-30B-A3B: transformers' implementation and `gemmsmith.experts`.
 
     python -m benchmarks.experts --winners FILE -o experts.json [--device cpu --tiny] [--host]
 
-A layer with its router, forwards and backwards, eager and compiled. Both sides have the same
-weights and the same tokens; blocks alternate, and transformers' is compared with itself as well. A
-line of JSON for each is printed and kept at once. `--host` adds where the host's time goes: what
-each function takes until the GPU has been told what to do.
+A layer with its router, forward and backward, eager and compiled. Both sides have the same weights
+and the same tokens; blocks alternate, and transformers' is compared with itself as well. A line of
+JSON for each is printed and saved at once. `--host` adds the host's time of each function until all
+work of a step is enqueued on the GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TINY = {"hidden_size": 32, "moe_intermediate_size": 16, "num_experts": 4, "num_e
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 once all that was asked for is measured."""
+    """Measure everything, and return 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--winners", help="a bundle or a URL (default: none)")
@@ -52,30 +52,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     register_experts()
     if options.winners:
         gemmsmith.use(options.winners)
-    found = described(options.device) | {"layers": []}
+    result = described(options.device) | {"layers": []}
     for mode in options.mode or MODES:
         for tokens in (16,) if options.tiny else TOKENS:
-            keep(found, "layers", measured(tokens, mode, options), options.output)
+            keep(result, "layers", measured(tokens, mode, options), options.output)
     return 0
 
 
 def measured(tokens: int, mode: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A forward and a backward pass on both sides: milliseconds, gain, peak memory, how alike."""
+    """Measure both passes on both sides: milliseconds, gain, peak memory, relative differences."""
     sizes, device = SIZES | (TINY if options.tiny else {}), options.device
     torch._dynamo.reset()
     theirs, ours = layer(sizes, "grouped_mm", device), layer(sizes, "gemmsmith", device)
     ours.load_state_dict(theirs.state_dict())
     torch.manual_seed(3)
-    x, wanted = torch.randn(2, 1, tokens, sizes["hidden_size"], device=device).bfloat16().unbind()
+    x, dy = torch.randn(2, 1, tokens, sizes["hidden_size"], device=device).bfloat16().unbind()
     x.requires_grad_()
 
     def step_of(block: torch.nn.Module) -> Any:
         run = torch.compile(block) if mode == "compiled" else block
-        given = [x, *block.parameters()]
+        inputs = [x, *block.parameters()]
 
         def step(_: object = None) -> tuple[torch.Tensor, ...]:
             out: torch.Tensor = run(x)
-            return out, *torch.autograd.grad(out, given, wanted)
+            return out, *torch.autograd.grad(out, inputs, dy)
 
         return step
 
@@ -87,9 +87,9 @@ def measured(tokens: int, mode: str, options: argparse.Namespace) -> dict[str, A
     for side in ("torch", "gemmsmith"):
         settle(device, forget=True)
         with sides[side]():
-            results[side] = [one.detach().cpu() for one in steps[side]()]
+            results[side] = [tensor.detach().cpu() for tensor in steps[side]()]
         peaks[side] = torch.cuda.max_memory_allocated() if device != "cpu" else 0
-    apart = [
+    differences = [
         float((a.float() - b.float()).norm() / a.float().norm())
         for a, b in zip(results["torch"], results["gemmsmith"], strict=True)
     ]
@@ -109,16 +109,16 @@ def measured(tokens: int, mode: str, options: argparse.Namespace) -> dict[str, A
         **compared(seconds, "gemmsmith"),
         "one_step": alone,
         **({"host_functions": host} if host else {}),
-        "relative_differences": [round(one, 5) for one in apart],
+        "relative_differences": [round(difference, 5) for difference in differences],
         "peak_bytes": peaks,
     }
 
 
 def host_functions(step: Callable[[], object], device: str) -> list[dict[str, Any]]:
-    """Microseconds of a step in the functions that take longest, alone and with all they call.
+    """Return microseconds of a step in the slowest functions, alone and with their callees.
 
-    The profiler makes each call of Python dearer, so these sum up to more than a step takes: they
-    tell where it goes. The backward pass runs in this thread, or the profiler would not see it.
+    The profiler slows each call of Python, so the sum is more than a step takes. The backward pass
+    runs in this thread, because the profiler does not see others.
     """
     profiler = cProfile.Profile()
     with torch.autograd.set_multithreading_enabled(False):
@@ -129,7 +129,7 @@ def host_functions(step: Callable[[], object], device: str) -> list[dict[str, An
             profiler.disable()
             del out
     stats: Any = pstats.Stats(profiler)
-    functions = sorted(stats.stats.items(), key=lambda one: -one[1][2])
+    functions = sorted(stats.stats.items(), key=lambda item: -item[1][2])
     us = 1e6 / HOST_STEPS
     return [
         {
@@ -143,7 +143,7 @@ def host_functions(step: Callable[[], object], device: str) -> list[dict[str, An
 
 
 def layer(sizes: dict[str, Any], experts: str, device: str) -> torch.nn.Module:
-    """A model's only layer of experts, with its router, in bf16."""
+    """Make a layer of experts with its router, in bf16."""
     config = transformers.Qwen3MoeConfig(
         **sizes, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=16,
         vocab_size=128,
@@ -152,8 +152,8 @@ def layer(sizes: dict[str, Any], experts: str, device: str) -> torch.nn.Module:
         model = transformers.AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, experts_implementation=experts
         )
-    found: torch.nn.Module = model.model.layers[0].mlp
-    return found
+    mlp: torch.nn.Module = model.model.layers[0].mlp
+    return mlp
 
 
 if __name__ == "__main__":

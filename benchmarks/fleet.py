@@ -1,12 +1,12 @@
-"""How well a fleet keeps its GPUs busy, without a data centre.
+"""Measures how well a fleet keeps its GPUs busy, on one machine.
 
-`python -m benchmarks.fleet cluster` starts Ray's own cluster of several nodes on this machine and a
-PostgreSQL, with recorded GPUs of three models, and candidates and compilers that take a given time.
+`python -m benchmarks.fleet cluster` starts a Ray cluster of several nodes on this machine and a
+PostgreSQL, with recorded GPUs of three models, and candidates and compilers that take a set time.
 At random moments it kills workers, nodes (another one joins) and the driver, and restarts
-PostgreSQL; it checks that nothing was lost or done twice.
+PostgreSQL. It checks that nothing was lost or done twice.
 
-`python -m benchmarks.fleet simulate` runs the queue itself, with the order that `tune --fleet`
-gives, for many GPUs in virtual time. What a job takes is drawn: that is an assumption, printed.
+`python -m benchmarks.fleet simulate` runs the queue, in the order of `tune --fleet`, for many GPUs
+in virtual time. The times of jobs are drawn; the assumptions are printed.
 
 Each prints one JSON document.
 """
@@ -46,14 +46,14 @@ from tuner.store import Store, upgrade
 MODELS = [replace(H200, name=f"NVIDIA {name}") for name in ("H200", "H300", "H400")]
 
 SHARED = 8
-"""So many problems have their kernels in common; the next ones need others."""
+"""So many problems in a row have the same kernels; the next ones have others."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A GPU of a model had a job from `began` to `ended`; it could have had it from `ready` on.
+    """A lease of a job: a GPU of a model had it from `began` to `ended`, in seconds.
 
-    Seconds, of whatever clock.
+    From `ready` on the job could have been leased.
     """
 
     model: str
@@ -67,10 +67,10 @@ def problems(number: int) -> list[Problem]:
 
 
 def chosen(problem: Problem) -> list[Candidate]:
-    """Eight candidates of a problem, of other kernels than those of most problems."""
-    found = some_candidates(problem, count=10_000)
-    first = (problem.m // 64 - 1) // SHARED * 8 % (len(found) - 8)
-    return found[first : first + 8]
+    """Return eight candidates of a problem, with the kernels of its group of `SHARED` problems."""
+    candidates = some_candidates(problem, count=10_000)
+    first = (problem.m // 64 - 1) // SHARED * 8 % (len(candidates) - 8)
+    return candidates[first : first + 8]
 
 
 def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _by_model(shares: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """GPUs of each model, by its slug."""
+    """Count the GPUs of each model, by its slug."""
     return {
         model.slug: sum(share.get(f"replay:{model.slug}", 0) for share in shares)
         for model in MODELS
@@ -138,7 +138,7 @@ def _by_model(shares: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _shares(gpus: int, nodes: int) -> list[dict[str, int]]:
-    """Recorded GPUs of each node, models in turn."""
+    """Spread recorded GPUs over the nodes, models in turn."""
     shares: list[dict[str, int]] = [{} for _ in range(nodes)]
     for number in range(gpus):
         name = f"replay:{MODELS[number % len(MODELS)].slug}"
@@ -148,10 +148,10 @@ def _shares(gpus: int, nodes: int) -> list[dict[str, int]]:
 
 
 def _order(url: str, gpus: int, number: int) -> list[str]:
-    """As many jobs for each GPU, whatever its model; the longest first."""
+    """Request equally many jobs for each GPU, the longest first; return their ids."""
     models = [MODELS[gpu % gpus % len(MODELS)] for gpu in range(number)]
     most = max(Counter(model.slug for model in models).values())
-    tasks = fleet_order([Task(problem=each, origin="") for each in problems(most)], H200)
+    tasks = fleet_order([Task(problem=problem, origin="") for problem in problems(most)], H200)
     left = {model.slug: iter(tasks) for model in MODELS}
     with Store.open(url) as store:
         queue = Queue(store)
@@ -162,14 +162,14 @@ def _order(url: str, gpus: int, number: int) -> list[str]:
 
 
 def _attempts(queue: Queue, jobs: Sequence[str]) -> Iterator[Attempt]:
-    """When GPUs had each job, by its events; the compilers' leases are left out."""
+    """Read the GPUs' leases of each job from its events, without the compilers' leases."""
     for job in jobs:
         model = queue.get(job).device
         owner, ready, began, last = "", 0.0, 0.0, 0.0
         for event in queue.events(job, limit=10_000):
             if event.kind in ("started", "requeued", "finished", "failed"):
                 if owner and ":compile:" not in owner:
-                    died = event.kind == "started"  # when its last sign of life was
+                    died = event.kind == "started"  # its lease ended with its last event
                     ended = last if died else event.at
                     yield Attempt(model=model, ready=ready, began=began, ended=ended)
                 ready = began = event.at
@@ -180,41 +180,42 @@ def _attempts(queue: Queue, jobs: Sequence[str]) -> Iterator[Attempt]:
 
 
 def _figures(attempts: Sequence[Attempt], gpus: Mapping[str, int]) -> dict[str, Any]:
-    """How busy the GPUs were.
+    """Compute how busy the GPUs were.
 
-    `busy` is their share of the time in which there was a job for them that was ready to be
-    measured; `busy_of_all` is that of the time from the first to the last lease.
+    `busy` is their share of the time in which a job was ready for them; `busy_of_all` is their
+    share of the time from the first to the last lease.
     """
     first = min(attempt.ready for attempt in attempts)
     last = max(attempt.began for attempt in attempts)
-    used = wanted = 0.0
+    used = usable = 0.0
     for model, number in gpus.items():
-        mine = [attempt for attempt in attempts if attempt.model == model]
+        of_model = [attempt for attempt in attempts if attempt.model == model]
+        # Changes in the numbers of jobs that are ready or running, and of those that are running.
         changes = sorted(
-            [(each.ready, 1, 0) for each in mine]
-            + [(each.began, 0, 1) for each in mine]
-            + [(each.ended, -1, -1) for each in mine]
+            [(attempt.ready, 1, 0) for attempt in of_model]
+            + [(attempt.began, 0, 1) for attempt in of_model]
+            + [(attempt.ended, -1, -1) for attempt in of_model]
         )
-        before, some, running = first, 0, 0
+        before, present, running = first, 0, 0
         for at, more, begun in changes:
             used += (at - before) * running
-            wanted += (at - before) * min(number, some)
-            before, some, running = at, some + more, running + begun
+            usable += (at - before) * min(number, present)
+            before, present, running = at, present + more, running + begun
     whole = sum(gpus.values()) * max(last - first, 1e-9)
-    until_last = sum(max(0.0, min(each.ended, last) - each.began) for each in attempts)
-    mean = sum(each.ended - each.began for each in attempts) / len(attempts)
+    until_last = sum(max(0.0, min(a.ended, last) - a.began) for a in attempts)
+    mean = sum(attempt.ended - attempt.began for attempt in attempts) / len(attempts)
     return {
-        "seconds": round(max(each.ended for each in attempts) - first, 2),
+        "seconds": round(max(attempt.ended for attempt in attempts) - first, 2),
         "attempts": len(attempts),
         "mean_attempt_s": round(mean, 3),
         "attempts_per_s": round(len(attempts) / max(last - first, 1e-9), 3),
-        "busy": round(used / wanted, 4),
+        "busy": round(used / usable, 4),
         "busy_of_all": round(until_last / whole, 4),
     }
 
 
 def simulate(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The queue of a database, GPUs and compilers that take drawn times; nothing is measured."""
+    """Run the queue of a database with simulated GPUs and compilers, whose times are drawn."""
     draw = Random(arguments.seed)
     url = f"sqlite:///{folder}/simulated.db"
     upgrade(url)
@@ -238,7 +239,7 @@ def simulate(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for task in fleet_order(tasks, H200):
             job = queue.enqueue(task.problem)[0]
             cold = draw.random() < arguments.cold
-            # The longest are ordered first: here the estimate is right but for a factor of 2.
+            # The longest jobs come first; the estimate of their order is right up to a factor of 2.
             size = draw.uniform(0.7, 1.4) * (2.0 - len(takes) / len(tasks))
             takes[job.id] = (arguments.compile_s * size * cold, arguments.measure_s * size)
         due, compilers, idle = len(tasks), 0, arguments.gpus
@@ -291,12 +292,14 @@ def main() -> None:
     real.add_argument("--gpus", type=int, default=32)
     real.add_argument("--nodes", type=int, default=4)
     real.add_argument("--jobs", type=int, default=1000)
-    real.add_argument("--cores", type=int, default=2, help="of each node, for compilers")
-    real.add_argument("--compile-s", type=float, default=2.0, help="of each unit")
-    real.add_argument("--pause-s", type=float, default=1.5, help="of each candidate on a GPU")
+    real.add_argument("--cores", type=int, default=2, help="cores of each node, for compilers")
+    real.add_argument("--compile-s", type=float, default=2.0, help="seconds of each unit")
+    real.add_argument(
+        "--pause-s", type=float, default=1.5, help="seconds of each candidate on a GPU"
+    )
     real.add_argument("--ttl-s", type=float, default=20.0)
     real.add_argument("--every-s", type=float, default=30.0, help="between two kills, on average")
-    real.add_argument("--seed", type=int, default=0, help="of what is killed when")
+    real.add_argument("--seed", type=int, default=0, help="decides what is killed when")
     real.add_argument("--patience-s", type=float, default=3600.0)
     real.add_argument("--kill", action=argparse.BooleanOptionalAction, default=True)
     virtual = kinds.add_parser("simulate")
@@ -309,7 +312,7 @@ def main() -> None:
     virtual.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gemmsmith-fleet-") as folder:
-        # PostgreSQL and Ray's workers run as others, or look from other folders.
+        # An absolute path: PostgreSQL and Ray's workers have other users or working folders.
         run = cluster if arguments.kind == "cluster" else simulate
         document = run(arguments, Path(folder))
     sys.stdout.write(json.dumps({arguments.kind: document}, indent=2) + "\n")

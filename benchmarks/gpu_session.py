@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""One script for a GPU host that has torch, nvcc and no internet: set up, test, tune, record.
+"""A script for a GPU host that has torch and nvcc, but no internet: set up, test, tune, record.
 
     python3 benchmarks/gpu_session.py STEP [STEP …] [--out DIR] [--device cuda:N] [--dry-run]
 
-Steps run in the order given. Each writes its results into --out as it goes, so a session that is
-cut off keeps what it had; a failing step is reported and the next one still runs.
+Steps run in the order given. Each writes its results into --out as it goes, so that a
+session that is cut off keeps its results. A failing step is reported, and the next one still runs.
 
     test      tests/gpu or --tests, with the machine-readable report gpu-tests-*.json
-    build_tests  the kernels of the same files, and no test: the GPU may be busy with another step
-    ranks     tests/gpu/test_ranks.py alone, on all of the host's GPUs: ranks-*.json
-    cold      three problems, each with nothing compiled and nothing known: cold-*.json
-    base      what `gemmsmith compile --base` costs on all cores: base-*.json; the session goes on
-              with its packs
+    build_tests  the kernels of the same files, without tests: another step may use the GPU
+    ranks     tests/gpu/test_ranks.py only, on all of the host's GPUs: ranks-*.json
+    cold      three problems, each with an empty database and no compiled kernels: cold-*.json
+    base      the time of `gemmsmith compile --base` on all cores: base-*.json; later steps use
+              its packs
     waiting   seconds for the problems of configs/suites/unseen.toml, one by one and in one
               process, and for a suite, with the packs of base: waiting-*.json
     stability three problems tuned ten times each with those packs, their winners raced against
@@ -20,16 +20,16 @@ cut off keeps what it had; a failing step is reported and the next one still run
     compile   the kernels of the suite's problems
     tune      the suite with the compiled kernels; winners are exported as winners-*.jsonl
     record    exhaustive sweeps of sweeps.toml or --suite, of what is compiled: sweep-*.jsonl.zst
-    peers     other libraries beside the winners: peers-<dtype>.json (tune their suite first:
+    peers     other libraries and the winners: peers-<dtype>.json (tune their suite first:
               `tune peers --suite benchmarks/peers/problems.toml`)
-    ceilings  what the GPU's memory and cuBLAS reach at best: ceilings.json
-    train     torch beside gemmsmith in examples/train_gpt.py, two models in bf16 and fp8, eager,
+    ceilings  the best rates of the GPU's memory and of cuBLAS: ceilings.json
+    train     torch and gemmsmith in examples/train_gpt.py, two models in bf16 and fp8, eager,
               compiled and in a graph, after tuning their products: train-*.json, a file and a
-              picture of each run, train-*.gspack, and what calls cost the host: host-cost-*.json
-    train_moe the same of examples/train_qwen3_moe.py, 2048 and 16384 tokens a step, and of
+              picture of each run, train-*.gspack, and the host's time of calls: host-cost-*.json
+    train_moe the same for examples/train_qwen3_moe.py, 2048 and 16384 tokens a step, and for
               train_moe.py, in bf16, eager and then compiled, with the carried or the shipped
               winners: train-moe-*.json
-    experts   one layer of experts alone, transformers' beside gemmsmith's: experts-*.json
+    experts   a layer of experts, transformers' and gemmsmith's: experts-*.json
     train_fused  MLPs with both passes fused: transformers' Llama and Qwen3 (train_llama.py), GPT
               and Llama blocks of train_gpt.py, in bf16, eager and then compiled, with the carried
               or the shipped winners: train-fused-*.json
@@ -38,20 +38,21 @@ cut off keeps what it had; a failing step is reported and the next one still run
               turns, eager and then compiled: programs-*.json
     fleet     a suite tuned by a fleet of one GPU, then of all of this host's, with nothing compiled
               and again (Ray among the wheels): fleet-*.json, winners-fleet-*.jsonl
-    norms     steps of transformers' models with RMS norms written out and by torch's fused kernel,
-              and norms alone: norms-*.json; no winners are needed
-    alone     winners of .packs/, else the shipped, and cuBLAS, each at its own clock: alone-*.json
+    norms     steps of transformers' models with RMS norms of several operators and by torch's
+              fused kernel, and norms alone: norms-*.json; no winners are needed
+    alone     winners of .packs/ or the shipped ones, and cuBLAS, each at its own clock:
+              alone-*.json
     report    the session's winners as a page: report/
     profile   Nsight Compute on winners and cuBLAS: ncu-<problem>-<dtype>.csv
     packs     the pack store as archives packs-*.tar.gz, to carry into the next session
 
-Several sessions may run at once on a host with several GPUs: give each another --device and
-other --dtype; its database and logs carry both in their names.
+Several sessions may run at once on a host with several GPUs: give each its own --device and
+--dtype; the names of its database and logs have both.
 
-The wheels come from .wheels/ (`make wheels` on a machine with internet, and benchmarks/site.py to
-make one small archive of them), carried packs and winners
-of train, train_moe and train_fused from .packs/, and transformers from the host. Only the standard
-library is used here: nothing else is installed yet.
+The wheels come from .wheels/ (`make wheels` on a machine with internet, and benchmarks/site.py for
+one small archive of them), carried packs and winners of train, train_moe and train_fused from
+.packs/, and transformers from the host. This script uses the standard library only, because nothing
+else is installed yet.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
-    # Python put this folder there, whose profile.py would hide the standard library's.
+    # Python put this folder first, and its profile.py would hide the standard library's.
     sys.path[0] = str(ROOT)
 
 from benchmarks.session.core import Session, prepare  # noqa: E402
@@ -85,7 +86,7 @@ JOBS_VARIABLE = "GEMMSMITH_COMPILE_JOBS"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the arguments, run the steps, and say how each ended."""
+    """Parse the arguments, run the steps, and print their exit statuses."""
     steps, session = parse(arguments)
     outcomes = {"prepare": prepare(session)}
     for step in steps if outcomes["prepare"] == 0 else []:
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
-    """The steps to run, and their session."""
+    """Parse the steps to run, and their session."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -116,26 +117,30 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
         help="seconds for each of tune, peers, train…, cold, base, waiting, stability",
     )
     parser.add_argument("--effort", default="default")
-    parser.add_argument("--limit", type=int, help="kernels of each problem, or of the base")
+    parser.add_argument("--limit", type=int, help="most kernels of each problem, or of the base")
     parser.add_argument("--device", default="cuda:0", help="cuda:N")
     parser.add_argument("--suite", help="problems to compile, tune, record, compare")
     parser.add_argument(
         "--problem",
         type=problem_name,
         action="append",
-        help=f"to profile: MxNxK, or MxNxKxG of a product of G groups ({PROFILED})",
+        help=f"to profile: MxNxK, or MxNxKxG for a product of G groups ({PROFILED})",
     )
     parser.add_argument(
         "--model",
         choices=MODELS,
         action="append",
-        help="of train…, programs, norms (default: all)",
+        help="for train…, programs, norms (default: all)",
     )
-    parser.add_argument("--mode", choices=MODES, action="append", help="of the same (default: all)")
-    parser.add_argument("--tests", nargs="+", default=["tests/gpu"], help="files of `test`")
-    parser.add_argument("--bundle", type=Path, help="winners of `programs`, which then tunes none")
     parser.add_argument(
-        "--rounds", type=int, default=2, help="of `programs`: processes with winners"
+        "--mode", choices=MODES, action="append", help="for train…, programs (default: all)"
+    )
+    parser.add_argument("--tests", nargs="+", default=["tests/gpu"], help="files of `test`")
+    parser.add_argument(
+        "--bundle", type=Path, help="winners for `programs`, which then does not tune"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="processes of `programs` with winners"
     )
     parser.add_argument("--jobs", type=int, help=f"compilers at once ({JOBS_VARIABLE})")
     options = parser.parse_args(arguments)
@@ -164,7 +169,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
 
 
 def _end(number: int, _: object) -> None:
-    """A session that is told to end still exports what it has."""
+    """Exit on a signal, so that the session still exports its winners."""
     sys.exit(128 + number)
 
 

@@ -1,18 +1,18 @@
-"""What a product costs the host: gemmsmith's operators and `patch` beside torch's own.
+"""The host's time of a product: gemmsmith's operators and `patch` beside torch's operators.
 
     python -m benchmarks.host_cost                              # on the CPU, with stand-in kernels
     python -m benchmarks.host_cost --winners winners.gspack     # on a GPU, a baked file's kernels
 
-A training step is launched ahead of the GPU, so calls are free while the host stays ahead; this
-says how long it takes for one. Each way to multiply is called 10,000 times, 100 in a turn, the ways
-in turns one after the other; the median over the turns is printed, and where 90% of them lie.
-Those under `patch()` have their turns after all others: what it puts below torch stays there.
-Between turns the GPU is waited for, so that none waits for room in its queue. On the CPU torch's
-figures hold the product itself, and the stand-in kernel's a product of 2×8×8 in plain C: there the
-difference between "no winner" and torch is what deciding costs.
+A training step is launched ahead of the GPU, so calls are free while the host stays ahead. This
+measures the host's time of a call. Each way to multiply is called 10,000 times, 100 in a turn, and
+the ways take turns. The median over the turns is printed, with the middle 90%. Ways under `patch()`
+come after all others, because its torch-level hooks stay installed. Between turns the program waits
+for the GPU, so that no call waits for room in the GPU's queue. On the CPU, torch's figures include
+the product itself, and the stand-in kernel's a product of 2×8×8 in plain C: there the difference
+between "no winner" and torch is the cost of the decision.
 
-A layer of experts is a grouped product, of balanced groups. Where a baked file has none, it is
-left out.
+A layer of experts is a grouped product, of balanced groups. It is left out if a baked file has no
+winner for one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SMALL = Problem(m=2, n=8, k=8)
 SMALL_EXPERTS = Problem(m=8, n=16, k=16, batch=2, dtype="bf16.group_rows")
 LINEAR = ("bf16", "bf16")
 GROUPED = ("bf16.group_rows", "bf16.group_depth")
-"""The products of tokens by weights, and of tokens by tokens: a weight's gradient."""
+"""Operations of a layer of experts: tokens by weights, and tokens by tokens (weights' gradient)."""
 GRADIENTS = ", with gradients"
 
 Call = Callable[[], object]
@@ -61,12 +61,13 @@ nothing = contextlib.nullcontext
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Products, a source that has winners for them, and one that has none.
+    """A device, products, and sources with and without winners for them.
 
     Attributes:
-        device: where operands lie.
-        linear: of a linear layer.
-        experts: of a layer of experts; None: there is none to time.
+        device: torch's device of the operands.
+        linear: product of a linear layer.
+        experts: product of a layer of experts, if there is a winner for one.
+        winner, none: a source that has winners of these products, and one that has not.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way to multiply: what is used, around what, and the call."""
+    """A way to multiply: the source of winners, the context of the calls, and the call."""
 
     name: str
     source: Any
@@ -89,7 +90,7 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Microseconds of one call: median of the turns, and the middle 90% of them."""
+    """Microseconds of a call: the median of the turns, and the middle 90% of them."""
 
     way: str
     us: float
@@ -100,13 +101,13 @@ class Cost:
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[Place]:
-    """The host with stand-in kernels in the GPU's place."""
-    torch.set_num_threads(1)  # threads that wait for each other are no cost of ours
+    """Yield the CPU, with stand-in kernels instead of a GPU's."""
+    torch.set_num_threads(1)  # otherwise torch's threads that wait for each other are measured
     host = stand_in.Host()
     host.kind = "cpu"
     Dispatch.of("cpu", stream=host.stream)
-    played = mock.patch.object(source, "Engine", partial(Engine, platform=host))
-    with played, tempfile.TemporaryDirectory() as folder:
+    engine = mock.patch.object(source, "Engine", partial(Engine, platform=host))
+    with engine, tempfile.TemporaryDirectory() as folder:
         packs = stand_in.Packs(stand_in.build(Path(folder)))
         yield Place(
             name=f"the CPU ({platform.processor() or platform.machine()})",
@@ -120,7 +121,7 @@ def on_cpu() -> Iterator[Place]:
 
 @contextlib.contextmanager
 def on_gpu(winners: Path) -> Iterator[Place]:
-    """Small forward products of a baked file, if possible some whose gradients have kernels."""
+    """Yield the GPU, with small forward products of a baked file, see `smallest`."""
     bundle = Bundle.open(winners)
     linear = smallest(bundle.snapshot, *LINEAR)
     if linear is None:
@@ -136,12 +137,12 @@ def on_gpu(winners: Path) -> Iterator[Place]:
 
 
 def smallest(snapshot: Snapshot, forward: str, of_weights: str) -> Problem | None:
-    """The smallest layer with a kernel, of those with kernels for the most of its products.
+    """Return the smallest layer of those whose output and gradients have the most kernels.
 
     Args:
         snapshot: the winners.
-        forward: dtype of a layer's output, and of its input's gradient.
-        of_weights: dtype of its weight's gradient.
+        forward: dtype of the products of a layer's output and of its input's gradient.
+        of_weights: dtype of the product of its weight's gradient.
     """
     lookup = Lookup(snapshot, pin=True)
 
@@ -155,18 +156,18 @@ def smallest(snapshot: Snapshot, forward: str, of_weights: str) -> Problem | Non
         return sum(lookup.lookup(*product, layer.batch) is not None for product in products)
 
     is_grouped = of_dtype(forward).is_grouped
-    found = [
-        one
-        for one in (row.problem for row in snapshot.rows)
-        if (one.dtype, one.layout) == (forward, Layout.TN)
-        and (one.batch == 1 or is_grouped)
-        and lookup.lookup(forward, Layout.TN, one.m, one.n, one.k, one.batch)
+    layers = [
+        p
+        for p in (row.problem for row in snapshot.rows)
+        if (p.dtype, p.layout) == (forward, Layout.TN)
+        and (p.batch == 1 or is_grouped)
+        and lookup.lookup(forward, Layout.TN, p.m, p.n, p.k, p.batch)
     ]
-    return min(found, key=lambda one: (-kernels(one), one.flops), default=None)
+    return min(layers, key=lambda layer: (-kernels(layer), layer.flops), default=None)
 
 
 def ways(place: Place) -> list[Way]:
-    """Every way, forwards alone and with both gradients."""
+    """Return every way, forward only and with both gradients."""
     return [
         replace(way, name=way.name + (GRADIENTS if gradients else ""))
         for gradients in (False, True)
@@ -176,7 +177,7 @@ def ways(place: Place) -> list[Way]:
 
 
 def linear(place: Place, gradients: bool) -> list[Way]:
-    """Ways of a linear layer."""
+    """Return the ways to compute a linear layer."""
     problem = place.linear
     x = torch.randn(problem.m, problem.k, device=place.device).bfloat16()
     x.requires_grad_(gradients)
@@ -203,7 +204,7 @@ def linear(place: Place, gradients: bool) -> list[Way]:
 
 
 def experts(place: Place, gradients: bool) -> list[Way]:
-    """Ways of a layer of experts; none where there is none to time.
+    """Return the ways to compute a layer of experts, if the place has one.
 
     Its weights are [experts, N, K], passed as `weight.transpose(-2, -1)`, as transformers does.
     """
@@ -214,12 +215,12 @@ def experts(place: Place, gradients: bool) -> list[Way]:
     stored = torch.randn(problem.batch, problem.n, problem.k, device=place.device).bfloat16()
     weight = stored.transpose(-2, -1)
     ends = [problem.m * (i + 1) // problem.batch for i in range(problem.batch)]
-    offs = torch.tensor(ends, dtype=torch.int32, device=place.device)
+    offsets = torch.tensor(ends, dtype=torch.int32, device=place.device)
     x.requires_grad_(gradients)
     weight.requires_grad_(gradients)
     of = partial(passes, x, weight, problem.n)
-    plain = of(partial(functional.grouped_mm, x, weight, offs=offs))
-    ours = of(partial(gemmsmith.grouped_mm, x, weight, offs))
+    plain = of(partial(functional.grouped_mm, x, weight, offs=offsets))
+    ours = of(partial(gemmsmith.grouped_mm, x, weight, offsets))
     return [
         Way(name=name, source=source_, context=context, call=call)
         for name, source_, context, call in (
@@ -232,7 +233,7 @@ def experts(place: Place, gradients: bool) -> list[Way]:
 
 
 def passes(x: torch.Tensor, weight: torch.Tensor, n: int, multiply: Call) -> Call:
-    """The product of x and a weight alone; with both gradients, where they want them."""
+    """Return `multiply`, or a call of it with both gradients if `x` requires them."""
     if not x.requires_grad:
         return multiply
     dy = x.new_ones(x.shape[0], n)
@@ -245,13 +246,13 @@ def passes(x: torch.Tensor, weight: torch.Tensor, n: int, multiply: Call) -> Cal
 
 
 def costs(place: Place, calls: int) -> list[Cost]:
-    """What a call of each way costs."""
-    found = ways(place)
-    times: dict[str, list[float]] = {way.name: [] for way in found}
+    """Measure all ways in turns, those under `patch` after the others."""
+    all_ways = ways(place)
+    times: dict[str, list[float]] = {way.name: [] for way in all_ways}
     for patched in (False, True):
-        now = [way for way in found if (way.context is not nothing) == patched]
+        group = [way for way in all_ways if (way.context is not nothing) == patched]
         for _ in range(max(1, calls // TURN)):
-            for way in now:
+            for way in group:
                 times[way.name].append(_turn(way))
     gemmsmith.use(None)
     return [
@@ -267,10 +268,10 @@ def costs(place: Place, calls: int) -> list[Cost]:
 
 
 def _turn(way: Way) -> float:
-    """Microseconds of a call, the mean over a turn."""
+    """Return microseconds of a call, the mean over a turn."""
     gemmsmith.use(way.source)
     with way.context():
-        for _ in range(3):  # decides, loads
+        for _ in range(3):  # plans the call and loads its kernel
             way.call()
         _settle()
         began = time.perf_counter()
@@ -281,9 +282,9 @@ def _turn(way: Way) -> float:
     return spent / TURN * 1e6
 
 
-def table(found: Sequence[Cost]) -> str:
-    """The figures as a page shows them, both kinds of call of a way in one row."""
-    cost = {one.way: one.us for one in found}
+def table(costs: Sequence[Cost]) -> str:
+    """Write the figures in Markdown, both kinds of call of a way in a row."""
+    cost = {item.way: item.us for item in costs}
     rows = [
         f"| {way} | {us:.1f} µs | {cost[way + GRADIENTS]:.1f} µs |"
         for way, us in cost.items()
@@ -293,7 +294,7 @@ def table(found: Sequence[Cost]) -> str:
 
 
 def put(page: Path, text: str) -> None:
-    """Replace what lies between a page's marks."""
+    """Replace the text between a page's markers."""
     before, mark, rest = page.read_text(encoding="utf-8").partition("<!-- host cost -->\n")
     _, end, after = rest.partition("<!-- /host cost -->")
     if not end:
@@ -310,29 +311,29 @@ def main() -> int:
     """Print the table; with -o, write it as JSON too."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--winners", type=Path, help="a baked file, on a GPU of its model")
-    parser.add_argument("--calls", type=int, default=CALLS, help="of each way")
+    parser.add_argument("--calls", type=int, default=CALLS, help="calls of each way")
     parser.add_argument("-o", "--output", type=Path, help="where to write the figures as JSON")
     parser.add_argument("--page", type=Path, help="where to put the table: docs/training.md")
     options = parser.parse_args()
     with on_gpu(options.winners) if options.winners else on_cpu() as place:
-        found = costs(place, options.calls)
+        measured = costs(place, options.calls)
         layer = place.linear
         document = {
             "device": place.name,
             "torch": torch.__version__,
             "problem": f"{layer.m}x{layer.n}x{layer.k} bf16",
             "experts": str(place.experts) if place.experts else None,
-            "costs": [asdict(cost) for cost in found],
+            "costs": [asdict(cost) for cost in measured],
         }
     print(f"{document['problem']} on {document['device']}, torch {document['torch']}")
     if place.experts:
         print(f"experts: {place.experts}")
-    for cost in found:
+    for cost in measured:
         print(f"{cost.us:8.2f} µs  ({cost.low_us:.2f} … {cost.high_us:.2f})  {cost.way}")
     if options.output:
         options.output.write_text(json.dumps(document, indent=1) + "\n")
     if options.page:
-        put(options.page, table(found))
+        put(options.page, table(measured))
     return 0
 
 

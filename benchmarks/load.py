@@ -1,12 +1,12 @@
-"""The service under load, beside a bare FastAPI route: `make bench`, or this alone with
+"""The service under load, and a bare FastAPI route: part of `make bench`, or by itself with
 
     python -m benchmarks.load [--seconds 5] [--rounds 3] [--winners 1000000] [--json FILE]
 
-Rounds of all that is compared alternate, and each figure is the median of its rounds, so that what
-else the machine does meanwhile counts for all alike; a ratio comes with the lowest and the highest
-of the rounds. What it is to tune meanwhile is measured so, too: worker and writer stand still in
-every other round. wrk asks over 16 connections. The service has
-one uvicorn process, as has the bare route, which returns a constant as long as the answer.
+Rounds alternate between the compared servers, and each figure is the median of its rounds, so that
+other load of the machine affects all of them. A ratio has the lowest and the highest of the rounds
+beside it. Tuning beside lookups is measured in the same way: worker and writer are suspended in
+every other round. wrk sends requests over 16 connections. The service has one uvicorn process, as
+has the bare route, which returns a constant as long as the answer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MANY_PATHS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """How long is measured."""
+    """How many rounds there are, and their length."""
 
     rounds: int = 3
     seconds: int = 5
@@ -53,12 +53,13 @@ class Rounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of the table.
+    """A line of the table.
 
     Attributes:
+        what: its title.
         loads: medians of the rounds, by name.
-        ratios: of those medians.
-        ranges: the lowest and the highest ratio of one round.
+        ratios: ratios of those medians.
+        ranges: the lowest and the highest ratio of a round.
     """
 
     what: str
@@ -69,7 +70,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """One measured time."""
+    """A measured time, and that of the first repeat."""
 
     what: str
     median_ms: float
@@ -77,48 +78,50 @@ class Span:
 
 
 Loads = Mapping[str, Sequence[wrk.Load]]
-"""Each round's, by the name of what was asked."""
+"""Loads of the rounds, by the name of what was measured."""
 
 
-def alternate(rounds: Rounds, asked: Mapping[str, tuple[str, Sequence[str]]]) -> Loads:
-    """The load that each of `asked`, an address and paths by name, answers in turn."""
-    found: dict[str, list[wrk.Load]] = {name: [] for name in asked}
-    for url, paths in asked.values():
+def alternate(rounds: Rounds, targets: Mapping[str, tuple[str, Sequence[str]]]) -> Loads:
+    """Measure the load of each target, an address and paths, in turn."""
+    loads: dict[str, list[wrk.Load]] = {name: [] for name in targets}
+    for url, paths in targets.values():
         _warm(url, paths)
     for _ in range(rounds.rounds):
-        for name, (url, paths) in asked.items():
-            found[name].append(wrk.run(url, paths, rounds.seconds))
-    return found
+        for name, (url, paths) in targets.items():
+            loads[name].append(wrk.run(url, paths, rounds.seconds))
+    return loads
 
 
 def beside_work(rounds: Rounds, url: str, paths: Sequence[str]) -> Loads:
-    """The load while workers and writers stand still, and while they work, in turn."""
-    found: dict[str, list[wrk.Load]] = {"busy": [], "idle": []}
+    """Measure the load while workers and writers are suspended, and while they work, in turn."""
+    loads: dict[str, list[wrk.Load]] = {"busy": [], "idle": []}
     _warm(url, paths)
     for _ in range(rounds.rounds):
         with servers.standing_still():
-            found["idle"].append(wrk.run(url, paths, rounds.seconds))
-        found["busy"].append(wrk.run(url, paths, rounds.seconds))
-    return found
+            loads["idle"].append(wrk.run(url, paths, rounds.seconds))
+        loads["busy"].append(wrk.run(url, paths, rounds.seconds))
+    return loads
 
 
 def _warm(url: str, paths: Sequence[str]) -> None:
-    """Let the service take the answers into memory."""
+    """Request every path once, so that the answers are in the service's memory."""
     with httpx.Client(base_url=url) as client:
         for path in paths:
             client.get(path).raise_for_status()
 
 
 def compared(what: str, loads: Loads, measured: str, base: str) -> Line:
-    """A line about `measured`, with its ratios to `base`."""
-    middle = {name: wrk.Load.median(loads[name]) for name in (measured, base)}
-    each = [_ratios(mine, other) for mine, other in zip(loads[measured], loads[base], strict=True)]
-    ratios = _ratios(middle[measured], middle[base])
+    """Make a line of `measured` with its ratios to `base`."""
+    medians = {name: wrk.Load.median(loads[name]) for name in (measured, base)}
+    rounds = [
+        _ratios(mine, other) for mine, other in zip(loads[measured], loads[base], strict=True)
+    ]
+    ratios = _ratios(medians[measured], medians[base])
     ranges = {
-        name: (min(round_[name] for round_ in each), max(round_[name] for round_ in each))
+        name: (min(ratio[name] for ratio in rounds), max(ratio[name] for ratio in rounds))
         for name in ratios
     }
-    return Line(what=what, loads=middle, ratios=ratios, ranges=ranges)
+    return Line(what=what, loads=medians, ratios=ratios, ranges=ranges)
 
 
 def _ratios(mine: wrk.Load, other: wrk.Load) -> dict[str, float]:
@@ -126,7 +129,7 @@ def _ratios(mine: wrk.Load, other: wrk.Load) -> dict[str, float]:
 
 
 def batch(what: str, url: str, problems: Sequence[Problem]) -> Span:
-    """How long `POST /best:batch` takes, from sending to the answer's last byte."""
+    """Measure `POST /best:batch`, from sending the request to the answer's last byte."""
     body = msgspec.json.encode({"problems": problems})
     times = []
     for _ in range(BATCHES):
@@ -144,7 +147,7 @@ def batch(what: str, url: str, problems: Sequence[Problem]) -> Span:
 
 
 def shipped(folder: Path, rounds: Rounds) -> Iterator[Line | Span]:
-    """With the shipped winners: alone, while tuning and writing go on, and a batch."""
+    """Measure the shipped winners: lookups, a batch, and lookups beside tuning and writing."""
     database = folder / "shipped.db"
     winners = servers.shipped()
     paths = [best_url(winner.problem) for winner in winners]
@@ -177,9 +180,9 @@ def shipped(folder: Path, rounds: Rounds) -> Iterator[Line | Span]:
         running.enter_context(servers.writing(database))
         _until_tuning(url)
         with Store.open(f"sqlite:///{database}") as store:
-            there = store.counts()["trials"]
+            before = store.counts()["trials"]
             loads = beside_work(rounds, url, paths)
-            rate = (store.counts()["trials"] - there) / (rounds.rounds * rounds.seconds)
+            rate = (store.counts()["trials"] - before) / (rounds.rounds * rounds.seconds)
         if not _is_tuning(url):
             raise RuntimeError("the tuning jobs ended before the measurement did")
         what = f"the same while jobs are tuned and {rate:,.0f} trials a second written"
@@ -199,7 +202,7 @@ def _until_tuning(url: str) -> None:
 
 
 def large(folder: Path, count: int, rounds: Rounds) -> Iterator[Line | Span]:
-    """With `count` winners: start-up, lookups, a batch."""
+    """Measure a database of `count` winners: start-up, lookups, a batch."""
     database = folder / f"winners-{count}.db"
     if not database.exists():
         making = database.with_suffix(".part")
@@ -236,10 +239,10 @@ def _start_up(database: Path) -> float:
 
 
 def measure(folder: Path, rounds: Rounds, winners: int = 1_000_000) -> Iterator[Line | Span]:
-    """Everything, line by line.
+    """Measure everything, line by line.
 
     Raises:
-        wrk.WrkMissingError: with how to install it.
+        wrk.WrkMissingError: wrk is not installed; the message says how to install it.
     """
     yield from shipped(folder, rounds)
     if winners:
@@ -247,24 +250,23 @@ def measure(folder: Path, rounds: Rounds, winners: int = 1_000_000) -> Iterator[
 
 
 def machine() -> dict[str, object]:
-    """What was measured on."""
     return {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
 
 
-def text(found: Line | Span) -> str:
-    """A line of the table."""
-    if isinstance(found, Span):
-        return f"{found.median_ms:10.0f} ms   first {found.first_ms:8.0f} ms   {found.what}"
+def text(entry: Line | Span) -> str:
+    """Write a line of the table."""
+    if isinstance(entry, Span):
+        return f"{entry.median_ms:10.0f} ms   first {entry.first_ms:8.0f} ms   {entry.what}"
     lines = [
         f"{load.per_second:10,.0f} /s   p50 {load.p50_ms:6.2f} ms   p99 {load.p99_ms:6.2f} ms"
         f"   {name}"
-        for name, load in found.loads.items()
+        for name, load in entry.loads.items()
     ]
     ratios = ", ".join(
-        f"{name} × {ratio:.2f} ({found.ranges[name][0]:.2f} … {found.ranges[name][1]:.2f})"
-        for name, ratio in found.ratios.items()
+        f"{name} × {ratio:.2f} ({entry.ranges[name][0]:.2f} … {entry.ranges[name][1]:.2f})"
+        for name, ratio in entry.ratios.items()
     )
-    return "\n".join([f"{found.what}: {ratios}", *lines])
+    return "\n".join([f"{entry.what}: {ratios}", *lines])
 
 
 def main() -> int:
@@ -272,7 +274,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The service under load, beside a bare route.")
     parser.add_argument("--seconds", type=int, default=5, help="length of a round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--winners", type=int, default=1_000_000, help="0: shipped ones only")
+    parser.add_argument(
+        "--winners", type=int, default=1_000_000, help="0 for the shipped ones only"
+    )
     parser.add_argument("--folder", type=Path, help="keeps the database of many winners")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -281,14 +285,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         try:
-            for found in measure(folder, rounds, options.winners):
-                measured.append(found)
-                print(text(found), flush=True)
+            for entry in measure(folder, rounds, options.winners):
+                measured.append(entry)
+                print(text(entry), flush=True)
         except wrk.WrkMissingError as error:
             print(error, file=sys.stderr)
             return 1
     if options.json:
-        document = {"machine": machine(), "load": [asdict(found) for found in measured]}
+        document = {"machine": machine(), "load": [asdict(entry) for entry in measured]}
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 

@@ -1,9 +1,9 @@
-"""What gemmsmith itself costs, without a GPU: `make bench`.
+"""The time that gemmsmith itself takes, without a GPU: `make bench`.
 
 Every figure is the median of repeated runs on this machine, with its 99th percentile. The service
-is a real uvicorn process on a real port with the shipped winners; the tuning run is the default
-effort on the shipped recordings. Last comes how close the search comes to the recorded optima, in
-how many trials: what `gemmsmith eval` prints.
+is a uvicorn process on a port with the shipped winners. The tuning run has the default effort on
+the shipped recordings. At the end it prints how close the search comes to the recorded optima with
+how many trials, as `gemmsmith eval` does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tuner.trial import Phase, Trial
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One measured cost in milliseconds."""
+    """A measured time in milliseconds."""
 
     what: str
     median_ms: float
@@ -62,7 +62,7 @@ def measure(what: str, run: Callable[[int], object], runs: int) -> Figure:
 
 
 def figures(folder: Path) -> Iterator[Figure]:
-    """Everything `make bench` measures, one after the other."""
+    """Measure all times, one after the other."""
     winners = servers.shipped()
     model = winners[0].device
     large = Problem(m=4096, n=6144, k=4096)
@@ -123,7 +123,7 @@ def figures(folder: Path) -> Iterator[Figure]:
                 lookup.lookup(dtype, layout, m, n, k)
 
         yield measure("1,000 lookups in memory: as many µs each", look_up, 200)
-        asked: list[dict[str, Any]] = [
+        questions: list[dict[str, Any]] = [
             {
                 "m": w.problem.m,
                 "n": w.problem.n,
@@ -136,12 +136,12 @@ def figures(folder: Path) -> Iterator[Figure]:
         ]
         yield measure(
             "GET /best, exact, over HTTP",
-            lambda i: http.get("/best", params=asked[i % len(asked)]).raise_for_status(),
+            lambda i: http.get("/best", params=questions[i % len(questions)]).raise_for_status(),
             500,
         )
-        near = [{**question, "m": question["m"] + 8} for question in asked]
+        near = [{**question, "m": question["m"] + 8} for question in questions]
         yield measure(
-            "GET /best, a problem nobody tuned",
+            "GET /best, a problem that was not tuned",
             lambda i: http.get("/best", params=near[i % len(near)]),
             300,
         )
@@ -149,12 +149,12 @@ def figures(folder: Path) -> Iterator[Figure]:
 
 
 def predicted(http: httpx.Client, near: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
-    """What the service takes for problems without any winner near, of the sizes of `near`."""
-    # No shipped winner has these types, so there is no neighbour either.
+    """Measure lookups of problems without a neighbour, with the sizes of `near`."""
+    # No shipped winner has these types, so these problems have no neighbours.
     alone = [{**question, "dtype": "fp8_e5m2", "layout": "tn"} for question in near]
     for question in alone:  # the kernels of each alignment are made once
         http.get("/best", params=question).raise_for_status()
-    # Each asked once: what was asked before is answered from memory.
+    # Each is requested once, because a second answer would come from memory.
     new = [{**alone[i % len(alone)], "n": 4096 + 16 * i} for i in range(301)]
     before = _within(http)
     yield measure(
@@ -175,13 +175,13 @@ _BUCKET = re.compile(r'gemmsmith_request_seconds_bucket{le="(.+)",route="/best"}
 
 
 def _within(http: httpx.Client) -> dict[float, float]:
-    """How many `GET /best` the service has answered within so many seconds, by its own clock."""
-    found = _BUCKET.findall(http.get("/metrics").raise_for_status().text)
-    return {float(bound): float(count) for bound, count in found}
+    """Return the service's counts of `GET /best` that it answered within each bound, in seconds."""
+    buckets = _BUCKET.findall(http.get("/metrics").raise_for_status().text)
+    return {float(bound): float(count) for bound, count in buckets}
 
 
 def _in_the_service(before: Mapping[float, float], after: Mapping[float, float]) -> Figure:
-    """What the service itself took for what was asked in between, interpolated in its buckets."""
+    """Compute the service's own times between two readings, interpolated in its buckets."""
     counts = [(bound, count - before.get(bound, 0.0)) for bound, count in sorted(after.items())]
     total = counts[-1][1]
 
@@ -198,7 +198,6 @@ def _in_the_service(before: Mapping[float, float], after: Mapping[float, float])
 
 
 def predicted_alone(folder: Path) -> Iterator[Figure]:
-    """`predicted`, of a service of its own."""
     near = [msgspec.to_builtins(winner.problem) for winner in servers.shipped()]
     with servers.service(folder / "served.db") as url, httpx.Client(base_url=url) as http:
         yield from predicted(http, [{**question, "m": question["m"] + 8} for question in near])
@@ -209,7 +208,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="What gemmsmith itself costs, without a GPU.")
     parser.add_argument("--json", action="store_true", dest="as_json")
     parser.add_argument(
-        "--predicted", action="store_true", help="only what is answered without any winner near"
+        "--predicted", action="store_true", help="only lookups of problems without neighbours"
     )
     options = parser.parse_args()
 
@@ -228,17 +227,17 @@ def main() -> int:
             return 0
         loaded = []
         try:
-            for found in load.measure(Path(folder), load.Rounds()):
-                loaded.append(found)
-                say(load.text(found))
+            for line in load.measure(Path(folder), load.Rounds()):
+                loaded.append(line)
+                say(load.text(line))
         except wrk.WrkMissingError as error:
             say(f"{error}. Without it there are no figures of the service under load.")
     judged = evaluate.Judged.of(evaluate.load(servers.SWEEPS))
     if options.as_json:
         costs = [asdict(figure) for figure in measured]
-        under_load = [asdict(found) for found in loaded]
-        found_all = {"machine": load.machine(), "figures": costs, "load": under_load}
-        print(json.dumps({**found_all, "search": judged.summary()}, indent=1))
+        under_load = [asdict(line) for line in loaded]
+        document = {"machine": load.machine(), "figures": costs, "load": under_load}
+        print(json.dumps({**document, "search": judged.summary()}, indent=1))
     else:
         judged.print()
     return 0

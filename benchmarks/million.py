@@ -1,9 +1,9 @@
-"""A database with a million winners, to see what size costs: made in half a minute, never shipped.
+"""Makes a database with a million winners in half a minute, to measure what its size costs.
 
-Made up in SQL from the shipped winners: each new problem gets a copy of one of them, so that rows
-are as large as real ones. Nobody can tell whether a copy was altered, as its device is that of its
-row in the database. The problems are a grid of multiples of 64, so close together that a
-lookup's neighbourhood holds as many as it ever will.
+SQL copies the shipped winners: each new problem gets a copy of one of them, so that rows are as
+large as real ones. A copy has no signature of its own, and its device is that of its row, so it
+cannot be recognised as altered. The problems are a grid of multiples of 64, so dense that a
+lookup's neighbourhood is as large as it can be.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tuner.store import Store
 TRUSTED = Path(__file__).parents[1] / "configs" / "trusted"
 STEP = 64
 SIDE = 100
-"""Sizes along M and along N; K takes as many as are needed."""
+"""Numbers of sizes of M and of N; K has as many as needed."""
 
 _PROBLEMS = """
 WITH RECURSIVE counted(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM counted WHERE i + 1 < :count),
@@ -49,19 +49,18 @@ WHERE problems.id > :kinds ORDER BY problems.id
 
 
 def take(store: Store, files: Iterable[Path]) -> None:
-    """Put the winners of shipped files into the store."""
     trusted = Trusted.load(TRUSTED)
     for file in files:
         import_winners(store, file, trusted)
 
 
 def fill(path: Path, shipped: list[Path], count: int) -> None:
-    """Make the database at `path` with the `shipped` winners and about `count` made-up ones."""
+    """Make the database at `path` with the `shipped` winners and about `count` copies."""
     with Store.open(f"sqlite:///{path}", create=True) as store:
         take(store, shipped)
     database = sqlite3.connect(path)
     database.create_function("lg", 1, math.log2, deterministic=True)
-    database.execute("PRAGMA synchronous = OFF")  # a power cut costs only this benchmark
+    database.execute("PRAGMA synchronous = OFF")  # after a power cut, the benchmark is run again
     (kinds,) = database.execute("SELECT max(id) FROM problems").fetchone()
     (sequence,) = database.execute("SELECT max(sequence) FROM winners").fetchone()
     sizes = {"count": count, "step": STEP, "side": SIDE, "kinds": kinds}
@@ -72,7 +71,7 @@ def fill(path: Path, shipped: list[Path], count: int) -> None:
 
 
 def sample(path: Path, count: int) -> list[Problem]:
-    """`count` of its problems, spread evenly over all of them."""
+    """Return `count` of the database's problems, evenly spread."""
     database = sqlite3.connect(path)
     (last,) = database.execute("SELECT max(id) FROM problems").fetchone()
     rows = database.execute(

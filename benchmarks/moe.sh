@@ -1,7 +1,7 @@
 #!/bin/sh
-# Grouped products within a time limit: their kernels are compiled family by family, and tuned as
-# soon as the first are there. On a second GPU their tests run meanwhile, exhaustive sweeps are
-# recorded, and then all other tests run.
+# Grouped products within a time limit: kernels are compiled family by family, and problems are tuned
+# as soon as the first kernels are compiled. On a second GPU their tests run meanwhile, then exhaustive
+# sweeps are recorded, and then all other tests run.
 # Usage: benchmarks/moe.sh OUT SECONDS
 set -u
 out=$1
@@ -34,7 +34,7 @@ if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then
   {
     grouped=$(ls tests/gpu/test_*.py | grep group)
     other=$(ls tests/gpu/test_*.py | grep -v group)
-    # shellcheck disable=SC2086 # names of files
+    # shellcheck disable=SC2086 # a list of files
     taskset -c "$((half + 1))-$last" $session test --device cuda:1 --out "$out/grouped" --tests $grouped
     taskset -c "$((half + 1))-$last" timeout "$(left 20)" $session record --device cuda:1 \
       --suite configs/suites/sweeps_moe.toml --dtype bf16 --out "$out/record"

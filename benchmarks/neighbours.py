@@ -1,12 +1,12 @@
-"""What a neighbour's winner is worth on a problem that was measured itself.
+"""What a neighbour's winner gains on a problem whose own winner is known.
 
     python -m benchmarks.neighbours FILE.jsonl … -o neighbours.json [--device cuda:N] [--seconds S]
 
-Each problem of the winners files is taken for one that nobody tuned. The kernels of the problems
-nearest to it are timed against the default there, in paired rounds as in finals. So the file tells,
-by distance and by what the neighbour gained on its own problem, when a kernel may be run where it
-was not measured. Only kernels that are compiled take part. The order is shuffled, always alike, so
-that a run that is cut off has some of everything.
+Each problem of the winners files is treated as not tuned. The kernels of its nearest problems are
+timed on it against the default, in paired rounds as in finals. So the result shows, by distance and
+by the neighbour's gain on its own problem, when a kernel may be run on a problem where it was not
+measured. Only kernels that are compiled take part. The order is a fixed shuffle, so that a run that
+is cut off has problems of every kind.
 """
 
 from __future__ import annotations
@@ -39,40 +39,40 @@ ROUNDS = 9
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A problem, and winners of the problems nearest to it, each with another candidate."""
+    """A problem, and winners of its nearest problems, with distinct candidates."""
 
     problem: Problem
     winners: tuple[Winner, ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 once all that the time allows is measured."""
+    """Measure as many problems as the time allows, and return 0."""
     options = _parse(arguments)
     with open_device(options.device) as device:
         winners = find_winners(options.winners, None, device.model)
-        found = [case for case in cases(winners) if options.dtype in (None, case.problem.dtype)]
+        chosen = [case for case in cases(winners) if options.dtype in (None, case.problem.dtype)]
         store, until = ArtifactStore(options.packs), time.monotonic() + options.seconds
         rows: list[dict[str, Any]] = []
-        for case in found:
+        for case in chosen:
             if time.monotonic() > until:
                 break
             try:
                 rows += measured(device, case, list(_compiled(case, device, store)))
             except TunerError as error:
                 print(f"{case.problem}: {error}", flush=True)
-            document = {"device": device.model.slug, "of": len(found), "rows": rows}
+            document = {"device": device.model.slug, "of": len(chosen), "rows": rows}
             publish(options.output, json.dumps(document).encode() + b"\n", shared=True)
     return 0
 
 
 def cases(winners: dict[Problem, Winner]) -> Iterator[Case]:
-    """Every problem with a neighbour whose kernel is run, shuffled."""
+    """Yield each problem that has a neighbour whose kernel can run on it, shuffled."""
     problems = sorted(winners)
     random.Random(1).shuffle(problems)
-    alike = Neighbourhood(winners.items())
+    neighbourhood = Neighbourhood(winners.items())
     for problem in problems:
         chosen: dict[str, Winner] = {}
-        for near in alike.nearest(problem, len(problems), MAX_DISTANCE):
+        for near in neighbourhood.nearest(problem, len(problems), MAX_DISTANCE):
             candidate = near.runs
             if len(chosen) == NEIGHBOURS:
                 break
@@ -92,18 +92,18 @@ def _compiled(case: Case, device: Device, store: ArtifactStore) -> Iterator[Cont
 
 
 def measured(device: Device, case: Case, contenders: list[Contender]) -> Iterator[dict[str, Any]]:
-    """A line for each neighbour: what it gained there, and what its kernel gains here."""
+    """Yield a row for each neighbour: its gain on its own problem, and its kernel's gain here."""
     if not contenders:
         return
     finals = device.finals(case.problem, contenders, Policy(final_rounds=ROUNDS))
     for winner in case.winners:
         if winner.candidate not in finals.candidates:
             continue
-        at = finals.candidates.index(winner.candidate)
+        index = finals.candidates.index(winner.candidate)
         gains = {
-            regime.value: paired_ratio(rounds.baseline_us, rounds.samples_us[at]).median
+            regime.value: paired_ratio(rounds.baseline_us, rounds.samples_us[index]).median
             for regime, rounds in finals.regimes.items()
-            if rounds.samples_us[at]
+            if rounds.samples_us[index]
         }
         row = {
             "problem": str(case.problem),
@@ -126,9 +126,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("winners", type=Path, nargs="+", help="winners files")
     parser.add_argument("--device", default="cuda:0", help="cuda:N")
-    parser.add_argument("--dtype", help="of these operations only")
+    parser.add_argument("--dtype", help="only problems of this dtype")
     add_packs(parser)
-    parser.add_argument("--seconds", type=float, default=3600.0, help="nothing begins after these")
+    parser.add_argument(
+        "--seconds", type=float, default=3600.0, help="begin no problem after this time"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser.parse_args(arguments)
 

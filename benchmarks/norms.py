@@ -1,14 +1,14 @@
-"""RMS norms as models write them out, beside torch's fused kernel: in whole steps, and alone.
+"""RMS norms of several operators, as in models, and torch's fused kernel: in steps, and alone.
 
     python -m benchmarks.norms -o norms.json [--device cpu] [--only steps|kernels|sums …]
                                [--model NAME …]
 
-Needs torch, transformers and the library of this checkout, and no winners: of each model the norms
-alone are swapped, as `gemmsmith.patch(model)` does where there are some. First come steps of models
-of benchmarks/programs/hugging.py, with and without, in blocks that alternate as those of
-`gemmsmith.compare` do, and torch against itself in the same way. Then one norm of each size, and
-one sum of columns, as of a bias's gradient: the other kernel that is made of such sums.
-A line of JSON for each is printed and kept at once, so a run that is cut off keeps what it had.
+Needs torch, transformers and the library of this checkout, but no winners: only the norms of each
+model are replaced, as `gemmsmith.patch(model)` does. First come steps of models of
+benchmarks/programs/hugging.py, with and without fused norms, in blocks that alternate as those of
+`gemmsmith.compare`, and torch against itself in the same way. Then come single norms of many sizes,
+and sums of columns, as of a bias's gradient, which the gradient of a norm's weight is made of too.
+A line of JSON for each is printed and saved at once, so a run that is cut off keeps its results.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MODELS = ("llama", "qwen3", "qwen3-moe", "decode")
 PARTS = ("steps", "kernels", "sums")
 NEW_TOKENS = 8
 FIRST_STEPS = 5
-"""From the same weights on each side: their losses and peaks are compared."""
+"""Steps whose losses and peaks are compared; both sides begin with the same weights."""
 
 WIDTHS = (128, 768, 1024, 2048, 4096, 8192)
 TOKENS = (1, 16, 512, 4096, 16384)
@@ -53,10 +53,10 @@ SIZES: tuple[Size, ...] = (
     (LlamaRMSNorm, torch.bfloat16, 131072, 128),
     (LlamaRMSNorm, torch.float16, 512, 4096),
     (LlamaRMSNorm, torch.float16, 16384, 4096),
-    # Gemma's norm, whose fused kernel is that for FP32.
+    # Gemma's norm, whose fused kernel is the one for FP32.
     *((GemmaRMSNorm, torch.bfloat16, tokens, 2560) for tokens in TOKENS),
     (GemmaRMSNorm, torch.bfloat16, 131072, 256),
-    # torch's own, of which the backward pass alone is another: from the least elements on.
+    # torch's own norm: only its backward pass is replaced, from `LEAST` elements on.
     *((torch.nn.RMSNorm, torch.bfloat16, norms.LEAST // width, width) for width in WIDTHS),
     *((torch.nn.RMSNorm, torch.bfloat16, 16384, width) for width in WIDTHS),
     (torch.nn.RMSNorm, torch.bfloat16, 524288, 128),
@@ -67,25 +67,25 @@ TINY_SIZES: tuple[Size, ...] = (
     (GemmaRMSNorm, torch.float16, 16, 128),
 )
 SUMS = (
-    (4096, 1024),  # the least elements
+    (4096, 1024),  # the fewest elements that are replaced
     (8192, 1024), (8192, 3072), (16384, 1024), (16384, 4096), (65536, 1024),
 )  # fmt: skip
 TINY_SUMS = ((16, 128),)
 ROTATED_BYTES = 256 * 2**20
-"""Operands in turns: several times what L2 holds (50 MiB on a H100 or H200)."""
+"""Size of the operands that calls take in turn: several times L2 (50 MiB on an H100 or H200)."""
 REPEATS, REPEAT_S = 5, 0.01
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 once all that was asked for is measured."""
+    """Measure the chosen parts, and return 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models and sizes, few repeats")
     parser.add_argument("--only", choices=PARTS, action="append", help="(default: all)")
-    parser.add_argument("--model", choices=MODELS, action="append", help="of steps (default: all)")
+    parser.add_argument("--model", choices=MODELS, action="append", help="for steps (default: all)")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(arguments)
-    found = described(options.device)
+    result = described(options.device)
     sizes = TINY_SIZES if options.tiny else SIZES
     measured = {
         "steps": (steps(name, options) for name in options.model or MODELS),
@@ -93,23 +93,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "sums": (sums(*size, options) for size in (TINY_SUMS if options.tiny else SUMS)),
     }
     for part in options.only or PARTS:
-        found[part] = []
+        result[part] = []
         for row in measured[part]:
-            keep(found, part, row, options.output)
+            keep(result, part, row, options.output)
     return 0
 
 
 @contextmanager
 def fused(model: torch.nn.Module, device: str) -> Iterator[None]:
-    """The norms of a model are swapped, and nothing else, as if winners were in use."""
+    """Replace the norms of a model, and nothing else, while the context is open."""
     kind, forwards = torch.device(device).type, Forwards()
-    found = [one for one in recognized(model) if isinstance(one.recipe, NormRecipe)]
+    layers = [layer for layer in recognized(model) if isinstance(layer.recipe, NormRecipe)]
 
     def kind_in_use() -> str:
         return kind
 
     with mock.patch.object(norm_layers, "kind_in_use", kind_in_use):
-        take_over(forwards, found)
+        take_over(forwards, layers)
         try:
             yield
         finally:
@@ -129,13 +129,13 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def steps(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A model's step, with and without its norms fused."""
-    given = {"tiny": options.tiny, "new_tokens": NEW_TOKENS}
+    """Measure a model's step, with and without fused norms."""
+    variant = hugging.Variant(tiny=options.tiny, new_tokens=NEW_TOKENS)
     firsts: dict[str, list[torch.Tensor]] = {}
     peaks: dict[str, int] = {}
     for side in ("torch", "fused"):
         settle(options.device, forget=True)
-        model, parts = hugging.built(name, options.device, **given)
+        model, parts = hugging.built(name, options.device, variant)
         step = partial(_step, parts)
         sides: dict[str, Side] = {
             "torch": nullcontext,
@@ -152,10 +152,10 @@ def steps(name: str, options: argparse.Namespace) -> dict[str, Any]:
     seconds = in_turns(step, sides, device=options.device, tiny=options.tiny)
     return {
         "model": name,
-        "norms": sum(isinstance(one.recipe, NormRecipe) for one in recognized(model)),
+        "norms": sum(isinstance(layer.recipe, NormRecipe) for layer in recognized(model)),
         "fused_calls_a_step": counting.count,
         **compared(seconds, "fused"),
-        **_alike(firsts["torch"], firsts["fused"]),
+        **_agreement(firsts["torch"], firsts["fused"]),
         "peak_bytes": peaks,
     }
 
@@ -167,9 +167,9 @@ def _step(parts: Any) -> torch.Tensor:
     return torch.as_tensor(out)
 
 
-def _alike(theirs: list[torch.Tensor], ours: list[torch.Tensor]) -> dict[str, Any]:
-    """Losses of both, or how many of the tokens are the same."""
-    if all(one.numel() == 1 for one in theirs):
+def _agreement(theirs: list[torch.Tensor], ours: list[torch.Tensor]) -> dict[str, Any]:
+    """Return the losses of both sides, or the share of decoded tokens that are equal."""
+    if all(result.numel() == 1 for result in theirs):
         return {"losses": {"torch": list(map(float, theirs)), "fused": list(map(float, ours))}}
     new = [(a[:, -NEW_TOKENS:] == b[:, -NEW_TOKENS:]) for a, b in zip(theirs, ours, strict=True)]
     return {"same_tokens": float(torch.stack(new).float().mean())}
@@ -178,7 +178,7 @@ def _alike(theirs: list[torch.Tensor], ours: list[torch.Tensor]) -> dict[str, An
 def kernels(
     kind: Any, dtype: torch.dtype, tokens: int, width: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Microseconds of one norm, eager: each in turn, medians."""
+    """Measure a norm, eager, on both sides in turn: median microseconds."""
     device, size = options.device, tokens * width * dtype.itemsize
     torch.manual_seed(2)
     norm = kind(width).to(device, dtype)
@@ -189,12 +189,12 @@ def kernels(
     ]
     grads = [x.detach() for x in (*xs[1:], xs[0])]
 
-    def forward(at: int) -> None:
+    def forward(i: int) -> None:
         with torch.no_grad():
-            norm(xs[at])
+            norm(xs[i])
 
-    def both(at: int) -> None:
-        torch.autograd.grad(norm(xs[at]), [xs[at], norm.weight], grads[at])
+    def both(i: int) -> None:
+        torch.autograd.grad(norm(xs[i]), [xs[i], norm.weight], grads[i])
 
     sides: dict[str, Side] = {"written_out": nullcontext, "fused": partial(fused, norm, device)}
 
@@ -215,38 +215,40 @@ def kernels(
 
 
 def sums(rows: int, columns: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Microseconds of a sum over rows, by torch and by us: each in turn, medians. On a GPU all
-    operands' sums are one CUDA graph, as the host has no part in what is asked.
+    """Measure a sum over rows by torch and by gemmsmith in turn: median microseconds.
+
+    On a GPU the sums of all operands are one CUDA graph, so that the host's time does not count.
     """
     size = rows * columns * torch.bfloat16.itemsize
     torch.manual_seed(2)
     number = 2 if options.tiny else min(32, max(2, ROTATED_BYTES // size))
-    of_size = {"dtype": torch.bfloat16, "device": options.device}
-    given = [torch.randn(rows, columns, **of_size) for _ in range(number)]
+    kind = {"dtype": torch.bfloat16, "device": options.device}
+    matrices = [torch.randn(rows, columns, **kind) for _ in range(number)]
 
-    def by_torch(at: int) -> None:
-        given[at].sum(0)
+    def by_torch(i: int) -> None:
+        matrices[i].sum(0)
 
-    def by_us(at: int) -> None:
-        functions.column_sums(given[at])
+    def by_us(i: int) -> None:
+        functions.column_sums(matrices[i])
 
     runs: dict[str, Callable[[int], None]] = {"torch": by_torch, "gemmsmith": by_us}
-    whole = 1
+    sums_in_call = 1
     if options.device != "cpu":
-        runs, whole, number = {side: _graph(run, number) for side, run in runs.items()}, number, 1
+        runs = {side: _graph(run, number) for side, run in runs.items()}
+        sums_in_call, number = number, 1
     sides = {side: (run, nullcontext) for side, run in runs.items()}
-    found = alternating(sides, number, options)
-    us = {side: round(each / whole, 2) for side, each in found.items()}
+    times = alternating(sides, number, options)
+    us = {side: round(time_us / sums_in_call, 2) for side, time_us in times.items()}
     return {"rows": rows, "columns": columns, "us": us}
 
 
 def _graph(run: Callable[[int], None], number: int) -> Callable[[int], None]:
-    """All of that many calls as one."""
+    """Capture `number` calls as a CUDA graph, and return a call that replays it."""
     run(0)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for at in range(number):
-            run(at)
+        for i in range(number):
+            run(i)
     return lambda _: graph.replay()
 
 
@@ -255,14 +257,14 @@ def alternating(
     number: int,
     options: argparse.Namespace,
 ) -> dict[str, float]:
-    """Median microseconds of a call on each side, of one of that many operands after the other."""
+    """Return median microseconds of a call on each side; calls take `number` operands in turn."""
     counts: dict[str, int] = {}
     times: dict[str, list[float]] = {side: [] for side in sides}
     for repeat in range(-1, 2 if options.tiny else REPEATS):
         for side, (run, context) in sides.items():
             with context():
                 us = _us(run, counts.get(side, 3), number, options.device)
-            if repeat < 0:  # they warm up
+            if repeat < 0:  # a repeat to warm up, and to choose the number of calls
                 _us(run, 3, number, options.device)
                 counts[side] = min(200, max(3, round(REPEAT_S * 1e6 / us)))
             else:
@@ -271,11 +273,11 @@ def alternating(
 
 
 def _us(run: Callable[[int], None], count: int, number: int, device: str) -> float:
-    """Microseconds of a call, by the GPU's clock: while the host is slower, by the host's."""
+    """Return microseconds of a call by the GPU's clock; they include waiting for a slower host."""
     if device == "cpu":
         began = time.perf_counter()
-        for at in range(count):
-            run(at % number)
+        for i in range(count):
+            run(i % number)
         return 1e6 * (time.perf_counter() - began) / count
     begin, end = (
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -283,8 +285,8 @@ def _us(run: Callable[[int], None], count: int, number: int, device: str) -> flo
     )
     torch.cuda.synchronize()
     begin.record()
-    for at in range(count):
-        run(at % number)
+    for i in range(count):
+        run(i % number)
     end.record()
     end.synchronize()
     return 1e3 * float(begin.elapsed_time(end)) / count

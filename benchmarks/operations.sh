@@ -1,6 +1,6 @@
 #!/bin/sh
-# INT8, FP32 accumulation and TF32 on one GPU within a time limit, compiling for the next suite while
-# one is tuned. Usage: benchmarks/operations.sh OUT SECONDS
+# INT8, FP32 accumulation and TF32 on one GPU within a time limit; while a suite is tuned, kernels for
+# the next one are compiled. Usage: benchmarks/operations.sh OUT SECONDS
 set -u
 out=$1
 end=$(($(date +%s) + $2))

@@ -1,11 +1,11 @@
-"""Launches gemmsmith's winner of one problem and cuBLAS a few times, for a profiler to look at.
+"""Launches gemmsmith's winner of a problem and cuBLAS a few times under a profiler.
 
     ncu --profile-from-start off … python -m benchmarks.profile M N K [G] [--dtype bf16]
 
-Of a grouped product (`--dtype bf16.group_rows`) G is the number of groups, and the contender is
-torch's own. Its launches meet the spreads of tokens in turn: skewed, very skewed, balanced.
-What comes before the launches (operands, pack, cuBLAS's choice, verification) is not profiled.
-Run it as a module: as a script, its name would hide the standard library's `profile`.
+For a grouped product (`--dtype bf16.group_rows`) G is the number of groups, and torch's own product
+is launched instead of cuBLAS. Its launches have skewed, very skewed and balanced groups in turn.
+Preparations (operands, pack, cuBLAS's choice, verification) are not profiled. Run it as a module:
+as a script, its name would hide the standard library's `profile`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BUILD_LIMIT_S = 300.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if both ran and both were right."""
+    """Launch both; 0 if both ran and were right."""
     options = _parse(arguments)
     problem: Problem = options.problem
     model = local_gpu()
@@ -85,7 +85,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("groups", type=int, nargs="?", default=1, help="of a grouped product")
     parser.add_argument("--dtype", default="bf16", help="such as bf16 or bf16.group_rows")
     parser.add_argument(
-        "--layout", choices=list(Layout), help="default: the first that there is of the dtype"
+        "--layout", choices=list(Layout), help="default: the first layout of the dtype"
     )
     parser.add_argument("--launches", type=int, default=3)
     parser.add_argument("--winners", type=Path, action="append", help="winners files")
@@ -100,10 +100,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _problem(options: argparse.Namespace) -> Problem:
-    """The problem asked for.
+    """Return the problem of the options.
 
     Raises:
-        InvalidProblem: there is none such.
+        InvalidProblem: there is no such problem.
     """
     layout: str | None = options.layout
     operation = Operation.of(options.dtype, layout) if layout else of_dtype(options.dtype)

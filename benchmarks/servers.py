@@ -1,9 +1,9 @@
-"""What is measured against each other, each a process of its own: the service, and a bare route.
+"""The processes of load measurements: the service, a bare route, and a writer.
 
     python -m benchmarks.servers bare BYTES        a FastAPI route that returns a constant
     python -m benchmarks.servers write URL         trials into a database, 1,000 a second
 
-Both servers are one uvicorn process with the same settings.
+Service and bare route are each one uvicorn process, with the same settings.
 """
 
 from __future__ import annotations
@@ -35,24 +35,23 @@ WORKER = "service.worker.process"
 """The module that `gemmsmith serve --worker` starts beside itself."""
 
 TRIALS_A_SECOND = 1_000
-_AT_ONCE = 50  # in a transaction, each of which waits for the disk
+_AT_ONCE = 50  # trials in a transaction, because each transaction waits for the disk
 
 
 def shipped() -> list[Winner]:
-    """All shipped winners."""
     return [winner for path in WINNERS for winner in read_winners(path)]
 
 
 @contextmanager
 def service(database: Path, *arguments: str) -> Iterator[str]:
-    """`gemmsmith serve` with a SQLite file, on a free port; its address."""
+    """Run `gemmsmith serve` with a SQLite file, on a free port; yield its address."""
     with served(f"sqlite:///{database}", database.parent / "packs", *arguments) as url:
         yield url
 
 
 @contextmanager
 def served(database: str, packs: Path, *arguments: str) -> Iterator[str]:
-    """`gemmsmith serve` with the database at a URL, on a free port; its address."""
+    """Run `gemmsmith serve` with the database at a URL, on a free port; yield its address."""
     command = ["-m", "service.cli", "serve", "--port", "0", *arguments]
     environ = {
         "GEMMSMITH_DATABASE": database,
@@ -67,7 +66,7 @@ def served(database: str, packs: Path, *arguments: str) -> Iterator[str]:
 
 @contextmanager
 def bare(size: int) -> Iterator[str]:
-    """A FastAPI route that returns `size` bytes, on a free port; its address."""
+    """Run a FastAPI route that returns `size` bytes, on a free port; yield its address."""
     with _process(["-m", "benchmarks.servers", "bare", str(size)], {}) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
@@ -75,7 +74,7 @@ def bare(size: int) -> Iterator[str]:
 
 @contextmanager
 def writing(database: Path) -> Iterator[None]:
-    """While entered, a process adds trials."""
+    """Run a process that adds trials, while the context is open."""
     command = ["-m", "benchmarks.servers", "write", f"sqlite:///{database}"]
     with _process(command, {}) as process:
         assert process.stdout is not None
@@ -85,11 +84,11 @@ def writing(database: Path) -> Iterator[None]:
 
 @contextmanager
 def standing_still() -> Iterator[None]:
-    """While entered, workers and writers of these servers do nothing, and the servers go on.
+    """Suspend workers and writers while the context is open; the servers go on.
 
-    For less than a worker's lease, 60 s.
+    It must be open for less than a worker's lease, 60 s.
     """
-    halted = [one for one in psutil.Process().children(recursive=True) if _is_busy(one)]
+    halted = [child for child in psutil.Process().children(recursive=True) if _is_busy(child)]
     for process in halted:
         process.suspend()
     try:
@@ -100,7 +99,7 @@ def standing_still() -> Iterator[None]:
 
 
 def _is_busy(process: psutil.Process) -> bool:
-    """Whether it is a worker or a writer."""
+    """Whether a process is a worker or a writer."""
     try:
         command = process.cmdline()
     except psutil.NoSuchProcess:  # it has just ended
@@ -134,7 +133,7 @@ def _serve_bare(size: int) -> None:
 
     config = server_config(app, Settings.load({}), port=0)
     with config.bind_socket() as listener:
-        listener.listen()  # who connects too early waits
+        listener.listen()  # connections wait until the server accepts them
         sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
         sys.stdout.flush()
         uvicorn.Server(config).run(sockets=[listener])
@@ -162,13 +161,15 @@ def _write(url: str) -> None:
                 sys.stdout.flush()
             written += _AT_ONCE
             now = time.monotonic()
-            due = max(due + _AT_ONCE / TRIALS_A_SECOND, now)  # nothing is made up for
+            due = max(
+                due + _AT_ONCE / TRIALS_A_SECOND, now
+            )  # a late transaction is not caught up on
             time.sleep(due - now)
 
 
 if __name__ == "__main__":
-    what, value = sys.argv[1:]
-    if what == "bare":
+    command, value = sys.argv[1:]
+    if command == "bare":
         _serve_bare(int(value))
     else:
         _write(value)

@@ -1,6 +1,6 @@
-"""A winner and cuBLAS on the same operands, both verified: for programs that look at just the two.
+"""A winner and cuBLAS on the same operands, both verified, for programs that compare just the two.
 
-torch is imported when it is needed, so that what is missing can be said without it.
+torch is imported when it is needed, so that an error about a missing GPU does not need it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SEED = 20261121
 
 
 class WrongProductError(Exception):
-    """The winner's output is not the product; the message says how far it is."""
+    """The winner's output is not the product; the message has the error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideBySide:
-    """Both ready to launch, on the stream that they were prepared for.
+    """The winner and cuBLAS, ready to launch on the stream that they were prepared for.
 
     Attributes:
         ready: by name, cuBLAS first.
@@ -43,8 +43,8 @@ def prepare(
     """Make operands, prepare both and verify them.
 
     Raises:
-        WrongProductError: what the winner computes is wrong.
-        Unsupported: one of them does not do this problem.
+        WrongProductError: the winner's output is wrong.
+        Unsupported: the winner or cuBLAS does not support this problem.
     """
     import torch
 

@@ -2,10 +2,10 @@
 
     python benchmarks/site.py .wheels [PATTERN …]
 
-It writes `site.tar.xz` beside the wheels, which benchmarks/gpu_session.py unpacks where it would
-else install the wheels: a quarter of their size, because compiled code loses its symbols and many
-small files are compressed together. Wheels that match a pattern are left out (those that the host
-has), and so is what no session runs.
+It writes `site.tar.xz` beside the wheels. benchmarks/gpu_session.py unpacks it instead of
+installing the wheels. It has a quarter of their size, because compiled code loses its symbols and
+many small files are compressed together. Wheels that match a pattern are left out (those that the
+host has), and so are parts that no session runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ARCHIVE = "site.tar.xz"
 
-LEFT_OUT = (
+OMITTED = (
     "ray/jars/*",
     "ray/rllib/*",
     "ray/llm/*",
@@ -30,33 +30,33 @@ LEFT_OUT = (
     "*/pginstall/include/*",
     "*.a",
 )
-"""Of Ray: what is for Java and C++, a library, and the pages. Of PostgreSQL: its headers."""
+"""Ray's parts for Java and C++, a library and its pages; PostgreSQL's headers; static libraries."""
 
-AS_IT_IS = ("pgserver/*", "*.libs/*")
-"""Programs and libraries whose paths were written into them later: `strip` breaks those."""
+UNSTRIPPED = ("pgserver/*", "*.libs/*")
+"""Programs and libraries whose paths were patched after linking: `strip` breaks them."""
 
 _ELF = b"\x7fELF"
 
 
 def pack(folder: Path, absent: list[str]) -> Path:
-    """Write the archive of the wheels in a folder; its path."""
-    aside = folder / f"{ARCHIVE}.part"
+    """Write the archive of the wheels in a folder, and return its path."""
+    part = folder / f"{ARCHIVE}.part"
     wheels = [
         wheel
         for wheel in sorted(folder.glob("*.whl"))
-        if not any(fnmatch(wheel.name, each) for each in absent)
+        if not any(fnmatch(wheel.name, pattern) for pattern in absent)
     ]
-    with tarfile.open(aside, "w:xz", preset=9) as tar:
+    with tarfile.open(part, "w:xz", preset=9) as tar:
         for wheel in wheels:
-            with zipfile.ZipFile(wheel) as held:
-                for info in held.infolist():
-                    if info.is_dir() or any(fnmatch(info.filename, x) for x in LEFT_OUT):
+            with zipfile.ZipFile(wheel) as archive:
+                for info in archive.infolist():
+                    if info.is_dir() or any(fnmatch(info.filename, x) for x in OMITTED):
                         continue
-                    content = held.read(info)
-                    if not any(fnmatch(info.filename, x) for x in AS_IT_IS):
+                    content = archive.read(info)
+                    if not any(fnmatch(info.filename, x) for x in UNSTRIPPED):
                         content = _stripped(content)
                     _add(tar, info, content)
-    aside.replace(folder / ARCHIVE)
+    part.replace(folder / ARCHIVE)
     return folder / ARCHIVE
 
 
@@ -67,7 +67,7 @@ def _add(tar: tarfile.TarFile, info: zipfile.ZipInfo, content: bytes) -> None:
 
 
 def _stripped(content: bytes) -> bytes:
-    """Compiled code without its symbols, where `strip` can do that; else as it is."""
+    """Remove the symbols of compiled code, if `strip` can; return other content unchanged."""
     if not content.startswith(_ELF):
         return content
     with tempfile.NamedTemporaryFile() as file:

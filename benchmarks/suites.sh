@@ -1,6 +1,6 @@
 #!/bin/sh
-# The float suites within a time limit, compiling for the next while one is tuned. On a host of two
-# GPUs each has half of the cores: bf16 on the one, FP8 and then fp16 on the other.
+# The float suites within a time limit; while a suite is tuned, kernels for the next one are compiled.
+# On a host with two GPUs each gets half of the cores: bf16 on the first, FP8 and fp16 on the second.
 # Usage: benchmarks/suites.sh OUT SECONDS
 set -u
 out=$1
@@ -9,7 +9,7 @@ cores=$(nproc)
 gpus=$(nvidia-smi -L | wc -l)
 session="python3 benchmarks/gpu_session.py"
 left() { echo $((end - $(date +%s) - $1)); }
-base() { # CORES DTYPE: its kernels into the common pack store
+base() { # CORES DTYPE: compiles its kernels into the common pack store
   taskset -c "$1" $session base --dtype "$2" --out "$out/base-$2"
 }
 tune() { # DEVICE DTYPE SECONDS-TO-SPARE

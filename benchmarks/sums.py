@@ -2,12 +2,12 @@
 
     python -m benchmarks.sums FILE.jsonl … -o sums.json [--device cuda:N] [--seconds S]
 
-A kernel is chosen on its own; its power penalty says what it is worth in a step at the power limit.
-Here such steps are run: some layers of the weight's size, each with its forward product, its
-input's gradient and its weight's gradient added to an FP32 sum, as one CUDA graph. The sums alone
-differ between the sides. Every problem of the winners files has its turn with the best candidate,
-also where that was refused, those first whose penalty is highest: so the file tells, beside torch
-itself, whether the penalties were right. Only kernels that are compiled take part.
+A kernel is measured alone; its power penalty estimates what it gains in a step at the power limit.
+Here such steps are run: several layers of the weight's size, each with its forward product, its
+input's gradient, and its weight's gradient added to an FP32 sum, as one CUDA graph. The sides
+differ in the sums only. Every problem of the winners files is run with its best candidate, even if
+that is not served, the highest penalties first. So the result shows whether the penalties were
+right. Only kernels that are compiled take part.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Sum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 class Best:
-    """A lookup, and a source of packs, with the best candidate of each problem."""
+    """A lookup and a source of packs that answer with the best candidate of each problem."""
 
     def __init__(self, winners: Mapping[Problem, Winner], store: ArtifactStore) -> None:
         self._paths: dict[str, Path] = {}
@@ -67,22 +67,23 @@ class Best:
     def lookup(
         self, dtype: str, layout: Layout, m: int, n: int, k: int, batch: int = 1
     ) -> Choice | None:
-        """As `gemmsmith.Lookup`'s."""
+        """See `gemmsmith.Lookup.lookup`."""
         problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
         return self._choices.get(problem)
 
     def path(self, pack_hash: str) -> Path:
-        """As `gemmsmith.Packs`'."""
         return self._paths[pack_hash]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 once all that the time allows is measured."""
+    """Measure as many problems as the time allows; 0 if there was one to measure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("winners", type=Path, nargs="*", help="winners files")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tiny", action="store_true", help="one small problem, few repeats")
-    parser.add_argument("--seconds", type=float, default=600.0, help="begin none after so long")
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="begin no problem after this time"
+    )
     add_packs(parser)
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(arguments)
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device != "cpu":
         torch.cuda.set_device(options.device)
     best = Best(find_winners(options.winners, None, local_gpu()), ArtifactStore(options.packs))
-    found, until = {**described(options.device), "steps": []}, time.monotonic() + options.seconds
+    result, until = {**described(options.device), "steps": []}, time.monotonic() + options.seconds
     if not (best.winners or options.tiny):
         print(f"{options.packs} has no kernel of these winners: `gemmsmith compile --winners`")
         return 1
@@ -103,43 +104,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 break
             row = step(problem, options.device, tiny=options.tiny)
             if problem in best.winners:
-                row |= _answered(best.winners[problem])
-            keep(found, "steps", row, options.output)
+                row |= _answer(best.winners[problem])
+            keep(result, "steps", row, options.output)
     finally:
         gemmsmith.use(None)
     return 0
 
 
-def _answered(winner: Winner) -> dict[str, Any]:
-    """What is answered for a problem, and the gain and the penalty that it is answered for."""
+def _answer(winner: Winner) -> dict[str, Any]:
+    """What is served for a problem, and the gains and the penalty that decided it."""
     return {
         "use": winner.use.value,
         "gains": {
-            one.regime.value: round(one.speedup.median, 4) for one in winner.regimes if one.speedup
+            item.regime.value: round(item.speedup.median, 4)
+            for item in winner.regimes
+            if item.speedup
         },
         "power_penalty": winner.power_penalty,
     }
 
 
 def step(problem: Problem, device: str, *, tiny: bool = False) -> dict[str, Any]:
-    """One problem's step on both sides."""
+    """Measure a problem's step on both sides."""
     out, inner, tokens = problem.m, problem.n, problem.k
-    a_layer = 6 * out * inner + 2 * tokens * (out + inner)
-    count = 2 if tiny else max(1, min(LAYERS, int(LAYERS_BYTES / a_layer)))
+    # Bytes of a layer: its bf16 weight and FP32 sum, and its bf16 tokens and their gradients.
+    layer_bytes = 6 * out * inner + 2 * tokens * (out + inner)
+    count = 2 if tiny else max(1, min(LAYERS, int(LAYERS_BYTES / layer_bytes)))
     draw = partial(torch.randn, device=device, dtype=torch.bfloat16)
     layers = [(draw(tokens, inner), draw(out, inner) / 64, draw(tokens, out)) for _ in range(count)]
     sums = [torch.zeros(out, inner, device=device) for _ in layers]
 
     def work(add: Sum) -> None:
-        for (x, weight, dy), into in zip(layers, sums, strict=True):
+        for (x, weight, dy), total in zip(layers, sums, strict=True):
             functional.linear(x, weight)
-            add(into, dy, x)
+            add(total, dy, x)
             torch.mm(dy, weight)
 
-    torchs = _captured(partial(work, fallback.accumulate), device)
+    theirs = _captured(partial(work, fallback.accumulate), device)
     ours = _captured(partial(work, functions.accumulate_below), device)
     seconds = in_turns(
-        {"torch": torchs, "ours": ours, "again": torchs},
+        {"torch": theirs, "ours": ours, "again": theirs},
         {"torch": nullcontext, "ours": nullcontext, "again": nullcontext},
         device=device,
         tiny=tiny,
@@ -148,7 +152,7 @@ def step(problem: Problem, device: str, *, tiny: bool = False) -> dict[str, Any]
 
 
 def _captured(work: Callable[[], None], device: str) -> Callable[[], None]:
-    """The same as a CUDA graph; on the CPU as it is."""
+    """Capture work as a CUDA graph; on the CPU, return it unchanged."""
     work()
     if device == "cpu":
         return work

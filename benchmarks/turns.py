@@ -1,4 +1,4 @@
-"""A step with and without something, in blocks that take turns as those of `gemmsmith.compare`."""
+"""Times a step on several sides, in blocks that alternate as those of `gemmsmith.compare`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gemmsmith.files import publish
 from gemmsmith.ops.models.comparing import paired
 
 BLOCKS, BLOCK_S = 8, 0.5
-"""Of each side: 12 s for three."""
+"""Blocks of each side, and seconds of a block: three sides take 12 s."""
 
 Side = Callable[[], AbstractContextManager[None]]
-"""Opens what is in force on that side."""
+"""Returns the context in which the side's blocks run."""
 
 
 def in_turns(
@@ -33,7 +33,7 @@ def in_turns(
     device: str,
     tiny: bool = False,
 ) -> dict[str, list[float]]:
-    """Seconds of a step on each side, block by block; a side may have a step of its own."""
+    """Return seconds of a step in each block of each side; sides may have steps of their own."""
 
     def timed(side: str, count: int) -> float:
         run = step[side] if isinstance(step, Mapping) else step
@@ -47,16 +47,16 @@ def in_turns(
 
     warm = max(timed(side, 2) for side in sides)
     count = 1 if tiny else min(20, max(1, round(BLOCK_S / warm)))
-    found: dict[str, list[float]] = {side: [] for side in sides}
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
     orders = itertools.cycle(itertools.permutations(sides))
     for order in itertools.islice(orders, 2 if tiny else BLOCKS):
         for side in order:
-            found[side].append(timed(side, count))
-    return found
+            seconds[side].append(timed(side, count))
+    return seconds
 
 
 def compared(seconds: Mapping[str, Sequence[float]], ours: str) -> dict[str, Any]:
-    """What `in_turns` found, as a result has it: `torch` beside `ours`, and beside `again`."""
+    """Summarise the result of `in_turns`: `torch` over `ours`, and `torch` over `again`."""
     return {
         **_ratio("gain", paired(seconds["torch"], seconds[ours])),
         **_ratio("torch_over_torch", paired(seconds["torch"], seconds["again"])),
@@ -64,13 +64,13 @@ def compared(seconds: Mapping[str, Sequence[float]], ours: str) -> dict[str, Any
     }
 
 
-def _ratio(name: str, found: Ratio) -> dict[str, Any]:
-    interval = [round(found.ci_low, 4), round(found.ci_high, 4)]
-    return {name: round(found.median, 4), f"{name}_interval": interval}
+def _ratio(name: str, ratio: Ratio) -> dict[str, Any]:
+    interval = [round(ratio.ci_low, 4), round(ratio.ci_high, 4)]
+    return {name: round(ratio.median, 4), f"{name}_interval": interval}
 
 
 def described(device: str) -> dict[str, Any]:
-    """What a file of results begins with."""
+    """Return the beginning of a file of results: the device and versions."""
     return {
         "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
         "torch": torch.__version__,
@@ -78,15 +78,15 @@ def described(device: str) -> dict[str, Any]:
     }
 
 
-def keep(found: dict[str, Any], part: str, row: dict[str, Any], output: Path) -> None:
-    """Print a further row of a part, and write all that was found: a run may be cut off."""
+def keep(result: dict[str, Any], part: str, row: dict[str, Any], output: Path) -> None:
+    """Add a row to a part of the result, print it, and write the file, as a run may be cut off."""
     print(json.dumps(row), flush=True)
-    found[part].append(row)
-    publish(output, (json.dumps(found) + "\n").encode(), shared=True)
+    result[part].append(row)
+    publish(output, (json.dumps(result) + "\n").encode(), shared=True)
 
 
 def settle(device: str, *, forget: bool = False) -> None:
-    """Wait for the GPU; or have its memory as in the beginning."""
+    """Wait for the GPU; with `forget`, also free its cached memory and reset its peak."""
     if forget:
         gc.collect()
     if device == "cpu":

@@ -1,8 +1,8 @@
 #!/bin/sh
-# What needs a host of two GPUs: a program under FSDP2 with shipped winners, two ranks, and a fleet of
-# one GPU and of both. While the fleet has one GPU and half of the cores, the other half measures a
-# program with the same winners, norms, and the database with 64 writers (with pgserver and psycopg
-# among the wheels). The fleet alone takes nine minutes: two sessions of ten.
+# Measurements that need a host with two GPUs: a program under FSDP2 with shipped winners, two ranks,
+# and fleets of one GPU and of two. While the fleet has one GPU and half of the cores, the other half
+# measures a program with the same winners, norms, and the database with 64 writers (if pgserver and
+# psycopg are among the wheels). The fleet takes nine minutes, so use two sessions of ten minutes.
 # Usage: benchmarks/two_gpus.sh OUT SUITE DTYPE SECONDS
 set -u
 out=$1

@@ -16,7 +16,7 @@ done
 mkdir -p "$folder"
 locked=$(mktemp)
 trap 'rm -f "$locked"' EXIT
-for name in $names; do  # each with its hashes, which are on the lines below it
+for name in $names; do  # copies the name's lines, with the hashes below it
   sed -n "/^$name==/,/[^\\\\]\$/p" requirements/test.lock | grep . >> "$locked"
 done
 # shellcheck disable=SC2086 # the platform options are meant to be split

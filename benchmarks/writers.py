@@ -1,15 +1,15 @@
-"""Trials from a whole fleet into one PostgreSQL, and the lookups that are answered meanwhile.
+"""Trials of a whole fleet into one PostgreSQL, and lookups that are answered meanwhile.
 
     python -m benchmarks.writers [--writers 64] [--batch 1] [--rate 2000] [--seconds 10]
 
-Each writer is what a worker is to the database: it has leased a job, and adds trials behind that
-job's fence, `--batch` of them in each transaction. First all of them write as fast as they can.
-Then they write `--rate` trials a second, while a service on the same database is asked at a steady
-pace: for what it has in memory, and for what it has to read. Rounds in which nobody writes come in
-between. In a fleet the writers are on other machines. Here they share the cores with the rest, so
-they have the lowest priority: what lookups wait for is mostly the database.
+A writer is like a worker to the database: it has leased a job, and adds trials behind that job's
+fence, `--batch` of them in each transaction. First all writers write as fast as they can. Then they
+write `--rate` trials a second, while a service on the same database gets lookups at a steady pace:
+of answers in its memory, and of answers that it has to read. Rounds without writes are in between.
+In a fleet the writers are on other machines. Here they share the cores with the rest, so they have
+the lowest priority, and lookups mostly wait for the database.
 
-The server keeps PostgreSQL's own settings: what is committed is on the disk. Prints one JSON
+The server keeps PostgreSQL's default settings, so that a commit is on the disk. Prints one JSON
 document.
 """
 
@@ -47,18 +47,20 @@ from tuner.store import Store, upgrade
 from tuner.trial import Phase, Trial, Winner
 
 PROCESSES = 4
-"""The writers are threads of so many processes: 64 would take longer to start than to measure."""
+"""The writers are threads of this many processes: 64 would take longer to start than to measure."""
 
-ASKED_EVERY_S = 0.01
-"""Between two lookups: what is measured is an answer, and not the queue in front of it."""
+LOOKUP_EVERY_S = 0.01
+"""Time between two lookups, long enough that they do not queue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What the writers of one process are told.
+    """The arguments of the writers of a process.
 
     Attributes:
-        rate: trials a second of one writer; 0: as fast as it can.
+        winner: the source of the trials' device and environment.
+        first, writers: number of the first writer, and how many there are.
+        rate: trials a second of each writer; 0 for as fast as it can.
     """
 
     url: str
@@ -70,19 +72,18 @@ class Order:
 
 
 def problem(number: int) -> Problem:
-    """Each writer tunes one of its own."""
     return Problem(m=64 * (1 + number), n=1024, k=512)
 
 
 def trials(number: int, winner: Winner, job: str) -> Iterator[Trial]:
-    """Without end, each another one: as those of a screening."""
-    mine = problem(number)
-    found = candidates(mine, winner.device)
+    """Yield distinct trials without end, like those of a screening."""
+    tuned = problem(number)
+    choices = candidates(tuned, winner.device)
     for turn in itertools.count():
-        for index, candidate in enumerate(found):
+        for index, candidate in enumerate(choices):
             us = 10.0 + index / 100
             yield Trial(
-                problem=mine,
+                problem=tuned,
                 candidate=candidate,
                 device=winner.device,
                 environment=winner.environment,
@@ -103,7 +104,7 @@ def trials(number: int, winner: Winner, job: str) -> Iterator[Trial]:
 
 
 def work(order: Order, ready: Any, writing: Event, ended: Event) -> None:
-    """The writers of one process."""
+    """Run the writers of a process."""
     os.nice(19)
     threads = [
         threading.Thread(target=_write, args=(order, number, ready, writing, ended))
@@ -119,17 +120,19 @@ def _write(order: Order, number: int, ready: Any, writing: Event, ended: Event) 
     with Store.open(order.url) as store:
         leased = _lease(store, number)
         fenced = store.fenced(leased.fence)
-        mine = trials(number, order.winner, leased.job.id)
-        fenced.add_trials(list(itertools.islice(mine, order.batch)))  # connected, and warm
+        endless = trials(number, order.winner, leased.job.id)
+        fenced.add_trials(list(itertools.islice(endless, order.batch)))  # connects and warms up
         ready.release()
         pause = order.batch / order.rate if order.rate else 0.0
-        due = time.monotonic() + pause * (number % 16) / 16  # not all at the same moment
+        due = (
+            time.monotonic() + pause * (number % 16) / 16
+        )  # spread, so that writers do not coincide
         while not ended.is_set():
             if not writing.wait(0.1):
                 continue
-            fenced.add_trials(list(itertools.islice(mine, order.batch)))
+            fenced.add_trials(list(itertools.islice(endless, order.batch)))
             now = time.monotonic()
-            due = max(due + pause, now - 1.0)  # what a slow second left undone is made up for
+            due = max(due + pause, now - 1.0)  # catches up on at most a second
             time.sleep(max(0.0, due - now))
 
 
@@ -140,12 +143,12 @@ def _lease(store: Store, number: int) -> LeasedJob:
 
 
 class Writers:
-    """All writers, in processes of their own, standing still until they are told to write."""
+    """All writers, in processes of their own. They wait until `write` is called."""
 
     def __init__(self, url: str, winner: Winner, number: int, *, batch: int, rate: float) -> None:
         with Store.open(url) as store:
-            for each in range(number):
-                Queue(store).enqueue(problem(each), device=f"gpu-{each}")
+            for writer in range(number):
+                Queue(store).enqueue(problem(writer), device=f"gpu-{writer}")
         context = multiprocessing.get_context("spawn")
         self._writing, self._ended = context.Event(), context.Event()
         self._ready = context.Semaphore(0)
@@ -189,20 +192,20 @@ class Writers:
 
     def rest(self) -> None:
         self._writing.clear()
-        time.sleep(0.5)  # what they have begun
+        time.sleep(0.5)  # until the open transactions have ended
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What lookups of one round took."""
+class Latency:
+    """Times of a round's lookups, and how many there were."""
 
     p50_ms: float
     p99_ms: float
     asked: int
 
 
-def ask(url: str, paths: Iterator[str], seconds: float) -> Asked:
-    """Ask at a steady pace, over one connection."""
+def ask(url: str, paths: Iterator[str], seconds: float) -> Latency:
+    """Send lookups at a steady pace, over one connection."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     connection.connect()
     took = []
@@ -217,16 +220,16 @@ def ask(url: str, paths: Iterator[str], seconds: float) -> Asked:
         took.append((time.perf_counter() - began) * 1e3)
         if reply.status != 200:
             raise RuntimeError(f"a lookup was answered with {reply.status}")
-        due = max(due + ASKED_EVERY_S, time.perf_counter())
+        due = max(due + LOOKUP_EVERY_S, time.perf_counter())
     connection.close()
     took.sort()
-    return Asked(
+    return Latency(
         p50_ms=statistics.median(took), p99_ms=took[int(0.99 * len(took))], asked=len(took)
     )
 
 
 def lookups(url: str, winners: Sequence[Winner]) -> Mapping[str, Iterator[str]]:
-    """Paths of lookups without end: in the service's memory, and never asked before."""
+    """Return endless paths of lookups: of answers in the service's memory, and of new problems."""
     known = [best_url(winner.problem) for winner in winners]
     near = (
         best_url(replace(winner.problem, m=winner.problem.m + 8 * step))
@@ -235,7 +238,7 @@ def lookups(url: str, winners: Sequence[Winner]) -> Mapping[str, Iterator[str]]:
     )
     seen = set(known)
     fresh = (path for path in near if not (path in seen or seen.add(path)))  # type: ignore[func-returns-value]
-    ask(url, iter(known), ASKED_EVERY_S * len(known) / 2)
+    ask(url, iter(known), LOOKUP_EVERY_S * len(known) / 2)
     return {"in memory": itertools.cycle(known), "read": fresh}
 
 
@@ -245,17 +248,17 @@ def _count(url: str) -> int:
 
 
 def _cpu_s(process: int) -> float:
-    """What a process and those below it have taken of the cores."""
+    """Return the CPU seconds of a process and its descendants."""
     parent, spent = psutil.Process(process), 0.0
-    for each in [parent, *parent.children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess):  # short-lived, so little was lost
-            times = each.cpu_times()
+    for member in [parent, *parent.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):  # it was short-lived, so little is missing
+            times = member.cpu_times()
             spent += times.user + times.system
     return spent
 
 
 def capacity(url: str, server: int, writers: Writers, rounds: load.Rounds) -> dict[str, Any]:
-    """Trials a second that all writers get written, and what one takes of a core."""
+    """Measure the trials a second of all writers, and the CPU time of a trial."""
     rates, costs = [], []
     for _ in range(rounds.rounds):
         before, began = _count(url), time.monotonic()
@@ -265,51 +268,53 @@ def capacity(url: str, server: int, writers: Writers, rounds: load.Rounds) -> di
         added = _count(url) - before
         rates.append(added / (time.monotonic() - began))
         spent = [_cpu_s(server) - spent[0], _cpu_s(os.getpid()) - spent[1]]
-        costs.append([each / added * 1e3 for each in spent])
+        costs.append([seconds / added * 1e3 for seconds in spent])
         writers.rest()
     return {
         "trials_per_s": round(statistics.median(rates)),
         "of_each_round": [round(rate) for rate in rates],
-        "server_core_ms_per_trial": round(statistics.median(each[0] for each in costs), 3),
-        "writer_core_ms_per_trial": round(statistics.median(each[1] for each in costs), 3),
+        "server_core_ms_per_trial": round(statistics.median(cost[0] for cost in costs), 3),
+        "writer_core_ms_per_trial": round(statistics.median(cost[1] for cost in costs), 3),
     }
 
 
 def beside(
     database: str, url: str, winners: Sequence[Winner], writers: Writers, rounds: load.Rounds
 ) -> dict[str, Any]:
-    """What lookups take while nobody writes and while all do, in turn."""
+    """Measure lookups with and without writes, in turn."""
     paths = lookups(url, winners)
-    found: dict[str, dict[str, list[Asked]]] = {kind: {"idle": [], "loaded": []} for kind in paths}
+    measured: dict[str, dict[str, list[Latency]]] = {
+        kind: {"idle": [], "loaded": []} for kind in paths
+    }
     rates = []
     for _ in range(rounds.rounds):
-        for kind, each in paths.items():
-            found[kind]["idle"].append(ask(url, each, rounds.seconds))
+        for kind, endless in paths.items():
+            measured[kind]["idle"].append(ask(url, endless, rounds.seconds))
             before, began = _count(database), time.monotonic()
             writers.write()
-            found[kind]["loaded"].append(ask(url, each, rounds.seconds))
+            measured[kind]["loaded"].append(ask(url, endless, rounds.seconds))
             rates.append((_count(database) - before) / (time.monotonic() - began))
             writers.rest()
-    said: dict[str, Any] = {"trials_per_s": [round(rate) for rate in rates]}
-    for kind, states in found.items():
+    document: dict[str, Any] = {"trials_per_s": [round(rate) for rate in rates]}
+    for kind, states in measured.items():
         medians = {
             state: {
-                name: round(statistics.median(getattr(each, name) for each in asked), 2)
+                name: round(statistics.median(getattr(latency, name) for latency in latencies), 2)
                 for name in ("p50_ms", "p99_ms")
             }
-            for state, asked in states.items()
+            for state, latencies in states.items()
         }
         ratios = [
             loaded.p99_ms / idle.p99_ms
             for loaded, idle in zip(states["loaded"], states["idle"], strict=True)
         ]
-        said[kind] = {
+        document[kind] = {
             **medians,
             "p99_ratio": round(medians["loaded"]["p99_ms"] / medians["idle"]["p99_ms"], 2),
             "p99_ratios": [round(ratio, 2) for ratio in ratios],
-            "asked": sum(asked.asked for asked in states["loaded"]),
+            "asked": sum(latency.asked for latency in states["loaded"]),
         }
-    return said
+    return document
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -319,7 +324,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     rounds = load.Rounds(rounds=arguments.rounds, seconds=arguments.seconds)
     winners = servers.shipped()
     first = next(winner for winner in winners if winner.candidate is not None)
-    said: dict[str, Any] = {
+    document: dict[str, Any] = {
         "machine": {**load.machine(), "load": os.getloadavg()[0]},
         "writers": arguments.writers,
         "batch": arguments.batch,
@@ -332,7 +337,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             upgrade(f"{server.url}/{name}")
         url = f"{server.url}/capacity"
         with Writers(url, first, arguments.writers, batch=arguments.batch, rate=0.0) as writers:
-            said |= capacity(url, server.pid(), writers, rounds)
+            document |= capacity(url, server.pid(), writers, rounds)
         if arguments.rate:
             url = f"{server.url}/beside"
             with Store.open(url) as store:
@@ -341,15 +346,17 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             with Writers(
                 url, first, arguments.writers, batch=arguments.batch, rate=arguments.rate
             ) as writers:
-                said["lookups"] = beside(url, address, winners, writers, rounds)
-    return said
+                document["lookups"] = beside(url, address, winners, writers, rounds)
+    return document
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.writers")
     parser.add_argument("--writers", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1, help="trials of a transaction")
-    parser.add_argument("--rate", type=float, default=2000.0, help="trials/s beside lookups; 0: no")
+    parser.add_argument(
+        "--rate", type=float, default=2000.0, help="trials/s beside lookups; 0: none"
+    )
     parser.add_argument("--seconds", type=int, default=10, help="length of a round")
     parser.add_argument("--rounds", type=int, default=3)
     document = measure(parser.parse_args())

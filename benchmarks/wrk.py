@@ -1,4 +1,4 @@
-"""Requests as fast as they are answered: wrk, told by a script what to ask and what to report.
+"""Requests as fast as they are answered: wrk, with a script that lists paths and prints figures.
 
 https://github.com/wg/wrk; Debian's package `wrk`.
 """
@@ -19,7 +19,7 @@ CONNECTIONS = 16
 _SCRIPT = """
 local requests, turn = nil, 0
 request = function()
-  if not requests then  -- not sooner: wrk knows the Host header only by now
+  if not requests then  -- wrk does not know the Host header any earlier
     requests = {}
     for path in io.lines("%s") do requests[#requests + 1] = wrk.format("GET", path) end
   end
@@ -41,7 +41,7 @@ class WrkMissingError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a round, or the median of several, came to."""
+    """The figures of a round, or medians of several."""
 
     per_second: float
     p50_ms: float
@@ -49,36 +49,36 @@ class Load:
 
     @classmethod
     def median(cls, rounds: Sequence[Load]) -> Load:
-        """Of each figure by itself."""
+        """Return the median of each figure by itself."""
         return cls(
-            per_second=statistics.median(found.per_second for found in rounds),
-            p50_ms=statistics.median(found.p50_ms for found in rounds),
-            p99_ms=statistics.median(found.p99_ms for found in rounds),
+            per_second=statistics.median(load.per_second for load in rounds),
+            p50_ms=statistics.median(load.p50_ms for load in rounds),
+            p99_ms=statistics.median(load.p99_ms for load in rounds),
         )
 
 
 def run(url: str, paths: Sequence[str], seconds: int) -> Load:
-    """One round: one thread, 16 connections, `paths` one after the other.
+    """Run a round: one thread, 16 connections, `paths` in turn.
 
     Raises:
-        WrkMissingError: with how to install it.
-        RuntimeError: a request failed or was refused; such a round has no figures.
+        WrkMissingError: wrk is not installed; the message says how to install it.
+        RuntimeError: a request failed; such a round has no figures.
     """
     if shutil.which("wrk") is None:
         raise WrkMissingError("the load is made by wrk, which is missing here: apt install wrk")
     with tempfile.TemporaryDirectory() as folder:
-        asked, script = Path(folder, "paths"), Path(folder, "script.lua")
-        asked.write_text("".join(f"{path}\n" for path in paths))
-        script.write_text(_SCRIPT % asked)
+        listing, script = Path(folder, "paths"), Path(folder, "script.lua")
+        listing.write_text("".join(f"{path}\n" for path in paths))
+        script.write_text(_SCRIPT % listing)
         command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-s", str(script), url]
         reply = subprocess.run(command, capture_output=True, text=True, check=False)
     if reply.returncode:
         raise RuntimeError(f"wrk ended with {reply.returncode}: {reply.stderr or reply.stdout}")
-    found = json.loads(reply.stdout.splitlines()[-1])
-    if found["failed"] or not found["requests"]:
-        raise RuntimeError(f"{found['failed']} of {found['requests']} requests failed at {url}")
+    figures = json.loads(reply.stdout.splitlines()[-1])
+    if figures["failed"] or not figures["requests"]:
+        raise RuntimeError(f"{figures['failed']} of {figures['requests']} requests failed at {url}")
     return Load(
-        per_second=found["requests"] / found["us"] * 1e6,
-        p50_ms=found["p50_us"] / 1e3,
-        p99_ms=found["p99_us"] / 1e3,
+        per_second=figures["requests"] / figures["us"] * 1e6,
+        p50_ms=figures["p50_us"] / 1e3,
+        p99_ms=figures["p99_us"] / 1e3,
     )

@@ -1,7 +1,7 @@
-"""How `configs/` and `migrations/` get into the wheel: a build command of setuptools.
+"""A build command of setuptools that puts `configs/` and `migrations/` into the wheel.
 
-They lie beside the packages, and setuptools only takes what lies in one. In the wheel they are
-`tuner/files/…`, where `tuner.places` finds them. An editable install needs no copy.
+They are beside the packages, and setuptools only takes files within packages. In the wheel they are
+`tuner/files/…`, where `tuner.places` looks for them. An editable install needs no copy.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ PATTERNS = (
 
 
 class BuildPy(build_py):
-    """Builds the packages, with the files that come with the program inside."""
+    """Builds the packages, and copies the program's other files into them."""
 
     def run(self) -> None:
-        """Build, then copy."""
+        """See setuptools' `build_py`."""
         super().run()
         if not self.editable_mode:
             for source, target in self._files().items():
@@ -33,20 +33,20 @@ class BuildPy(build_py):
                 self.copy_file(str(source), str(target), preserve_mode=False)
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        """What the build makes."""
-        made = [] if self.editable_mode else [str(target) for target in self._files().values()]
-        return [*super().get_outputs(include_bytecode), *made]
+        """See setuptools' `build_py`."""
+        copies = [] if self.editable_mode else [str(target) for target in self._files().values()]
+        return [*super().get_outputs(include_bytecode), *copies]
 
     def get_source_files(self) -> list[str]:
-        """What a source distribution needs."""
+        """See setuptools' `build_py`."""
         return [*super().get_source_files(), "configs/wheel.py", *map(str, self._files())]
 
     def _files(self) -> dict[Path, Path]:
-        into = Path(self.build_lib, "tuner", "files")
-        found: dict[Path, Path] = {}
+        folder = Path(self.build_lib, "tuner", "files")
+        files: dict[Path, Path] = {}
         for pattern in PATTERNS:
             matched = sorted(Path().glob(pattern))
             if not matched:
                 raise FileNotFoundError(f"{pattern}: nothing to put into the wheel")
-            found |= {path: into / path for path in matched}
-        return found
+            files |= {path: folder / path for path in matched}
+        return files

@@ -1,7 +1,7 @@
-"""The models of `train_gpt.py`: a GPT of 350 M parameters, and blocks of an 8 B Llama; and that of
-`train_moe.py`, a mixture of experts.
+"""The models of `train_gpt.py` (a GPT of 350 M parameters, and blocks of an 8 B Llama), and of
+`train_moe.py` (a mixture of experts).
 
-Plain PyTorch. Only `Fp8Linear` knows that there is more than one way to multiply.
+Plain PyTorch. Only `Fp8Linear` depends on who multiplies: torch or gemmsmith.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ use_fast_accum)."""
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What a model is made of; `feed` is the width of the feed-forward layer."""
+    """The sizes of a model; `feed` is the width of its feed-forward layers."""
 
     layers: int
     width: int
@@ -34,13 +34,12 @@ class Size:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
         return self.batch * self.length
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoeSize(Size):
-    """A mixture of experts: `feed` is the width of one, and each token has `chosen` of them."""
+    """A mixture of experts: `feed` is the width of an expert; each token has `chosen` experts."""
 
     experts: int
     chosen: int
@@ -52,12 +51,12 @@ SIZES = {
         layers=24, width=1024, heads=16, kv_heads=16, feed=4096, vocabulary=50304,
         gated=False, batch=16, length=1024,
     ),
-    # Llama 3 8B's blocks; two of its 32, and a small vocabulary so that blocks are what is timed.
+    # Two of Llama 3 8B's 32 blocks, with a small vocabulary, so that blocks take most of the time.
     "llama-8b-blocks": Size(
         layers=2, width=4096, heads=32, kv_heads=8, feed=14336, vocabulary=8192,
         gated=True, batch=2, length=4096,
     ),
-    # For trying the script without a GPU.
+    # To try the script without a GPU.
     "tiny": Size(
         layers=2, width=64, heads=4, kv_heads=2, feed=128, vocabulary=128,
         gated=True, batch=2, length=32,
@@ -65,12 +64,12 @@ SIZES = {
 }  # fmt: skip
 
 MOE_SIZES = {
-    # OLMoE's proportions at half its width: 1.0 B parameters, of which a token meets 0.2 B.
+    # OLMoE's proportions at half its width: 1.0 B parameters, of which a token uses 0.2 B.
     "moe-1b": MoeSize(
         layers=9, width=1024, heads=16, kv_heads=16, feed=512, vocabulary=50304,
         gated=True, batch=16, length=1024, experts=64, chosen=8,
     ),
-    # For trying the script without a GPU.
+    # To try the script without a GPU.
     "moe-tiny": MoeSize(
         layers=2, width=64, heads=4, kv_heads=2, feed=32, vocabulary=128,
         gated=True, batch=2, length=32, experts=4, chosen=2,
@@ -79,11 +78,11 @@ MOE_SIZES = {
 
 
 Linear = Callable[..., nn.Module]
-"""`nn.Linear`, or what stands in its place."""
+"""`nn.Linear`, or a replacement with the same arguments."""
 
 
 class FeedForward(nn.Module):
-    """GPT's."""
+    """GPT's feed-forward layer."""
 
     def __init__(self, size: Size, linear: Linear) -> None:
         super().__init__()
@@ -91,12 +90,12 @@ class FeedForward(nn.Module):
         self.down = linear(size.feed, size.width, bias=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., width] to the same."""
+        """Map [..., width] to the same shape."""
         return self.down(functional.gelu(self.up(x), approximate="tanh"))
 
 
 class GatedFeedForward(nn.Module):
-    """Llama's, gate and up being one layer."""
+    """Llama's feed-forward layer; gate and up are one linear layer."""
 
     def __init__(self, size: Size, linear: Linear) -> None:
         super().__init__()
@@ -104,13 +103,13 @@ class GatedFeedForward(nn.Module):
         self.down = linear(size.feed, size.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., width] to the same."""
+        """Map [..., width] to the same shape."""
         gate, hidden = self.up(x).chunk(2, dim=-1)
         return self.down(functional.silu(gate) * hidden)
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm: GPT's with GELU, a gated one, or experts."""
+    """Attention and feed-forward layer (plain, gated or experts), each after a norm."""
 
     def __init__(self, size: Size, linear: Linear) -> None:
         super().__init__()
@@ -125,7 +124,7 @@ class Block(nn.Module):
             self.feed = (GatedFeedForward if size.gated else FeedForward)(size, linear)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[batch, length, width] to the same."""
+        """Map [batch, length, width] to the same shape."""
         batch, length, width = x.shape
         shared = self.kv_heads * self.head
         q, k, v = self.qkv(self.norm_1(x)).split([width, shared, shared], dim=-1)
@@ -142,8 +141,8 @@ class Block(nn.Module):
 class Experts(nn.Module):
     """Gated feed-forward layers, of which a router chooses some for each token.
 
-    Two grouped products over tokens sorted by expert, as transformers and torchtitan have them. How
-    many tokens an expert gets is known to the device alone. No loss balances the experts.
+    Two grouped products over tokens sorted by expert, as in transformers and torchtitan. Only the
+    device knows how many tokens an expert gets. No loss balances the experts.
     """
 
     def __init__(self, size: MoeSize) -> None:
@@ -154,28 +153,28 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(size.experts, size.width, size.feed))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[batch, length, width] to the same."""
+        """Map [batch, length, width] to the same shape."""
         flat = x.flatten(0, 1)
         shares, experts = self.router(flat).float().softmax(dim=-1).topk(self.chosen)
         shares = (shares / shares.sum(dim=-1, keepdim=True)).to(x.dtype)
         sorted_experts, order = experts.flatten().sort(stable=True)
         numbers = torch.arange(self.up.shape[0], device=x.device)
-        ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
+        offsets = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
         rows = flat.index_select(0, order // self.chosen)
-        gate, hidden = torch._grouped_mm(rows, self.up.mT, offs=ends).chunk(2, dim=-1)
-        out = torch._grouped_mm(functional.silu(gate) * hidden, self.down.mT, offs=ends)
-        found = out.index_select(0, order.argsort()).view(*shares.shape, -1)
-        return (found * shares[..., None]).sum(dim=1).view_as(x)
+        gate, hidden = torch._grouped_mm(rows, self.up.mT, offs=offsets).chunk(2, dim=-1)
+        out = torch._grouped_mm(functional.silu(gate) * hidden, self.down.mT, offs=offsets)
+        by_token = out.index_select(0, order.argsort()).view(*shares.shape, -1)
+        return (by_token * shares[..., None]).sum(dim=1).view_as(x)
 
 
 class Model(nn.Module):
-    """Tokens in, the mean cross-entropy of the next tokens out."""
+    """A language model that returns the mean cross-entropy of the next tokens."""
 
     def __init__(self, size: Size, *, fp8: Multiply | None) -> None:
         super().__init__()
 
         def linear(inner: int, outer: int, *, bias: bool = False) -> nn.Module:
-            if fp8 is not None:  # without biases
+            if fp8 is not None:  # FP8 layers have no biases
                 return Fp8Linear(inner, outer, multiply=fp8)
             return nn.Linear(inner, outer, bias=bias)
 
@@ -190,7 +189,7 @@ class Model(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[batch, length + 1] token numbers to the loss."""
+        """Return the loss of [batch, length + 1] token numbers."""
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         x = self.embedding(inputs) + self.positions
         for block in self.blocks:
@@ -200,10 +199,10 @@ class Model(nn.Module):
 
 
 class Fp8Linear(nn.Module):
-    """A linear layer without bias whose three products are FP8, scaled tensor by tensor.
+    """A linear layer without bias whose three products are FP8, with a scale for each tensor.
 
-    E4M3 forwards and E5M2 for the gradient, scaled by the largest value of the moment. Sums stay in
-    the tensor core (`use_fast_accum`): what winners are measured with, torch does as well here.
+    E4M3 in the forward pass and E5M2 for the gradient, scaled by the tensor's largest value. Sums
+    stay in the tensor core (`use_fast_accum`), for torch too, because winners are measured so.
     """
 
     def __init__(self, inner: int, outer: int, *, multiply: Multiply) -> None:
@@ -212,13 +211,13 @@ class Fp8Linear(nn.Module):
         self.multiply = multiply
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., inner] to [..., outer]."""
+        """Compute [..., outer] from [..., inner]."""
         flat = x.reshape(-1, x.shape[-1])
         out: torch.Tensor = _Fp8Product.apply(flat, self.weight, self.multiply)
         return out.view(*x.shape[:-1], out.shape[-1])
 
 
-_HOW = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+_OPTIONS = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
 
 
 class _Fp8Product(torch.autograd.Function):
@@ -228,24 +227,24 @@ class _Fp8Product(torch.autograd.Function):
         b, scale_b = _quantized(weight, torch.float8_e4m3fn)
         ctx.save_for_backward(a, scale_a, b, scale_b)
         ctx.multiply = multiply
-        return multiply(a, b.t(), scale_a, scale_b, **_HOW)
+        return multiply(a, b.t(), scale_a, scale_b, **_OPTIONS)
 
     @staticmethod
     def backward(ctx, dy):
         a, scale_a, b, scale_b = ctx.saved_tensors
         multiply = ctx.multiply
         g, scale = _quantized(dy, torch.float8_e5m2)
-        # FP8 kernels take rows of K only, so the operands are transposed in memory first.
-        dx = multiply(g, _turned(b).t(), scale, scale_b, **_HOW)
-        dw = multiply(_turned(g), _turned(a).t(), scale, scale_a, **_HOW)
+        # FP8 kernels need operands that are contiguous along K, so these are transposed in memory.
+        dx = multiply(g, _transposed(b).t(), scale, scale_b, **_OPTIONS)
+        dw = multiply(_transposed(g), _transposed(a).t(), scale, scale_a, **_OPTIONS)
         return dx, dw, None
 
 
-def _turned(x: torch.Tensor) -> torch.Tensor:
+def _transposed(x: torch.Tensor) -> torch.Tensor:
     return x.t().contiguous()
 
 
 def _quantized(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x / scale` in FP8, and the scale, which stays on the device."""
+    """Return `x / scale` in FP8, and the scale, which stays on the device."""
     scale = (x.abs().amax().float() / torch.finfo(dtype).max).clamp(min=1e-12)
     return (x / scale).to(dtype), scale

@@ -1,6 +1,6 @@
 """An ordinary training script without gemmsmith; docs/training.md tunes it.
 
-A bigram model learns which token follows which. It is small enough to be tried without a GPU: 16
+A bigram model learns which token follows another. It is small enough to try without a GPU: 16
 tokens through a layer of 4096×4096, as large as the output layer of Llama 3 8B's attention.
 """
 

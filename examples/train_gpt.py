@@ -3,13 +3,13 @@
     python examples/train_gpt.py --winners winners.gspack           # or a service's URL
     python examples/train_gpt.py --model llama-8b-blocks --precision fp8 --mode graph
 
-The winners' side is the same model with `gemmsmith.patch(model)`: its products, and its feed-
-forward layers as a whole. All models start with the same weights and get the same synthetic tokens.
-A few steps of each alternate, so that clocks and temperature are the same for all. A third model
-runs stock torch again: gemmsmith is compared with the mean of the two, and their difference is the
-noise of the comparison. Prints tokens per second of each, the paired ratios with their intervals,
-the GPU time of matrix products by torch's profiler, and how far the loss curves differ; `-o` writes
-all of it as JSON, `--picture` the loss curves.
+The winners' side is the same model with `gemmsmith.patch(model)`, which replaces its products, and
+its feed-forward layers as a whole. All models start with the same weights and get the same
+synthetic tokens. A few steps of each alternate, so that clocks and temperature are the same for
+all. A third model runs stock torch again: gemmsmith is compared with the mean of the two, and their
+difference is the noise of the comparison. Prints tokens per second of each, the paired ratios with
+their intervals, the GPU time of matrix products by torch's profiler, and the largest difference of
+the loss curves. `-o` writes all of it as JSON, `--picture` draws the loss curves.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ PROFILED_STEPS = 5
 WORDS = 256
 """Distinct tokens of the synthetic text."""
 _PRODUCT = re.compile(r"gemm|cutlass|nvjet|xmma|splitk|stream_k|split_k|padded", re.IGNORECASE)
-"""Kernels that compute matrix products, or prepare or finish them; attention's are not meant."""
+"""Names of kernels that compute matrix products, or prepare or finish them, except attention's."""
 _ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
 
 Step = Callable[[torch.Tensor], torch.Tensor]
 Make = Callable[[bool], nn.Module]
-"""A model on the device in bf16, tokens [batch, length + 1] to the loss. Told whether it is the one
-that runs winners, for models that call gemmsmith's own operators."""
+"""Makes a model on the device in bf16 that returns the loss of tokens [batch, length + 1]. The
+argument is whether this model runs winners, for models that call gemmsmith's operators."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A kernel of matrix products: calls and microseconds in all, a step."""
+    """A kernel of matrix products, with its calls and its microseconds in a step."""
 
     kernel: str
     calls: float
@@ -63,7 +63,7 @@ class Product:
 
 @dataclass(kw_only=True)
 class Side:
-    """One of the three: its step, what it has lost, and seconds a step by block of steps."""
+    """One of the three models: its step, its losses, and the seconds of a step in each block."""
 
     name: str
     step: Step
@@ -72,16 +72,16 @@ class Side:
     seconds: list[float] = field(default_factory=list)
     products: list[Product] = field(default_factory=list)
     memory: int = 0
-    """Bytes that a step takes at most, beside what lies there between steps."""
+    """Peak bytes of a step, beyond the memory that is allocated between steps."""
 
     @property
     def product_us(self) -> float | None:
-        """Microseconds of GPU time in matrix products, a step; None without a GPU."""
+        """GPU time of matrix products in a step, in microseconds; None without a GPU."""
         return sum(product.us for product in self.products) or None
 
 
 def main() -> int:
-    """Train and compare what is asked for."""
+    """Train and compare, as the options say."""
     options = _options()
     size = SIZES[options.model]
 
@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def compare(options: argparse.Namespace, size: Size, make: Make) -> int:
-    """Train and compare what `make` makes of that size; `options` are those of this script."""
+    """Train and compare models that `make` makes; `options` are those of this script."""
     device = torch.device(options.device)
     if options.winners:
         gemmsmith.use(options.winners, pin=True)
@@ -105,9 +105,9 @@ def compare(options: argparse.Namespace, size: Size, make: Make) -> int:
         with side.context():
             side.losses += [float(side.step(batch)) for batch in batches[:WARM_STEPS]]
     orders = itertools.cycle(itertools.permutations(sides))
-    for at in range(WARM_STEPS, options.steps, BLOCK_STEPS):
+    for first in range(WARM_STEPS, options.steps, BLOCK_STEPS):
         for side in next(orders):
-            _timed(side, batches[at : at + BLOCK_STEPS], device)
+            _timed(side, batches[first : first + BLOCK_STEPS], device)
     for side in sides:
         side.products = _products(side, batches[-1], device)
     result = _result(options, size, stock, tuned, again)
@@ -139,7 +139,7 @@ def _sides(
 
 
 def _step(model: nn.Module, mode: str, size: Size, device: torch.device) -> Step:
-    """One training step: forward, backward, AdamW."""
+    """Return a training step: forward, backward, AdamW."""
     captured = mode == "graph"
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=3e-4, fused=device.type == "cuda", capturable=captured
@@ -159,7 +159,7 @@ def _step(model: nn.Module, mode: str, size: Size, device: torch.device) -> Step
 
 
 def _graphed(step: Step, size: Size, device: torch.device) -> Step:
-    """The step recorded once as a CUDA graph and replayed."""
+    """Return a step that is captured as a CUDA graph on its first call, and then replayed."""
     static = torch.zeros(size.batch, size.length + 1, dtype=torch.long, device=device)
     graph: torch.cuda.CUDAGraph | None = None
     loss = torch.zeros((), device=device)
@@ -169,7 +169,7 @@ def _graphed(step: Step, size: Size, device: torch.device) -> Step:
         nonlocal graph, loss
         static.copy_(tokens)
         if graph is None:
-            # Eagerly first: kernels are loaded and memory is reserved outside the capture.
+            # Eagerly first, so that kernels are loaded and memory is reserved before the capture.
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 first = step(static).clone()
@@ -185,10 +185,10 @@ def _graphed(step: Step, size: Size, device: torch.device) -> Step:
 
 
 def _tokens(size: Size, steps: int, device: torch.device, seed: int) -> list[torch.Tensor]:
-    """Synthetic text that is learnt at once: nine of ten tokens follow from the one before.
+    """Return batches of synthetic text in which nine of ten tokens follow from the one before.
 
-    A model that has learnt draws more power than one that has not, and is slower by 2% for it: with
-    so few words all sides learn alike, and none waits on a plateau that another has left.
+    It is learnt quickly. A model that has learnt draws more power than one that has not, and is 2%
+    slower because of it. With so few words all sides learn at the same time.
     """
     words = min(size.vocabulary, WORDS)
     generator = torch.Generator().manual_seed(seed)
@@ -197,8 +197,8 @@ def _tokens(size: Size, steps: int, device: torch.device, seed: int) -> list[tor
     free = torch.randint(words, (size.length + 1, rows), generator=generator)
     follows = torch.rand(size.length + 1, rows, generator=generator) < 0.9
     columns = [free[0]]
-    for at in range(1, size.length + 1):
-        columns.append(torch.where(follows[at], following[columns[-1]], free[at]))
+    for i in range(1, size.length + 1):
+        columns.append(torch.where(follows[i], following[columns[-1]], free[i]))
     return list(torch.stack(columns, dim=1).to(device).split(size.batch))
 
 
@@ -220,7 +220,7 @@ def _settle(device: torch.device) -> None:
 
 
 def _memory(device: torch.device, *, peak: bool = False) -> int:
-    """Bytes allocated now, from where the peak is counted, or at the peak; 0 without a GPU."""
+    """Return the allocated bytes and reset the peak, or return the peak; 0 without a GPU."""
     if device.type != "cuda":
         return 0
     if peak:
@@ -230,23 +230,23 @@ def _memory(device: torch.device, *, peak: bool = False) -> int:
 
 
 def _products(side: Side, batch: torch.Tensor, device: torch.device) -> list[Product]:
-    """The kernels of matrix products in a step, the costliest first; none without a GPU."""
+    """Return the kernels of matrix products in a step, the slowest first; empty without a GPU."""
     if device.type != "cuda":
         return []
-    with side.context(), profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with side.context(), profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for _ in range(PROFILED_STEPS):
             side.step(batch)
         _settle(device)
-    found = [
+    products = [
         Product(
             kernel=event.key,
             calls=event.count / PROFILED_STEPS,
             us=event.device_time_total / PROFILED_STEPS,
         )
-        for event in seen.key_averages()
+        for event in profiled.key_averages()
         if _PRODUCT.search(event.key) and not _ATTENTION.search(event.key)
     ]
-    return sorted(found, key=lambda product: -product.us)
+    return sorted(products, key=lambda product: -product.us)
 
 
 def _result(
@@ -271,7 +271,7 @@ def _result(
         "seconds": {side.name: side.seconds for side in sides},
         "step_memory_bytes": {side.name: side.memory or None for side in sides},
         "product_us_per_step": {side.name: side.product_us for side in sides},
-        "products": {side.name: [asdict(one) for one in side.products] for side in sides},
+        "products": {side.name: [asdict(product) for product in side.products] for side in sides},
         "losses": {side.name: side.losses for side in sides},
         "largest_difference_of_losses": max(
             abs(a - b) for a, b in zip(stock.losses, tuned.losses, strict=True)
@@ -280,8 +280,9 @@ def _result(
 
 
 def _speedup(side: Side, *stock: Side) -> dict[str, float]:
-    """How much faster than stock torch, or than the mean of two of it, block by block."""
-    means = [statistics.mean(block) for block in zip(*(one.seconds for one in stock), strict=True)]
+    """Return the speed-up over stock torch, or over the mean of its two models, by blocks."""
+    seconds = (torch_side.seconds for torch_side in stock)
+    means = [statistics.mean(block) for block in zip(*seconds, strict=True)]
     return asdict(paired(means, side.seconds))
 
 
@@ -343,10 +344,10 @@ def _options() -> argparse.Namespace:
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options of a script, with those that all comparisons have."""
-    parser.add_argument("--winners", help="a service's URL or a baked file; without: torch twice")
+    """Add the options of all comparisons, and parse them."""
+    parser.add_argument("--winners", help="a service's URL or a baked file (default: none)")
     parser.add_argument(
-        "--steps", type=int, default=153, help="of each model, 3 of them to warm up"
+        "--steps", type=int, default=153, help="steps of each model, 3 of them to warm up"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=20261121)

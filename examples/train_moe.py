@@ -18,9 +18,9 @@ from train_gpt import compare, parsed
 
 
 def main() -> int:
-    """Train and compare what is asked for."""
+    """Train and compare, as the options say."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="a model for trying it without a GPU")
+    parser.add_argument("--tiny", action="store_true", help="a small model, to try without a GPU")
     parser.add_argument("--compile", action="store_true", help="compile all sides, torch's too")
     options = parsed(parser)
     options.model = "moe-tiny" if options.tiny else "moe-1b"

@@ -5,15 +5,15 @@
     python examples/train_qwen3_moe.py --experts gemmsmith --winners winners.gspack
     python examples/train_qwen3_moe.py --tiny --device cpu
 
-The model is transformers' own (`pip install transformers`, 5.17 or newer) with the sizes of
+The model is transformers' (`pip install transformers`, 5.17 or newer) with the sizes of
 Qwen3-30B-A3B, 4 of its 48 layers (`--layers`) and random weights. Its experts are transformers'
 default `grouped_mm`, which uses `torch._grouped_mm`. `gemmsmith.patch` replaces it, like the other
 products. With `--experts gemmsmith`, the layers of experts on our side are `gemmsmith.experts`. See
 train_gpt.py for the comparison and the output.
 
 Memory, by torch's tracker on tensors without data: the three models and AdamW's moments, all bf16,
-are 56 GB. One step at a time adds to them: 8 GB at 2048 tokens, 43 GB at 16384, most of it FP32
-tensors of [tokens, vocabulary] in the loss. So 64 GB and 99 GB; a layer more is 14 GB at 16384.
+are 56 GB. A step adds 8 GB at 2048 tokens and 43 GB at 16384, mostly for FP32 tensors of [tokens,
+vocabulary] in the loss. The sums are 64 GB and 99 GB; another layer adds 14 GB at 16384.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ LENGTH = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class QwenSize(MoeSize):
-    """Whose heads are `head` wide, however wide the model is."""
+    """A model with heads of width `head`, which does not depend on `width`."""
 
     head: int
 
 
-# config.json of Qwen/Qwen3-30B-A3B, but for the number of layers.
+# config.json of Qwen/Qwen3-30B-A3B, except for `layers`.
 PUBLISHED = QwenSize(
     layers=4, width=2048, heads=32, kv_heads=4, head=128, feed=768, vocabulary=151936,
     gated=True, batch=1, length=LENGTH, experts=128, chosen=8,
 )  # fmt: skip
 
-# For trying the script without a GPU.
+# To try the script without a GPU.
 TINY = QwenSize(
     layers=2, width=64, heads=4, kv_heads=2, head=16, feed=32, vocabulary=128,
     gated=True, batch=2, length=32, experts=4, chosen=2,
@@ -53,7 +53,7 @@ TINY = QwenSize(
 
 
 class Trained(nn.Module):
-    """Tokens in, the mean cross-entropy of the next tokens out, as the models of models.py."""
+    """A language model that returns its loss, as those of models.py."""
 
     def __init__(self, size: QwenSize, experts: str = "grouped_mm") -> None:
         super().__init__()
@@ -71,31 +71,33 @@ class Trained(nn.Module):
             rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
             use_cache=False,
         )
-        # bf16 but for what transformers itself keeps in FP32, which `.to(bfloat16)` would not.
+        # bf16, except for parameters that transformers keeps in FP32; `.to(bfloat16)` would not.
         self.model = AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, experts_implementation=experts
         )
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[batch, length + 1] token numbers to the loss of all but the last."""
+        """Return the loss of [batch, length + 1] token numbers, without the last one."""
         inputs = tokens[:, :-1]
         return self.model(input_ids=inputs, labels=inputs).loss
 
 
 def sized(tokens: int, layers: int = PUBLISHED.layers) -> QwenSize:
-    """The model with that many tokens a step, in sequences of 2048."""
+    """Return the size with that many tokens in a step, in sequences of 2048."""
     return replace(PUBLISHED, layers=layers, batch=tokens // LENGTH)
 
 
 def main() -> int:
-    """Train and compare what is asked for."""
+    """Train and compare, as the options say."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--layers", type=int, default=PUBLISHED.layers, help="of the 48")
-    parser.add_argument("--tokens", type=int, choices=(2048, 16384), default=2048, help="a step")
     parser.add_argument(
-        "--experts", choices=("grouped_mm", "gemmsmith"), default="grouped_mm", help="of our side"
+        "--layers", type=int, default=PUBLISHED.layers, help="number of layers, of 48"
     )
-    parser.add_argument("--tiny", action="store_true", help="a model for trying it without a GPU")
+    parser.add_argument("--tokens", type=int, choices=(2048, 16384), default=2048, help="in a step")
+    parser.add_argument(
+        "--experts", choices=("grouped_mm", "gemmsmith"), default="grouped_mm", help="on our side"
+    )
+    parser.add_argument("--tiny", action="store_true", help="a small model, to try without a GPU")
     parser.add_argument("--compile", action="store_true", help="compile all sides, torch's too")
     options = parsed(parser)
     options.model = "qwen3-moe-tiny" if options.tiny else "qwen3-30b-a3b"

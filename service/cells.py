@@ -1,4 +1,4 @@
-"""Cells of CSV files that no spreadsheet takes for formulas."""
+"""Makes cells of CSV files safe to open in a spreadsheet."""
 
 from __future__ import annotations
 
@@ -9,8 +9,5 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def inert(value: Any) -> Any:
-    """The cell, a text with an apostrophe before it where it would be run.
-
-    Numbers are no text and stay as they are.
-    """
+    """Return the cell, with an apostrophe before text that a spreadsheet would run."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -1,7 +1,7 @@
-"""The database as this installation makes it: at this version's schema, with the shipped winners.
+"""Creates the database: this version's schema, with the shipped winners in it.
 
-Whatever creates a database does it here, so that the first lookup of all finds what came with the
-program.
+Every program that creates a database does it here, so that the first lookup can already answer
+with the shipped winners.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tuner.store import Store
 
 
 def prepare(settings: Settings) -> list[tuple[Path, Imported]]:
-    """Make the database or bring it to this version's schema, and load the shipped winners.
+    """Create the database or upgrade its schema, and load the shipped winners.
 
-    Kernel packs that were installed with pip are taken in as well. Safe to repeat: what is known
+    Also takes in kernel packs that were installed with pip. Safe to repeat: what the database has
     already is kept.
 
     Returns:
-        Each file of shipped winners, with what became of them.
+        Each file of shipped winners, with the result of its import.
 
     Raises:
         StoreError: the database cannot be used.
-        ExchangeError: a file of winners that is none.
+        ExchangeError: a file is not a file of winners.
         SettingsError: the keys cannot be used.
     """
     stores.upgrade(settings.database)
@@ -38,7 +38,7 @@ def prepare(settings: Settings) -> list[tuple[Path, Imported]]:
         if installed.folders():
             from service.worker.builder import open_artifacts
 
-            open_artifacts(settings, store)  # takes them in
+            open_artifacts(settings, store)  # takes in the installed packs
         return loaded
 
 
@@ -48,16 +48,15 @@ def open_store(
     signer: Signer | None = None,
     on_made: Callable[[int], None] = lambda _: None,
 ) -> Store:
-    """Open the database; where there is none yet, make it first.
+    """Open the database, after `prepare` if it does not exist yet.
 
     Args:
         settings: which database, and where the shipped winners are.
         signer: signs the winners that are measured here.
-        on_made: gets the number of winners in a database that was made.
+        on_made: called with the number of loaded winners if the database was created.
 
     Raises:
-        StoreError, ExchangeError, SettingsError: as `prepare`; of a database that is there, as
-            `Store.open`.
+        StoreError, ExchangeError, SettingsError: as `prepare` and `Store.open`.
     """
     if stores.current(settings.database) is None:
         on_made(sum(imported.added for _, imported in prepare(settings)))

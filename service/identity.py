@@ -1,4 +1,4 @@
-"""What this installation signs with, and whom it believes."""
+"""The key that this installation signs with, and the keys that it trusts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from service.settings import Settings, SettingsError
 
 
 def signer(settings: Settings) -> Signer:
-    """The installation's private key, made when it is first needed.
+    """Load the installation's private key, or create it on first use.
 
-    Programs of the same user on this machine believe it, and run what the installation compiles.
+    Programs of the same user on this machine trust the key, and run what the installation compiles.
 
     Raises:
         SettingsError: the file holds no private key, or neither file can be read or written.
@@ -23,25 +23,25 @@ def signer(settings: Settings) -> Signer:
     path = settings.signing_key
     try:
         try:
-            found = Signer.load(path)
+            key = Signer.load(path)
         except FileNotFoundError:
             try:
-                found = Signer.create(path, socket.gethostname())
-            except FileExistsError:  # by another process, this moment
-                found = Signer.load(path)
-        _believe(found.public, path, settings.trusted)
+                key = Signer.create(path, socket.gethostname())
+            except FileExistsError:  # another process has just created it
+                key = Signer.load(path)
+        _trust(key.public, path, settings.trusted)
     except (OSError, ValueError) as error:
         raise SettingsError(f"signing_key (or GEMMSMITH_SIGNING_KEY): {error}") from error
-    return found
+    return key
 
 
-def _believe(key: PublicKey, private: Path, folder: Path) -> None:
-    """Link to a public key, which lies beside its private half, from the folder of trusted keys.
+def _trust(key: PublicKey, private: Path, folder: Path) -> None:
+    """Write the public key beside its private key, and link to it from the folder of trusted keys.
 
-    So the key is trusted for as long as it is there: where the program's data are removed, nothing
-    of it stays trusted. Links that lead nowhere by now are removed.
+    It is a link so that nothing stays trusted after the program's data were removed. Dangling links
+    of this host are removed.
     """
-    host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())  # several may share the folder
+    host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())  # hosts may share the folder
     link = folder / f"gemmsmith-{host}-{key.id}{SUFFIX}"
     if link.exists():
         return
@@ -51,13 +51,13 @@ def _believe(key: PublicKey, private: Path, folder: Path) -> None:
     for known in folder.glob(f"gemmsmith-{host}-*{SUFFIX}"):
         if not known.exists():
             known.unlink(missing_ok=True)
-    with suppress(FileExistsError):  # by another process, this moment
+    with suppress(FileExistsError):  # another process has just linked it
         link.symlink_to(public)
     (folder / f"gemmsmith-{key.id}{SUFFIX}").unlink(missing_ok=True)  # an earlier release's copy
 
 
 def trusted_packs(settings: Settings) -> Trusted | None:
-    """Whose packs are found and handed on; None: anybody's.
+    """Return the keys whose packs are used and served. None means packs of any key.
 
     Raises:
         SettingsError: as `trusted`.
@@ -66,10 +66,10 @@ def trusted_packs(settings: Settings) -> Trusted | None:
 
 
 def trusted(settings: Settings) -> Trusted:
-    """Whom this installation believes: its user's keys, and for winners the shipped ones too.
+    """Return the trusted keys: those of the user, and the shipped ones for winners only.
 
     Raises:
-        SettingsError: a file there holds no public key, or others may change it.
+        SettingsError: a key file holds no public key, or other users may change it.
     """
     try:
         return shipped(settings, Purpose.WINNER) | Trusted.load(settings.trusted)
@@ -78,7 +78,7 @@ def trusted(settings: Settings) -> Trusted:
 
 
 def shipped(settings: Settings, *purposes: Purpose) -> Trusted:
-    """The keys that came with the program, which may be changed by those who may change it.
+    """Return the keys that came with the program.
 
     Raises:
         OSError, ValueError: as `keys_in`.

@@ -1,11 +1,11 @@
 """Structured logs: one line per event, key=value on a terminal, JSON for machines.
 
-Every request carries an id, the caller's `X-Request-Id` or a fresh one, in each line it causes, and
-the name of its API key; every line about a job has the job's id and its problem, in the service as
-in the worker. Headers, bodies and local variables are in no line, so no secret is. Lookups that
-are answered from memory, thousands a second, have no line unless the caller gave an id.
-Standard-library loggers (uvicorn, SQLAlchemy, Alembic) go through the same renderer. What clients
-send is in some lines, and never begins one, nor commands a terminal; no password of a URL is there.
+Every line of a request has the request's id (the caller's `X-Request-Id`, or a new one) and the
+name of its API key. Every line about a job has the job's id and its problem, in the service and in
+the worker. No line has headers, bodies or local variables, so no line has a secret. Lookups that
+are answered from memory, thousands a second, are not logged unless the caller sent an id.
+Standard-library loggers (uvicorn, SQLAlchemy, Alembic) use the same renderer. Text that clients
+sent can neither begin a new line nor control a terminal, and passwords are removed from URLs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gemmsmith.showing import line, lines
 
 
 def configure(*, json: bool = False, level: int = logging.INFO) -> None:
-    """Send all logs to standard error; standard output stays free for what was asked for."""
+    """Send all logs to standard error; standard output is for results."""
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -31,7 +31,7 @@ def configure(*, json: bool = False, level: int = logging.INFO) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         structlog.processors.StackInfoRenderer(),
     ]
-    # Plain: the other formatters print local variables too, and a request's headers have the key.
+    # Plain tracebacks: the other formatters print local variables, and so a request's API key.
     console = structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"),
         timestamp_key="time",
@@ -66,7 +66,7 @@ def configure(*, json: bool = False, level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    # Our own middleware logs requests; Alembic's banner of every start says nothing new.
+    # Our own middleware logs requests, and Alembic logs two lines at every start.
     logging.getLogger("uvicorn.access").disabled = True
     logging.getLogger("alembic").setLevel(max(level, logging.WARNING))
 

@@ -1,7 +1,8 @@
-"""Where the service finds its things and how far it opens itself; built once at start.
+"""The settings of the service and of the worker, built once at start.
 
 Every field can come from the environment (`GEMMSMITH_<FIELD>`), and the command line overrides
-that. A value that cannot be used raises `SettingsError`, naming the variable and what it takes.
+that. A value that cannot be used raises `SettingsError`, which names the variable and what it
+takes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PREFIX = "GEMMSMITH_"
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be used; the message says which, and what to do."""
+    """A setting cannot be used; the message says which, and what to do."""
 
 
 class Settings(BaseModel):
@@ -31,39 +32,41 @@ class Settings(BaseModel):
     Attributes:
         database: SQLAlchemy URL of the store; SQLite on a local disk, or PostgreSQL.
         packs: folder of the compiled kernel packs.
-        packs_limit_gb: what that folder may hold, in units of 10⁹ bytes; above it, packs that were
-            not used for longest go, winners' packs never.
-        signing_key: file of the private key that this installation signs with; made when needed.
-        trusted: folder of the public keys that are believed, besides those of `shipped_keys`.
+        packs_limit_gb: size limit of that folder, in units of 10⁹ bytes. Above it, the packs that
+            were not used for longest are removed, but never those of winners.
+        signing_key: file of the private key that this installation signs with; created on first
+            use.
+        trusted: folder of the trusted public keys, besides those of `shipped_keys`.
         shipped_keys: folder of the public keys that came with the shipped winners.
-        unsigned: let in winners and packs from elsewhere that nobody who is believed has signed.
-        winners: folder of shipped winners, loaded into a new database and when the service starts;
-            absent is the same as empty.
+        unsigned: accept winners and packs from elsewhere that no trusted key has signed.
+        winners: folder of shipped winners, loaded into a new database and when the service starts.
+            A folder that does not exist counts as empty.
         sweeps: folder of recorded sweeps, for `replay:` devices.
         host, port: where to listen; port 0 takes a free one.
-        require_keys: ask for API keys on the loopback interface too (behind a proxy, say); beyond
-            it they are always asked for.
-        device: what the worker measures on (`cuda:0`, `replay:<name>`); empty: the local GPU,
-            else the recorded one.
-        default_model: the device model that a lookup without `device` is about where there is no
-            local GPU: its slug. Where nothing is known of it, the first model that is known.
-        queue_limit: jobs that may wait at once; further orders get 429 until some are done.
-        key_job_limit: jobs that one API key may have waiting or running, unless the key says else.
-        answers_kept: answers held in memory, the least recently used going first; about 3 KB each.
+        require_keys: require API keys on the loopback interface too (behind a proxy, for example).
+            On other interfaces they are always required.
+        device: what the worker measures on (`cuda:0`, `replay:<name>`). Empty for the local GPU, or
+            the recorded one if there is no GPU.
+        default_model: slug of the device model that a lookup without `device` means if there is no
+            local GPU. The first known model is used if the database does not know this one.
+        queue_limit: jobs that may wait at once; further requests get 429 until some are done.
+        key_job_limit: jobs that one API key may have waiting or running, unless the key has a limit
+            of its own.
+        answers_kept: answers held in memory, about 3 KB each; the least recently used are dropped.
         max_body_bytes: largest request body; 10,000 problems in one batch are about 1 MB.
-        connections: connections open at once, or as many as open files allow; a quarter of them
+        connections: connections open at once, at most the limit of open files; a quarter of them
             may be event streams.
-        client_connections: the same, of one client address; 0: a quarter of all.
-        trusted_proxies: addresses and networks of proxies, separated by commas, that are believed
-            about a client's address and scheme (`X-Forwarded-For`, `X-Forwarded-Proto`).
+        client_connections: the same limit for one client address; 0 for a quarter of all.
+        trusted_proxies: addresses and networks of proxies, separated by commas, whose headers about
+            a client's address and scheme are used (`X-Forwarded-For`, `X-Forwarded-Proto`).
         idle_timeout_s: how long a connection may be open without a request.
-        request_timeout_s: how long a request's head may take, and its body, and a client to take
-            the next piece of its answer.
-        lookups_limit: problems that one client's batches may be asking about at once.
+        request_timeout_s: time limit for a request's head, for its body, and for the client to
+            take the next piece of its answer.
+        lookups_limit: problems that the batches of one client may have in progress at once.
         events_poll_s: how often an event stream looks for new events.
-        events_heartbeat_s: an idle event stream sends a comment this often, so that proxies and
+        events_heartbeat_s: how often an idle event stream sends a comment, so that proxies and
             clients see that it is alive.
-        stop_timeout_s: how long requests and the worker get to finish on SIGTERM.
+        stop_timeout_s: time that requests and the worker have to finish after SIGTERM.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -100,7 +103,7 @@ class Settings(BaseModel):
     @field_validator("trusted_proxies")
     @classmethod
     def _networks(cls, names: str) -> str:
-        """Without blanks, and each as uvicorn takes it."""
+        """Return the networks without blanks, in the form that uvicorn takes."""
         words = (word.strip() for word in names.split(","))
         try:
             return ",".join(str(ipaddress.ip_network(word)) for word in words if word)
@@ -112,12 +115,12 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Self:
-        """Build from the environment; an override that is not None wins.
+        """Build from the environment; an override that is not None replaces its variable.
 
-        A variable that is empty counts as not set: no path may become the working folder by that.
+        An empty variable counts as not set, because an empty path would be the working folder.
 
         Raises:
-            SettingsError: a value that cannot be used.
+            SettingsError: a value cannot be used.
         """
         source = os.environ if environ is None else environ
         values: dict[str, Any] = {
@@ -136,7 +139,7 @@ class Settings(BaseModel):
             ) from error
 
     def environment(self) -> dict[str, str]:
-        """The same settings as environment variables, for a child process."""
+        """Return the same settings as environment variables, for a child process."""
         return {
             PREFIX + field.upper(): str(value)
             for field, value in self.model_dump(mode="json").items()
@@ -144,14 +147,13 @@ class Settings(BaseModel):
 
     @property
     def keys_required(self) -> bool:
-        """Whether a request must bring an API key: always, beyond the loopback interface."""
         return self.require_keys or not _is_loopback(self.host)
 
     def create_folders(self) -> None:
-        """Create the folders that the database and the packs go to, for their owner only.
+        """Create the folders of the database and of the packs, for their owner only.
 
         Raises:
-            SettingsError: one cannot be made, or others may write to the packs.
+            SettingsError: a folder cannot be created, or other users may write to the packs.
         """
         for field, folder in self.volumes().items():
             try:
@@ -165,7 +167,7 @@ class Settings(BaseModel):
             raise SettingsError(f"packs (or {PREFIX}PACKS): {reason}")
 
     def volumes(self) -> dict[str, Path]:
-        """The folders that are written to, by what they are for."""
+        """Return the folders that are written to, by purpose: `packs`, and `database` if local."""
         folders = {"packs": self.packs}
         scheme, _, path = self.database.partition(":///")
         if scheme.startswith("sqlite") and path not in ("", ":memory:"):

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`: every peer on every problem of a suite, side by side.
+"""`python -m benchmarks.peers`: measures every peer on every problem of a suite.
 
     python -m benchmarks.peers --dtype bf16 --out DIR [--suite FILE] [--limit N] [--time-limit S]
 
@@ -37,7 +37,7 @@ SUITE = Path(__file__).with_name("problems.toml")
 NAMES = [peer.name for peer in PEERS]
 SEED = 20261121
 BUILD_SHARE = 0.5
-"""Of the time limit, what building missing packs may take."""
+"""Share of the time limit that building missing packs may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if every problem was measured."""
+    """Measure; 0 if every problem was measured."""
     options = parse(arguments)
     problems = load(options.suite).problems(options.dtype)[: options.limit]
     unavailable = {
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> Options:
-    """Options from the command line and the environment."""
+    """Parse the command line and the environment."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--suite", type=Path, default=SUITE)
     parser.add_argument("--dtype", type=DType, choices=list(DType), default=DType.BF16)
@@ -119,29 +119,29 @@ def parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--limit", type=int, help="only the first N problems")
     parser.add_argument("--time-limit", type=float, default=1800.0, help="seconds")
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--peer", action="append", choices=NAMES, help="default: all of them")
+    parser.add_argument("--peer", action="append", choices=NAMES, help="default: all")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--winners", type=Path, action="append", help="winners files")
     parser.add_argument("--database", default=os.environ.get("GEMMSMITH_DATABASE"))
     add_packs(parser)
     parser.add_argument("--dry-run", action="store_true", help="list problems and peers only")
-    found = parser.parse_args(arguments)
-    kind, _, ordinal = found.device.partition(":")
+    parsed = parser.parse_args(arguments)
+    kind, _, ordinal = parsed.device.partition(":")
     if kind != "cuda" or not (ordinal or "0").isdecimal():
-        parser.error(f"--device must be cuda or cuda:N, not {found.device}")
+        parser.error(f"--device must be cuda or cuda:N, not {parsed.device}")
     return Options(
-        suite=found.suite,
-        dtype=found.dtype,
-        out=found.out,
-        limit=found.limit,
-        time_limit=found.time_limit,
+        suite=parsed.suite,
+        dtype=parsed.dtype,
+        out=parsed.out,
+        limit=parsed.limit,
+        time_limit=parsed.time_limit,
         ordinal=int(ordinal or 0),
-        peers=tuple(n for n in NAMES if n == BASELINE or found.peer is None or n in found.peer),
-        rounds=found.rounds,
-        winners=tuple(found.winners or sorted((ROOT / "configs" / "winners").glob("*.jsonl"))),
-        database=found.database or None,
-        packs=found.packs,
-        dry_run=found.dry_run,
+        peers=tuple(n for n in NAMES if n == BASELINE or parsed.peer is None or n in parsed.peer),
+        rounds=parsed.rounds,
+        winners=tuple(parsed.winners or sorted((ROOT / "configs" / "winners").glob("*.jsonl"))),
+        database=parsed.database or None,
+        packs=parsed.packs,
+        dry_run=parsed.dry_run,
     )
 
 

@@ -1,7 +1,7 @@
 """The measuring process: `python -m benchmarks.peers.child ORDINAL`, one request a line on stdin.
 
-It alone imports torch. Messages go to a private copy of stdout; whatever a library prints goes to
-stderr.
+Only this process imports torch. Messages go to a copy of stdout, and stdout itself is redirected to
+stderr, because libraries print to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXIT_DEAD = 70
 
 
 def main() -> int:
-    """Serve requests until the end of stdin or a dead CUDA context."""
+    """Serve requests until stdin ends or the CUDA context is dead."""
     output = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     encoder = msgspec.json.Encoder()
@@ -53,7 +53,7 @@ def main() -> int:
         except ContextDead as error:
             print(error, file=sys.stderr)
             return EXIT_DEAD
-        except (DeviceError, RuntimeError) as error:  # torch raises RuntimeError for CUDA's
+        except (DeviceError, RuntimeError) as error:  # torch raises RuntimeError for CUDA errors
             if context_is_dead():
                 print(error, file=sys.stderr)
                 return EXIT_DEAD

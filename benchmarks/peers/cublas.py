@@ -1,4 +1,4 @@
-"""cuBLAS as a torch program calls it: the ratio's denominator, the tuner's own baseline."""
+"""cuBLAS as a torch program calls it: the tuner's default, which ratios are relative to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from benchmarks.peers.peer import Ready, Setting, missing
 
 
 class CuBlas:
-    """What torch runs for the operation (`tuner.workloads`), with torch's defaults."""
+    """The operation as torch runs it (`tuner.workloads`), with torch's settings."""
 
     name = "cublas"
     limit_s = 60.0

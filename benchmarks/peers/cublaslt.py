@@ -1,8 +1,8 @@
-"""cuBLASLt with every proposal of its heuristics timed: what tuning the library itself gives.
+"""cuBLASLt, tuned by timing every proposal of its heuristics.
 
-Row-major D[M,N] is column-major Dᵀ[N,M] = Bᵀ·Aᵀ to cuBLAS, as torch calls it. Proposals whose
-output is wrong (by our bounds) are not considered; of the others the fastest by a few graph
-replays runs in the rounds.
+Row-major D[M,N] is column-major Dᵀ[N,M] = Bᵀ·Aᵀ to cuBLAS, as torch calls it. Proposals with a
+wrong output (by our bounds) are left out. The fastest of the others in a few graph replays runs in
+the rounds.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from benchmarks.peers.peer import Launch
 
 MOST = 128
-"""Proposals asked for; the library gives as many as it has."""
+"""Most proposals requested; the library may have fewer."""
 WORKSPACE_BYTES = 32 * 2**20
-"""What torch gives cuBLAS on Hopper."""
+"""The workspace that torch gives cuBLAS on Hopper."""
 
 
 class CuBlasLt:
@@ -36,7 +36,7 @@ class CuBlasLt:
 
     def prepare(self, setting: Setting) -> Ready:
         if setting.problem.operation.is_fused:
-            raise Unsupported("it is asked for bare products alone")
+            raise Unsupported("it is measured for products without epilogues only")
         import torch
 
         from benchmarks.peers.cublaslt_api import Library
@@ -62,7 +62,7 @@ class CuBlasLt:
 
 
 class _Call:
-    """One problem's descriptors; cuBLAS's A is our B and its B our A."""
+    """The descriptors of a problem. cuBLAS's A is our B, and its B is our A."""
 
     def __init__(self, library: Library, setting: Setting) -> None:
         import torch
@@ -102,8 +102,8 @@ class _Call:
         layout_a, layout_b, layout_d = self._layouts
 
         def launch(i: int) -> torch.Tensor:
-            each = self._sets[i % len(self._sets)]
-            a, b, d = each.b.data_ptr(), each.a.data_ptr(), each.d.data_ptr()
+            operands = self._sets[i % len(self._sets)]
+            a, b, d = operands.b.data_ptr(), operands.a.data_ptr(), operands.d.data_ptr()
             self._library.call(
                 "Matmul",
                 *(self._handle, self._product, byref(self._one), a, layout_a, b, layout_b),
@@ -111,6 +111,6 @@ class _Call:
                 *(self._workspace.data_ptr(), WORKSPACE_BYTES),
                 self._stream,
             )
-            return each.d
+            return operands.d
 
         return launch

@@ -1,9 +1,9 @@
-"""The little of cuBLASLt's C API that timing its heuristics takes, through ctypes.
+"""The part of cuBLASLt's C API that timing its heuristics needs, through ctypes.
 
-The library is the one torch has loaded, so the comparison is with the very cuBLAS that torch.mm
-runs. nvmath-python 1.0 binds the same calls, but its wheels (5.3 MB, and NumPy's 15.7) would have
-to be carried, and its Matmul allocates its output. Constants are those of cublasLt.h 13.1; the
-descriptor calls need no GPU and are tested against the real library where it is installed.
+The library is the one that torch has loaded, so torch.mm runs the same cuBLAS. nvmath-python 1.0
+binds the same calls, but its wheels (5.3 MB, and NumPy's 15.7) would have to be carried to GPU
+hosts, and its Matmul allocates its output. Constants are those of cublasLt.h 13.1. The descriptor
+calls need no GPU and are tested against the library where it is installed.
 """
 
 from __future__ import annotations
@@ -67,50 +67,51 @@ class Library:
             function.restype, function.argtypes = c_int, _CALLS[name]
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Raises LtError unless the call succeeds."""
         status = self._functions[name](*arguments)
         if status:
             raise LtError(f"cublasLt{name}", status)
 
     def create(self, name: str, *arguments: Any) -> c_void_p:
-        """A new descriptor or handle. Never freed: a process makes a few hundred at most."""
-        made = c_void_p()
-        self.call(name, byref(made), *arguments)
-        return made
+        """Create a descriptor or handle. It is never freed: a process makes a few hundred."""
+        pointer = c_void_p()
+        self.call(name, byref(pointer), *arguments)
+        return pointer
 
     def layout(
         self, element: Element, rows: int, columns: int, leading: int, batch: int, stride: int
     ) -> c_void_p:
-        """A column-major matrix, `batch` of them `stride` elements apart."""
-        made = self.create("MatrixLayoutCreate", _DATA_TYPES[element], rows, columns, leading)
+        """Describe `batch` column-major matrices that are `stride` elements apart."""
+        layout = self.create("MatrixLayoutCreate", _DATA_TYPES[element], rows, columns, leading)
         if batch > 1:
             for attribute, value in (
                 (_BATCH_COUNT, c_int32(batch)),
                 (_BATCH_OFFSET, c_int64(stride)),
             ):
-                self.set("MatrixLayout", made, attribute, value)
-        return made
+                self.set("MatrixLayout", layout, attribute, value)
+        return layout
 
     def product(self, *, transposed: tuple[bool, bool], scales: tuple[int, int] | None) -> c_void_p:
-        """alpha · op(A) · op(B) in FP32; `scales`: device addresses of FP8's per-tensor scales."""
-        made = self.create("MatmulDescCreate", _COMPUTE_32F, _R_32F)
+        """Describe alpha · op(A) · op(B) in FP32.
+
+        `scales` are device addresses of FP8's per-tensor scales.
+        """
+        product = self.create("MatmulDescCreate", _COMPUTE_32F, _R_32F)
         for attribute, flag in zip((_TRANSA, _TRANSB), transposed, strict=True):
-            self.set("MatmulDesc", made, attribute, c_int32(flag))
+            self.set("MatmulDesc", product, attribute, c_int32(flag))
         if scales is not None:
             for attribute, pointer in zip((_A_SCALE, _B_SCALE), scales, strict=True):
-                self.set("MatmulDesc", made, attribute, c_void_p(pointer))
-            self.set("MatmulDesc", made, _FAST_ACCUM, ctypes.c_int8(1))
-        return made
+                self.set("MatmulDesc", product, attribute, c_void_p(pointer))
+            self.set("MatmulDesc", product, _FAST_ACCUM, ctypes.c_int8(1))
+        return product
 
     def preference(self, workspace_bytes: int) -> c_void_p:
-        """What the heuristics may use."""
-        made = self.create("MatmulPreferenceCreate")
-        self.set("MatmulPreference", made, _MAX_WORKSPACE, c_size_t(workspace_bytes))
-        return made
+        preference = self.create("MatmulPreferenceCreate")
+        self.set("MatmulPreference", preference, _MAX_WORKSPACE, c_size_t(workspace_bytes))
+        return preference
 
-    def set(self, kind: str, made: c_void_p, attribute: int, value: Any) -> None:
+    def set(self, kind: str, descriptor: c_void_p, attribute: int, value: Any) -> None:
         """Set an attribute from a ctypes value of exactly its size."""
-        self.call(f"{kind}SetAttribute", made, attribute, byref(value), ctypes.sizeof(value))
+        self.call(f"{kind}SetAttribute", descriptor, attribute, byref(value), ctypes.sizeof(value))
 
     def algorithms(
         self,
@@ -120,16 +121,19 @@ class Library:
         preference: c_void_p,
         most: int,
     ) -> list[Algorithm]:
-        """The heuristics' proposals for (A, B, C = D), best guess first; none if unsupported."""
-        found, count = (Algorithm * most)(), c_int()
+        """Return the heuristics' proposals for layouts (A, B, D), best first; C is D.
+
+        The list is empty if cuBLASLt does not support the product.
+        """
+        proposals, count = (Algorithm * most)(), c_int()
         a, b, d = layouts
         try:
             self.call(
                 "MatmulAlgoGetHeuristic",
-                *(handle, product, a, b, d, d, preference, most, found, byref(count)),
+                *(handle, product, a, b, d, d, preference, most, proposals, byref(count)),
             )
         except LtError as error:
             if error.status == NOT_SUPPORTED:
                 return []
             raise
-        return [each for each in found[: count.value] if each.state == 0]
+        return [proposal for proposal in proposals[: count.value] if proposal.state == 0]

@@ -1,6 +1,6 @@
-"""gemmsmith's winner for the problem, through the runtime that training code uses.
+"""gemmsmith's best candidate for the problem, through the runtime that training code uses.
 
-The record may say that cuBLAS is faster; what is timed here is its kernel nevertheless.
+The candidate is timed even if the winner says that cuBLAS stays.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Gemmsmith:
             raise Unsupported(setting.reason or "no winner for this problem: tune it first")
         kernel = LoadedPack.open(setting.pack).kernel(setting.candidate.kernel.name)
         sets = setting.operands.sets
-        arguments = [setting.operands.arguments(each) for each in sets]
-        for each in arguments:
-            each.set_launch(setting.candidate.launch, sm_count=setting.device.sm_count)
+        arguments = [setting.operands.arguments(tensors) for tensors in sets]
+        for of_set in arguments:
+            of_set.set_launch(setting.candidate.launch, sm_count=setting.device.sm_count)
         status = kernel.can_implement(arguments[0])
         if status:
             raise Unsupported(f"the winner refuses the problem: {status_text(status)}")

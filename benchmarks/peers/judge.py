@@ -1,7 +1,7 @@
-"""Whether an output is the product: compared with the workload's reference of the same operands.
+"""Compares an output with the workload's reference of the same operands.
 
-The bounds are the tuner's own (tuner/workloads/reference.py), for FP8 those of fast accumulation:
-that is what every library is asked for.
+The bounds are the tuner's (tuner/workloads/reference.py). For FP8 they are those of fast
+accumulation, which every library uses here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """Holds what one launch of the first operand set leaves in D, in higher precision."""
+    """Holds the reference of the first operand set, in higher precision."""
 
     def __init__(self, operands: Operands) -> None:
         import torch
@@ -27,28 +27,28 @@ class Judge:
         self._operands, self._d = operands, first.d
         matrices, m, n = first.d.shape
         precision = operands.workload.precision(operands.problem)
-        self._wanted = torch.empty(first.d.shape, dtype=precision, device=first.d.device)
+        self._reference = torch.empty(first.d.shape, dtype=precision, device=first.d.device)
         for entry in range(matrices):
             whole = Block(batches=slice(entry, entry + 1), rows=slice(0, m), columns=slice(0, n))
-            self._wanted[entry] = operands.expected(first, whole)[0]
+            self._reference[entry] = operands.expected(first, whole)[0]
         self._bound = tolerance(
             operands.problem, fast_accumulation=operands.problem.operation.is_narrow_float
         )
         self.error = 0.0
 
     def wrong(self, launch: Launch) -> str | None:
-        """Why launch 0's output is wrong; None if it is right. Leaves `error` (Frobenius)."""
+        """Say why launch 0's output is wrong; None if it is right. Sets `error` (Frobenius)."""
         import torch
 
         self._operands.ready(self._d)
-        output = launch(0).reshape(self._wanted.shape)
-        difference = self._wanted - output
+        output = launch(0).reshape(self._reference.shape)
+        difference = self._reference - output
         figures = torch.stack(
             [
                 torch.linalg.vector_norm(difference),
-                torch.linalg.vector_norm(self._wanted),
+                torch.linalg.vector_norm(self._reference),
                 torch.linalg.vector_norm(difference, float("inf")),
-                torch.linalg.vector_norm(self._wanted, float("inf")),
+                torch.linalg.vector_norm(self._reference, float("inf")),
                 untouched(output).to(difference.dtype),
             ]
         ).tolist()

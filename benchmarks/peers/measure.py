@@ -1,7 +1,8 @@
-"""One problem in the measuring process: prepare, verify and race the peers.
+"""Prepares, verifies and times the peers on a problem, in the measuring process.
 
-A peer that raises has an entry with its reason. One that ruins the CUDA context or never returns
-takes the process with it; the parent, told by `Busy` whom to blame, measures the others again.
+A peer that raises has an entry with its reason. A peer that breaks the CUDA context or never
+returns ends the process; the parent knows from `Busy` which peer it was, and measures the others
+again.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from tuner.measure.timing import (
 from tuner.workloads.operands import Operands
 
 ROUND_LIMIT_S = 60.0
-"""Wall time that one replay, a capture or a verification may take."""
+"""Wall time that a replay, a capture or a verification may take."""
 
 ROUNDS_BUDGET_US = 10e6
-"""The rounds of one problem take at most about this long."""
+"""Approximate time limit of a problem's rounds."""
 
 ESTIMATE_LAUNCHES = 32
 
@@ -40,12 +41,12 @@ Send = Callable[[Busy], None]
 
 
 class ContextDead(Exception):
-    """A peer ruined the CUDA context; this process can only exit."""
+    """A peer has broken the CUDA context; this process can only exit."""
 
 
 @dataclass(kw_only=True)
 class Runner:
-    """Measures problems on one GPU, saying through `send` whom it is busy with."""
+    """Measures problems on a GPU, and sends which peer it works on."""
 
     model: DeviceModel
     ordinal: int
@@ -54,10 +55,10 @@ class Runner:
     send: Send
 
     def measure(self, request: Request) -> Row:
-        """Every peer of the request, baseline included.
+        """Measure every peer of the request, and the baseline.
 
         Raises:
-            ContextDead: the process must exit; the peer of the last `Busy` is to blame.
+            ContextDead: the process must exit; the peer of the last `Busy` has caused it.
         """
         self.send(Busy(peer="", limit_s=ROUND_LIMIT_S * 2))
         with self.stream.torch():
@@ -75,21 +76,21 @@ class Runner:
             wrong=judge.wrong,
         )
         entries: dict[str, Entry] = {}
-        field: dict[str, tuple[Launch, float]] = {}
+        prepared: dict[str, tuple[Launch, float]] = {}
         for name in (BASELINE, *(peer for peer in request.peers if peer != BASELINE)):
-            entries[name] = self._enter(by_name(name), setting, judge, field)
-        if BASELINE not in field:
+            entries[name] = self._prepare(by_name(name), setting, judge, prepared)
+        if BASELINE not in prepared:
             return Row(problem=request.problem, entries=entries, failure=entries[BASELINE].reason)
-        return self._race(request, entries, field, len(operands.sets))
+        return self._rounds(request, entries, prepared, len(operands.sets))
 
-    def _enter(
+    def _prepare(
         self,
         peer: Peer,
         setting: Setting,
         judge: Judge,
-        field: dict[str, tuple[Launch, float]],
+        prepared: dict[str, tuple[Launch, float]],
     ) -> Entry:
-        """Prepare, verify and estimate one peer; into the field if it may race."""
+        """Prepare and verify a peer; if it is right, add its launch and its µs to `prepared`."""
         self.send(Busy(peer=peer.name, limit_s=peer.limit_s))
         began = time.monotonic()
         try:
@@ -100,38 +101,39 @@ class Runner:
                 wrong = judge.wrong(ready.launch)
             if wrong and peer.name != BASELINE:
                 return Entry(reason=f"wrong: {wrong}", error=judge.error, tuning_s=tuning_s)
-            field[peer.name] = (ready.launch, setting.time_us(ready.launch))
+            prepared[peer.name] = (ready.launch, setting.time_us(ready.launch))
         except Unsupported as reason:
             return Entry(reason=str(reason))
-        except Exception as error:  # noqa: BLE001 - whatever a peer raises costs only itself
-            _survive(error)
+        except Exception as error:  # noqa: BLE001 - any error of a peer must not affect others
+            _check_context(error)
             return Entry(reason=_first_line(error))
         note = f"{ready.note} ({wrong})" if wrong else ready.note
         return Entry(error=judge.error, tuning_s=tuning_s, note=note)
 
-    def _race(
+    def _rounds(
         self,
         request: Request,
         entries: dict[str, Entry],
-        field: dict[str, tuple[Launch, float]],
+        prepared: dict[str, tuple[Launch, float]],
         sets: int,
     ) -> Row:
-        """Paired rounds of all that entered; the baseline is the last graph."""
-        launches = launches_per_replay(min(us for _, us in field.values()), sets, FINAL_REPLAY_US)
+        """Run paired rounds of all prepared peers; the baseline is the last graph."""
+        shortest_us = min(us for _, us in prepared.values())
+        launches = launches_per_replay(shortest_us, sets, FINAL_REPLAY_US)
         graphs: dict[str, Replay] = {}
-        for name in [*(name for name in field if name != BASELINE), BASELINE]:
+        for name in [*(name for name in prepared if name != BASELINE), BASELINE]:
             self.send(Busy(peer=name, limit_s=ROUND_LIMIT_S))
             try:
-                graphs[name] = TorchGraph(self.stream, launches, only(field[name][0]))
-            except Exception as error:  # noqa: BLE001 - likewise
-                _survive(error)
+                graphs[name] = TorchGraph(self.stream, launches, only(prepared[name][0]))
+            except Exception as error:  # noqa: BLE001 - as in `_prepare`
+                _check_context(error)
                 entries[name] = Entry(reason=f"cannot be captured: {_first_line(error)}")
         if BASELINE not in graphs:
             return Row(problem=request.problem, entries=entries, failure=entries[BASELINE].reason)
         names = list(graphs)
-        round_us = launches * sum(field[name][1] for name in names)
+        round_us = launches * sum(prepared[name][1] for name in names)
         timer = Timer(self.stream, self.monitor)
-        timer.warm_up(graphs[BASELINE], field[BASELINE][1])
+        timer.warm_up(graphs[BASELINE], prepared[BASELINE][1])
         try:
             result = timer.rounds(
                 list(graphs.values()),
@@ -140,7 +142,7 @@ class Runner:
                 announce=lambda i: self.send(Busy(peer=names[i], limit_s=ROUND_LIMIT_S)),
             )
         finally:
-            _survive(None)
+            _check_context(None)
             for graph in graphs.values():
                 graph.close()
         baseline = result.samples_us[-1]
@@ -162,13 +164,13 @@ class Runner:
 
 
 def time_us(launch: Launch, sets: int, stream: Stream, monitor: Monitor) -> float:
-    """Median of a few short graph replays, per launch, in microseconds."""
+    """Return the median time per launch of a few short graph replays, in microseconds."""
     graph = TorchGraph(stream, min(sets, ESTIMATE_LAUNCHES), only(launch))
     return brief_us(Timer(stream, monitor), graph)
 
 
 def only(launch: Launch) -> Callable[[int], None]:
-    """The launch without its result."""
+    """Return the launch without its result, for graphs."""
 
     def enqueue(i: int) -> None:
         launch(i)
@@ -176,11 +178,11 @@ def only(launch: Launch) -> Callable[[int], None]:
     return enqueue
 
 
-def _survive(error: Exception | None) -> None:
-    """Raises ContextDead if the CUDA context is beyond use."""
-    dead = context_is_dead()
-    if dead:
-        raise ContextDead(f"{dead}: {error}") from error
+def _check_context(error: Exception | None) -> None:
+    """Raise ContextDead if the CUDA context cannot be used any more."""
+    reason = context_is_dead()
+    if reason:
+        raise ContextDead(f"{reason}: {error}") from error
 
 
 def _first_line(error: Exception) -> str:

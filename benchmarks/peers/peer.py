@@ -1,6 +1,6 @@
-"""The one interface that every peer implements, and what a peer is given to work with.
+"""The interface that every peer implements, and its argument.
 
-Nothing here needs torch or a GPU: peers import what they need when they are asked to prepare.
+Nothing here needs torch or a GPU: peers import what they need in `prepare`.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from tuner.workloads.operands import Operands
 
 Launch = Callable[[int], "torch.Tensor"]
-"""Enqueue the product of operand set `i % sets` on the setting's stream; returns where D is.
+"""Enqueues the product of operand set `i % sets` on the setting's stream, and returns D.
 
-D is the set's own `d` where the peer can write there, else memory that stays valid until the same
-set is launched again."""
+D is the set's own `d` if the peer can write there, else memory that stays valid until the same set
+is launched again."""
 
 
 class Unsupported(Exception):
-    """The peer cannot do this problem; the message is the plain reason that the table shows."""
+    """The peer does not support this problem; the table shows the message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One problem on the GPU, the same for every peer.
+    """A problem on the GPU, the same for every peer.
 
     Attributes:
         stream: torch's current stream while a peer prepares and launches.
-        candidate, pack: gemmsmith's winner and its compiled pack; None with the `reason`.
+        candidate, pack: gemmsmith's candidate and its compiled pack; if None, `reason` says why.
         time_us: median time per launch of a few graph replays, for peers that choose by timing.
-        wrong: why a launch's output is not the product (None when it is), judged against FP32.
+        wrong: says why a launch's output is wrong, compared with FP32; None if it is right.
     """
 
     problem: Problem
@@ -55,7 +55,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """A peer prepared for a problem; `note` says what it chose, for the record."""
+    """A peer prepared for a problem; `note` says what it chose."""
 
     launch: Launch
     note: str = ""
@@ -66,25 +66,25 @@ class Peer(Protocol):
 
     Attributes:
         name: its column in the table.
-        limit_s: wall time that preparing one problem may take; its process is killed after that.
+        limit_s: wall time that `prepare` may take; then its process is killed.
     """
 
     name: str
     limit_s: float
 
     def available(self) -> str | None:
-        """Why it cannot run on this machine; None if it can. Cheap: imports nothing heavy."""
+        """Say why it cannot run on this machine; None if it can. Imports nothing large."""
 
     def prepare(self, setting: Setting) -> Ready:
-        """Choose and compile what to run on the problem; may take `limit_s`.
+        """Choose and compile a kernel for the problem; this may take `limit_s`.
 
         Raises:
-            Unsupported: it does not do this problem.
+            Unsupported: it does not support this problem.
         """
 
 
 def missing(*modules: str) -> str | None:
-    """A plain reason if one of the modules cannot be found, without importing any of them."""
+    """Name the modules that are not installed, without importing any; None if all are."""
     from importlib.util import find_spec
 
     absent = [name for name in modules if find_spec(name) is None]

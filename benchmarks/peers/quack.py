@@ -1,7 +1,7 @@
 """QuACK's CuTe-DSL matrix product, tuned by its own autotuner (`gemm(..., tuned=True)`).
 
-Also with what follows it, where QuACK has the same: a bias and GELU, a residual, SwiGLU. Its wheels
-are large (nvidia-cutlass-dsl-libs-cu13 4.8.1 alone is 92 MB), so it runs where they are installed.
+Also with epilogues that QuACK has: a bias and GELU, a residual, SwiGLU. Its wheels are large
+(nvidia-cutlass-dsl-libs-cu13 4.8.1 alone is 92 MB), so it runs only where they are installed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Quack:
         if problem.operation.is_narrow_float:
             raise Unsupported("its interface takes no per-tensor FP8 scales on Hopper")
         if problem.n % 8 or problem.contiguous_a % 8 or problem.contiguous_b % 8:
-            raise Unsupported("it needs rows of whole 16 bytes")
+            raise Unsupported("it needs rows of a multiple of 16 bytes")
         if epilogue not in _CALLS:
             raise Unsupported(f"it has no {epilogue.value}")
         library, sets = import_module("quack.gemm_interface"), setting.operands.sets
-        calls = [_CALLS[epilogue](library, each) for each in sets]
+        calls = [_CALLS[epilogue](library, tensors) for tensors in sets]
 
         def launch(i: int) -> torch.Tensor:
             calls[i % len(sets)]()
@@ -50,45 +50,45 @@ class Quack:
         return Ready(launch=launch)
 
 
-def _bare(library: Any, each: OperandSet) -> Call:
-    if each.d.shape[0] > 1:
-        return lambda: library.gemm(each.a, each.b, out=each.d, tuned=True)
-    return lambda: library.gemm(each.a[0], each.b[0], out=each.d[0], tuned=True)
+def _bare(library: Any, tensors: OperandSet) -> Call:
+    if tensors.d.shape[0] > 1:
+        return lambda: library.gemm(tensors.a, tensors.b, out=tensors.d, tuned=True)
+    return lambda: library.gemm(tensors.a[0], tensors.b[0], out=tensors.d[0], tuned=True)
 
 
-def _gelu(library: Any, each: OperandSet) -> Call:
-    assert each.bias is not None
-    bias = each.bias.view(-1)
+def _gelu(library: Any, tensors: OperandSet) -> Call:
+    assert tensors.bias is not None
+    bias = tensors.bias.view(-1)
     return lambda: library.gemm_act(
-        *(each.a[0], each.b[0]),
+        *(tensors.a[0], tensors.b[0]),
         bias=bias,
         activation="gelu_tanh_approx",
-        postact_out=each.d[0],
+        postact_out=tensors.d[0],
         store_preact=False,
         tuned=True,
     )
 
 
-def _swiglu(library: Any, each: OperandSet) -> Call:
-    """Its kernels take rows of gate and up in turns: a copy of the weight lies so."""
-    weight = each.b[0].mT
+def _swiglu(library: Any, tensors: OperandSet) -> Call:
+    # QuACK's kernels take alternating rows of gate and up, so they get a copy of the weight.
+    weight = tensors.b[0].mT
     rows, width = weight.shape
-    turns = weight.reshape(2, rows // 2, width).transpose(0, 1).reshape(rows, width).mT
+    interleaved = weight.reshape(2, rows // 2, width).transpose(0, 1).reshape(rows, width).mT
     return lambda: library.gemm_act(
-        *(each.a[0], turns),
+        *(tensors.a[0], interleaved),
         activation="swiglu",
-        postact_out=each.d[0],
+        postact_out=tensors.d[0],
         store_preact=False,
         tuned=True,
     )
 
 
-def _residual(library: Any, each: OperandSet) -> Call:
-    assert each.residual is not None
-    bias = None if each.bias is None else each.bias.view(-1)
-    residual = each.residual[0]
+def _residual(library: Any, tensors: OperandSet) -> Call:
+    assert tensors.residual is not None
+    bias = None if tensors.bias is None else tensors.bias.view(-1)
+    residual = tensors.residual[0]
     return lambda: library.gemm_add(
-        each.a[0], each.b[0], residual, out=each.d[0], bias=bias, tuned=True
+        tensors.a[0], tensors.b[0], residual, out=tensors.d[0], bias=bias, tuned=True
     )
 
 

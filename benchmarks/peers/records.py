@@ -1,6 +1,7 @@
-"""What is asked of the measuring process, what it says, and what is kept of it.
+"""The messages to and from the measuring process, and the report.
 
-Messages are JSON lines; the report is one JSON file per element type, rewritten after each problem.
+Messages are JSON lines. The report is a JSON file for each element type, rewritten after each
+problem.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from gemmsmith.core.device import DeviceModel, Environment
 from gemmsmith.core.problem import DType, Problem
 
 BASELINE = "cublas"
-"""The peer that the others are divided into; always measured, and last in line in a round."""
+"""The peer that ratios are relative to; always measured, as the last graph of a round."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Measure these peers on one problem. `reason`: why there is no candidate."""
+    """Measure these peers on a problem. `reason` says why there is no candidate."""
 
     problem: Problem
     peers: tuple[str, ...]
@@ -29,12 +30,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer on one problem: `ratio` and the rest, or the `reason` why it has none.
+    """A peer on a problem: its figures, or the `reason` why it has none.
 
     Attributes:
-        ratio: the baseline's time over the peer's, paired round by round: above 1 is faster.
+        ratio: the baseline's time over the peer's, paired by round; above 1 the peer is faster.
         error: relative Frobenius error against FP32.
-        tuning_s: wall time of preparing it, compilation and its own tuning included.
+        tuning_s: wall time of its preparation, with compilation and its own tuning.
     """
 
     reason: str | None = None
@@ -46,7 +47,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """All peers on one problem. `failure`: why nothing at all could be measured."""
+    """All peers on a problem. `failure` says why nothing could be measured."""
 
     problem: Problem
     entries: dict[str, Entry] = {}
@@ -54,26 +55,26 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     discarded_rounds: int = 0
     origin: str = ""
     use: str = ""
-    """What gemmsmith's record tells callers to run: cutlass or cublas."""
+    """What gemmsmith's winner says callers run: cutlass or cublas."""
     failure: str | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The measuring process has its GPU."""
+    """The measuring process has opened its GPU."""
 
     device: DeviceModel
     environment: Environment
 
 
 class Busy(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From now on `peer` is to blame; the next message comes within `limit_s`."""
+    """The process works on `peer`, and sends its next message within `limit_s`."""
 
     peer: str
     limit_s: float
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The problem is measured, or could not be (`row.failure`)."""
+    """The problem was measured, or could not be (`row.failure`)."""
 
     row: Row
 
@@ -82,7 +83,7 @@ Message = Ready | Busy | Done
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """The file peers-<dtype>.json. `unavailable`: peers that cannot run here, and why."""
+    """The file peers-<dtype>.json. `unavailable` has peers that cannot run here, and why."""
 
     dtype: DType
     suite: str

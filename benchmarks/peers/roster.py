@@ -13,5 +13,4 @@ PEERS: tuple[Peer, ...] = (CuBlas(), CuBlasLt(), Triton(), Quack(), Gemmsmith())
 
 
 def by_name(name: str) -> Peer:
-    """The peer of that name; KeyError if there is none."""
     return {peer.name: peer for peer in PEERS}[name]

@@ -1,7 +1,7 @@
-"""Keeps a measuring process running, and takes the blame off the innocent.
+"""Keeps a measuring process running.
 
-When the process dies, or says nothing for as long as it announced, the peer it was busy with is
-out for this problem; a new process measures the others.
+If the process dies, or is silent for longer than it announced, the peer that it worked on is left
+out for this problem, and a new process measures the others.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from benchmarks.peers.records import BASELINE, Busy, Done, Entry, Message, Ready
 from tuner.devices.process import reap
 
 START_LIMIT_S = 180.0
-"""Importing torch and creating a CUDA context, on a machine that has just booted."""
+"""Time to import torch and create a CUDA context, on a machine that has just booted."""
 _STDERR_TAIL = 300
 
 
 class Lost(Exception):
-    """The process ended or fell silent."""
+    """The process ended, or was silent for too long."""
 
 
 class Supervisor:
-    """Use as a context manager. `ready` is what the last process said about its GPU."""
+    """A context manager of the process. `ready` has the GPU of the last process."""
 
     def __init__(self, command: Sequence[str], start_limit_s: float = START_LIMIT_S) -> None:
         self._command = list(command)
@@ -52,12 +52,12 @@ class Supervisor:
         self._caches.cleanup()
 
     def measure(self, request: Request) -> Row:
-        """One problem; every peer of the request has an entry, unless the problem failed."""
+        """Measure a problem; every peer of the request has an entry, unless the problem failed."""
         lost: dict[str, Entry] = {}
         while True:
             peers = tuple(peer for peer in request.peers if peer not in lost)
             attempt = msgspec.structs.replace(request, peers=peers)
-            blamed = ""
+            busy_with = ""
             try:
                 self._start()
                 self._send(attempt)
@@ -68,15 +68,15 @@ class Supervisor:
                         row = message.row
                         return msgspec.structs.replace(row, entries={**row.entries, **lost})
                     if isinstance(message, Busy):
-                        blamed, limit = message.peer, message.limit_s
+                        busy_with, limit = message.peer, message.limit_s
             except Lost as error:
                 self.close()
-                if blamed in ("", BASELINE):
+                if busy_with in ("", BASELINE):
                     return Row(problem=request.problem, entries=lost, failure=str(error))
-                lost[blamed] = Entry(reason=str(error))
+                lost[busy_with] = Entry(reason=str(error))
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process."""
         if self._process is None:
             return
         self._process.kill()
@@ -96,7 +96,7 @@ class Supervisor:
             start_new_session=True,
             env={
                 **os.environ,
-                # Tuning starts from nothing, but a second attempt need not repeat it.
+                # The caches are new for a run, but a second process need not tune again.
                 "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
                 "TRITON_CACHE_DIR": str(caches / "triton"),
                 "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
@@ -118,7 +118,7 @@ class Supervisor:
             self._process.stdin.write(msgspec.json.encode(request) + b"\n")
             self._process.stdin.flush()
         except OSError:
-            raise Lost(self._obituary()) from None
+            raise Lost(self._ending()) from None
 
     def _receive(self, limit_s: float) -> Message:
         try:
@@ -126,17 +126,17 @@ class Supervisor:
         except queue.Empty:
             raise Lost(f"gave no sign of life for {limit_s:g} s and was killed") from None
         if not line:
-            raise Lost(self._obituary())
+            raise Lost(self._ending())
         message: Message = self._decoder.decode(line)
         return message
 
-    def _obituary(self) -> str:
+    def _ending(self) -> str:
         assert self._process is not None
         code = self._process.wait()
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - _STDERR_TAIL))
-        said = self._stderr.read().decode(errors="replace").strip().splitlines()
-        last = f": {said[-1]}" if said else ""
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        last = f": {lines[-1]}" if lines else ""
         return f"its process ended with status {code}{last}"
 
 

@@ -1,4 +1,4 @@
-"""The table of a report: one line a problem, one column a peer, ratios to cuBLAS's default."""
+"""The table of a report: a line for each problem, and a column of ratios for each peer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ GEMMSMITH = "gemmsmith"
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
-    """None of nothing."""
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def ratios(rows: Sequence[Row], peer: str) -> dict[int, float]:
-    """The peer's median ratio by index of row, where it has one."""
+    """Return the peer's median ratios by index of row, of rows that have one."""
     return {
         index: entry.ratio.median
         for index, row in enumerate(rows)
@@ -26,7 +25,7 @@ def ratios(rows: Sequence[Row], peer: str) -> dict[int, float]:
 
 
 def as_answered(rows: Sequence[Row]) -> dict[int, float]:
-    """gemmsmith as a caller gets it: where its record says cuBLAS, it runs cuBLAS."""
+    """Return gemmsmith's ratios as a caller gets them: 1 where it serves cuBLAS."""
     return {
         index: 1.0 if rows[index].use == BASELINE else ratio
         for index, ratio in ratios(rows, GEMMSMITH).items()
@@ -34,32 +33,32 @@ def as_answered(rows: Sequence[Row]) -> dict[int, float]:
 
 
 def markdown(report: Report, peers: Sequence[str]) -> str:
-    """Problem by peer, geometric means with their counts, and why cells are empty."""
+    """Write the table, with geometric means and their counts, and reasons of empty cells."""
     columns = [peer for peer in peers if peer != BASELINE and peer not in report.unavailable]
     rows = report.rows
-    of = {peer: ratios(rows, peer) for peer in columns}
+    of_peers = {peer: ratios(rows, peer) for peer in columns}
     if GEMMSMITH in columns:
-        of[f"{GEMMSMITH}, as answered"] = as_answered(rows)
+        of_peers[f"{GEMMSMITH}, as answered"] = as_answered(rows)
     device = report.device.name if report.device else "no GPU"
     lines = [
         f"{report.dtype} on {device}: cuBLAS's time over the peer's (above 1: the peer is faster)",
         "",
-        "| problem | cuBLAS µs | " + " | ".join(of) + " |",
-        "|---|---|" + "---|" * len(of),
+        "| problem | cuBLAS µs | " + " | ".join(of_peers) + " |",
+        "|---|---|" + "---|" * len(of_peers),
     ]
     for index, row in enumerate(rows):
         baseline = row.entries.get(BASELINE)
         time = f"{baseline.statistics.median_us:.1f}" if baseline and baseline.statistics else "—"
-        cells = [f"{of[name][index]:.3f}" if index in of[name] else "—" for name in of]
+        cells = [f"{of[index]:.3f}" if index in of else "—" for of in of_peers.values()]
         lines.append(f"| {_named(row)} | {time} | " + " | ".join(cells) + " |")
-    everywhere = set(range(len(rows))).intersection(*(set(found) for found in of.values() if found))
+    everywhere = set(range(len(rows))).intersection(*(set(of) for of in of_peers.values() if of))
     lines += [
-        _summary("geometric mean (count)", [list(found.values()) for found in of.values()]),
+        _summary("geometric mean (count)", [list(of.values()) for of in of_peers.values()]),
         _summary(
             "geometric mean where all ran",
-            [[found[i] for i in sorted(everywhere)] if found else [] for found in of.values()],
+            [[of[i] for i in sorted(everywhere)] if of else [] for of in of_peers.values()],
         ),
-        _tuning(rows, list(of)),
+        _tuning(rows, list(of_peers)),
     ]
     return "\n".join([*lines, "", *_reasons(report, columns)])
 
@@ -79,15 +78,15 @@ def _summary(title: str, columns: Sequence[Sequence[float]]) -> str:
 
 
 def _tuning(rows: Sequence[Row], names: Sequence[str]) -> str:
-    """Seconds a peer took to get ready, the mean over the problems it ran on."""
+    """Write each peer's mean seconds of preparation, over the problems that it ran on."""
     cells = []
     for name in names:
-        spent = [
+        seconds = [
             entry.tuning_s
             for row in rows
             if (entry := row.entries.get(name)) is not None and entry.ratio is not None
         ]
-        cells.append(f"{sum(spent) / len(spent):.1f}" if spent else "")
+        cells.append(f"{sum(seconds) / len(seconds):.1f}" if seconds else "")
     return "| **s to prepare a problem** | | " + " | ".join(cells) + " |"
 
 

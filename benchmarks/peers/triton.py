@@ -1,9 +1,9 @@
-"""Triton's matrix products as torch.compile makes them, mode max-autotune.
+"""Triton's matrix products as torch.compile generates them in mode max-autotune.
 
-Inductor is confined to its Triton templates (with TMA where it has them), else it would hand the
-product to cuBLAS wherever that is faster; that it obeyed is read off the code it generated. The
-compiled function allocates its D: a copy into ours would be charged to Triton. For K ≥ 32 · M, N
-Inductor would try only slices of K multiplied by cuBLAS ("decompose_k"): that is switched off.
+Inductor is limited to its Triton templates (with TMA if it has them); otherwise it would call
+cuBLAS where that is faster. The generated code is searched for library calls. The compiled function
+allocates its D, because a copy into ours would count as Triton's time. For K ≥ 32 · M, N Inductor
+would only try slices of K multiplied by cuBLAS ("decompose_k"), so that is switched off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LIBRARY_CALL = re.compile(r"extern_kernels\.\w+\(|aten\.\w*mm\w*\.(?:out|default)\(")
 MODE = "max-autotune-no-cudagraphs"
-"""We capture graphs ourselves."""
+"""Without CUDA graphs, because the measurement captures its own."""
 
 
 class Triton:
@@ -33,7 +33,7 @@ class Triton:
 
     def prepare(self, setting: Setting) -> Ready:
         if setting.problem.operation.is_fused:
-            raise Unsupported("it is asked for bare products alone")
+            raise Unsupported("it is measured for products without epilogues only")
         import torch
         from torch._inductor import config
         from torch._inductor.utils import run_and_get_code
@@ -43,7 +43,7 @@ class Triton:
         if hasattr(config.triton, "enable_persistent_tma_matmul"):
             config.triton.enable_persistent_tma_matmul = True
         operands = setting.operands
-        inputs = [_inputs(each.a, each.b) for each in operands.sets]
+        inputs = [_inputs(tensors.a, tensors.b) for tensors in operands.sets]
         product = _product(setting)
         compiled: Callable[..., torch.Tensor] = torch.compile(
             product, mode=MODE, dynamic=False, fullgraph=True
@@ -51,23 +51,23 @@ class Triton:
         with torch.no_grad():
             _, codes = run_and_get_code(compiled, *inputs[0])
         kernels = generated_by_triton("\n".join(codes))
-        kept: list[Any] = [None] * len(inputs)
+        outputs: list[Any] = [None] * len(inputs)  # kept until the same set is launched again
 
         def launch(i: int) -> torch.Tensor:
             at = i % len(inputs)
             with torch.no_grad():
-                kept[at] = compiled(*inputs[at])
-            result: torch.Tensor = kept[at]
+                outputs[at] = compiled(*inputs[at])
+            result: torch.Tensor = outputs[at]
             return result
 
         return Ready(launch=launch, note=", ".join(kernels))
 
 
 def generated_by_triton(code: str) -> list[str]:
-    """Names of the Triton kernels in Inductor's output code.
+    """Return the names of the Triton kernels in Inductor's output code.
 
     Raises:
-        Unsupported: there is none, or a library call does the product.
+        Unsupported: the code has no Triton kernel, or a library call computes the product.
     """
     called = _LIBRARY_CALL.search(code)
     if called:
@@ -90,7 +90,7 @@ def _product(setting: Setting) -> Callable[[Any, Any], Any]:
     problem = setting.problem
     if not problem.operation.is_narrow_float:
         multiply = torch.bmm if problem.batch > 1 else torch.mm
-        return lambda a, b: multiply(a, b)  # Dynamo wants Python code
+        return lambda a, b: multiply(a, b)  # Dynamo needs a Python function
     if problem.batch > 1:
         raise Unsupported("torch._scaled_mm has no batched form")
     if problem.k % 16 or problem.n % 16:

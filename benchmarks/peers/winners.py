@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def add_packs(parser: argparse.ArgumentParser) -> None:
-    """`--packs`: the folder of compiled packs, by default the checkout's."""
+    """Add `--packs`: the folder of compiled packs, by default the checkout's."""
     default = Path(os.environ.get("GEMMSMITH_PACKS", ROOT / ".state" / "packs"))
     parser.add_argument("--packs", type=Path, default=default)
 
@@ -26,19 +26,19 @@ def add_packs(parser: argparse.ArgumentParser) -> None:
 def find_winners(
     files: Sequence[Path], database: str | None, device: DeviceModel | None
 ) -> dict[Problem, Winner]:
-    """Winners by problem, of this device model only (of any without one).
+    """Return winners by problem, of this device model only, or of all models for None.
 
-    Later files replace earlier ones, and the database, being this machine's own, all of them.
+    Later files replace earlier ones, and the database, which is this machine's own, replaces all.
     """
-    found = [winner for path in files for winner in read_winners(path)]
+    winners = [winner for path in files for winner in read_winners(path)]
     if database is not None:
         from tuner.store import Store
 
         with Store.open(database) as store:
-            found += store.winners(device=None if device is None else device.slug)
+            winners += store.winners(device=None if device is None else device.slug)
     return {
         winner.problem: winner
-        for winner in found
+        for winner in winners
         if device is None or winner.device.slug == device.slug
     }
 
@@ -46,7 +46,7 @@ def find_winners(
 def find_packs(
     kernels: Sequence[AnyKernel], folder: Path, deadline: float
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """Packs by kernel name, from the store or built now; and why others have none."""
+    """Return packs by kernel name, from the store or built now, and why others have no pack."""
     from tuner.compile import ArtifactStore, Builder, find_toolchain
     from tuner.errors import TunerError
 

@@ -1,1 +1,1 @@
-"""Programs as users have them, which know nothing of gemmsmith."""
+"""Programs of users, which do not import gemmsmith."""

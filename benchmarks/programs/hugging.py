@@ -1,15 +1,15 @@
-"""Trains a model of transformers, or decodes with one; an ordinary program, without gemmsmith.
+"""Trains a model of transformers, or decodes with one: an ordinary program, without gemmsmith.
 
     python benchmarks/programs/hugging.py llama --steps 12
     gemmsmith run --tune -- python benchmarks/programs/hugging.py llama --steps 12
     torchrun --nproc-per-node 2 benchmarks/programs/hugging.py llama
     python benchmarks/programs/hugging.py decode --rows 16 --tiny --device cpu
 
-The sizes are published ones with fewer layers, the weights are random, and the text is noise. It
-prints a line for every few steps with the milliseconds of one; the last line is `ms` and the
-median. A step is an optimizer's, or a call of `generate` that decodes 32 tokens. `--parts` tells
-before it what the host and the GPU need for each part of a step. Started by `torchrun`, each rank
-has a GPU and text of its own, FSDP2 shards the model's layers, and rank 0 prints.
+The sizes are published ones with fewer layers, the weights are random, and the text is noise. Every
+few steps it prints a line with the milliseconds of a step; the last line has the median. A step is
+an optimizer's, or a call of `generate` that decodes 32 tokens. With `--parts` it prints before that
+the times of host and GPU for each part of a step. Started by `torchrun`, each rank has a GPU and
+text of its own, FSDP2 shards the model's layers, and rank 0 prints.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
         "vocab_size": 128256, "batch": 1, "length": 4096,
     },
-    # SmolLM2-135M, whole: smaller in N and K than all gates that are tuned.
+    # SmolLM2-135M, whole: its gates are smaller in N and K than all that are tuned.
     "smollm2": {
         "config": "LlamaConfig", "num_hidden_layers": 30, "hidden_size": 576,
         "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3,
@@ -84,7 +85,7 @@ TINY = {
 
 
 def main() -> None:
-    """Run what is asked for."""
+    """Run the steps and print their times."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--steps", type=int, default=12)
@@ -97,15 +98,10 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true", help="time the parts of a step as well")
     options = parser.parse_args()
     rank = joined(options.device)
-    _, parts = built(
-        options.model,
-        options.device,
-        tiny=options.tiny,
-        layers=options.layers,
-        rows=options.rows,
-        compiles=options.compile,
-        rank=rank,
+    variant = Variant(
+        tiny=options.tiny, layers=options.layers, rows=options.rows, compiles=options.compile
     )
+    _, parts = built(options.model, options.device, variant, rank)
     result = timed(parts, options.steps, options.every, options.device)
     if options.parts:
         say(json.dumps({"parts": split(parts, options.device)}))
@@ -115,7 +111,7 @@ def main() -> None:
 
 
 def joined(device: str) -> int | None:
-    """This process's rank, with a GPU of its own, where `torchrun` started it; else None."""
+    """Join the process group if `torchrun` started this process; return its rank, else None."""
     if "LOCAL_RANK" not in os.environ:
         return None
     if device == "cuda":
@@ -125,7 +121,7 @@ def joined(device: str) -> int | None:
 
 
 def shard(model: Any) -> None:
-    """Shard the parameters of each layer, and of what is around them, by FSDP2."""
+    """Shard the parameters of each layer, and the model's other ones, by FSDP2."""
     from torch.distributed.fsdp import fully_shard
 
     for layer in model.model.layers:
@@ -134,33 +130,36 @@ def shard(model: Any) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line; of several ranks, the first one does."""
+    """Print a line, in rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         print(line, flush=True)
 
 
 Part = Callable[[Any], Any]
-"""It gets what the part before it gave."""
+"""A part of a step: its argument is the result of the part before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """How a model differs from `MODELS`; None for `layers` or `rows` of a batch means as there."""
+
+    tiny: bool = False
+    layers: int | None = None
+    rows: int | None = None
+    compiles: bool = False
+    new_tokens: int = NEW_TOKENS
 
 
 def built(
-    name: str,
-    device: str,
-    *,
-    tiny: bool = False,
-    layers: int | None = None,
-    rows: int | None = None,
-    compiles: bool = False,
-    new_tokens: int = NEW_TOKENS,
-    rank: int | None = None,
+    name: str, device: str, variant: Variant, rank: int | None = None
 ) -> tuple[Any, Mapping[str, Part]]:
-    """A model, of the same weights each time, and the parts of its step; a rank shards it."""
+    """Make a model with fixed weights, and the parts of its step; a rank shards the model."""
     sizes = dict(MODELS[name])
-    if tiny:
+    if variant.tiny:
         sizes |= {key: value for key, value in TINY.items() if key in sizes or "size" in key}
-    if layers:
-        sizes["n_layer" if "n_layer" in sizes else "num_hidden_layers"] = layers
-    batch, length = rows or sizes.pop("batch"), sizes.pop("length")
+    if variant.layers:
+        sizes["n_layer" if "n_layer" in sizes else "num_hidden_layers"] = variant.layers
+    batch, length = variant.rows or sizes.pop("batch"), sizes.pop("length")
     sizes.pop("batch", None)
     config = getattr(transformers, sizes.pop("config"))(**sizes)
     torch.manual_seed(1)
@@ -173,22 +172,22 @@ def built(
             shard(model)
             torch.manual_seed(1 + rank)
         if name == "decode":
-            return model, decoding(model, batch, length, compiles, new_tokens)
-        return model, training(model, name, batch, length, compiles)
+            return model, decoding(model, batch, length, variant)
+        return model, training(model, name, batch, length, variant.compiles)
 
 
 def training(model: Any, name: str, batch: int, length: int, compiles: bool) -> Mapping[str, Part]:
-    """A step of AdamW on the same noise; its last part gives the loss."""
-    given: dict[str, Any]
+    """Return the parts of a step of AdamW on fixed noise; the last one returns the loss."""
+    inputs: dict[str, Any]
     if name == "vit":
         size = model.config.image_size
-        given = {
+        inputs = {
             "pixel_values": torch.randn(batch, 3, size, size, dtype=torch.bfloat16),
             "labels": torch.randint(model.config.num_labels, (batch,)),
         }
     else:
         tokens = torch.randint(model.config.vocab_size, (batch, length))
-        given = {"input_ids": tokens, "labels": tokens, "use_cache": False}
+        inputs = {"input_ids": tokens, "labels": tokens, "use_cache": False}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
     model.train()
     run = torch.compile(model) if compiles else model
@@ -202,41 +201,39 @@ def training(model: Any, name: str, batch: int, length: int, compiles: bool) -> 
         optimizer.zero_grad()
         return loss
 
-    return {"forward": lambda _: run(**given).loss, "backward": backward, "optimizer": optimize}
+    return {"forward": lambda _: run(**inputs).loss, "backward": backward, "optimizer": optimize}
 
 
-def decoding(
-    model: Any, batch: int, length: int, compiles: bool, new_tokens: int
-) -> Mapping[str, Part]:
-    """Decoding after a prompt of noise; it gives the tokens."""
+def decoding(model: Any, batch: int, length: int, variant: Variant) -> Mapping[str, Part]:
+    """Return the one part of a step that decodes after a prompt of noise; it returns the tokens."""
     prompt = torch.randint(model.config.vocab_size, (batch, length))
     model.eval()
     model.generation_config.pad_token_id = 0
-    how = {"cache_implementation": "static"} if compiles else {}
+    cache = {"cache_implementation": "static"} if variant.compiles else {}
 
     def generate(_: Any) -> Any:
         return model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             do_sample=False,
-            min_new_tokens=new_tokens,
-            max_new_tokens=new_tokens,
-            **how,
+            min_new_tokens=variant.new_tokens,
+            max_new_tokens=variant.new_tokens,
+            **cache,
         )
 
     return {"generate": generate}
 
 
 def waiting(device: str) -> Callable[[], Any]:
-    """What waits for all that was started."""
+    """Return a function that waits until the device is idle."""
     return torch.cuda.synchronize if device == "cuda" else lambda: None
 
 
 def timed(parts: Mapping[str, Part], steps: int, every: int, device: str) -> dict[str, Any]:
-    """Run the steps, the first three by themselves, and print milliseconds of each line's."""
+    """Run the steps, the first three one by one, and print a step's milliseconds in each line."""
     wait = waiting(device)
     out: Any = None
-    found, done = [], 0
+    times, done = [], 0
     while done < steps:
         count = 1 if done < 3 else min(every, steps - done)
         wait()
@@ -248,37 +245,37 @@ def timed(parts: Mapping[str, Part], steps: int, every: int, device: str) -> dic
         ms = 1e3 * (time.perf_counter() - began) / count
         say(f"step {done}: {float(out.flatten()[-1]):.4f}, {ms:.2f} ms")
         if done >= 3:
-            found.append(ms)
+            times.append(ms)
         done += count
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
     last = float(out.flatten()[-1])
-    median = statistics.median(found) if found else None
-    return {"ms": median, "all": found, "peak_bytes": peak, "last": last}
+    median = statistics.median(times) if times else None
+    return {"ms": median, "all": times, "peak_bytes": peak, "last": last}
 
 
 def split(parts: Mapping[str, Part], device: str, repeats: int = 5) -> dict[str, dict[str, float]]:
-    """Median milliseconds of each part alone: until the host has started it, until it is done, and
-    the sum of its kernels.
+    """Measure each part alone: medians of the host's time, of all time, and the kernels' sum, in
+    ms.
 
-    The GPU has nothing to do when a part begins. A part of more kernels than its queue holds (about
-    a thousand) makes the host wait, so that its host's time says no more than that it was longer.
+    The GPU is idle when a part begins. If a part has more kernels than the GPU's queue holds (about
+    a thousand), the host waits, and its time is only an upper bound.
     """
     from torch.profiler import ProfilerActivity, profile
 
     wait = waiting(device)
-    found: dict[str, dict[str, list[float]]] = {name: {"host": [], "all": []} for name in parts}
+    times: dict[str, dict[str, list[float]]] = {name: {"host": [], "all": []} for name in parts}
     for _ in range(repeats):
         out = None
         for name, part in parts.items():
             wait()
             began = time.perf_counter()
             out = part(out)
-            found[name]["host"].append(1e3 * (time.perf_counter() - began))
+            times[name]["host"].append(1e3 * (time.perf_counter() - began))
             wait()
-            found[name]["all"].append(1e3 * (time.perf_counter() - began))
+            times[name]["all"].append(1e3 * (time.perf_counter() - began))
     result = {
         name: {kind: round(statistics.median(ms), 3) for kind, ms in kinds.items()}
-        for name, kinds in found.items()
+        for name, kinds in times.items()
     }
     if device == "cuda":
         out = None
@@ -288,9 +285,9 @@ def split(parts: Mapping[str, Part], device: str, repeats: int = 5) -> dict[str,
                 wait()
             kernels: Any = profiled.key_averages()
             result[name]["kernels"] = round(sum(k.self_device_time_total for k in kernels) / 1e3, 3)
-            for one in sorted(kernels, key=lambda k: -k.self_device_time_total)[:12]:
-                ms = one.self_device_time_total / 1e3
-                say(f"{name}: {ms:8.3f} ms {one.count:5} × {one.key[:110]}")
+            for kernel in sorted(kernels, key=lambda k: -k.self_device_time_total)[:12]:
+                ms = kernel.self_device_time_total / 1e3
+                say(f"{name}: {ms:8.3f} ms {kernel.count:5} × {kernel.key[:110]}")
     return result
 
 

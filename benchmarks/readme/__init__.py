@@ -2,6 +2,6 @@
 
     python -m benchmarks.readme
 
-Nothing is typed in by hand: a block of Markdown stands between two markers, `<!-- NAME -->` and
-`<!-- /NAME -->`, and is replaced whole. One file here makes one block.
+A block of Markdown between two markers, `<!-- NAME -->` and `<!-- /NAME -->`, is replaced as a
+whole. Each module here makes a block or a picture.
 """

@@ -1,4 +1,4 @@
-"""Rewrite all blocks and the pictures: see the package's docstring."""
+"""Rewrites all blocks and the pictures, see the package's docstring."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLEET = ROOT / "docs" / "fleet.md"
 
 
 def blocks() -> dict[Path, dict[str, str]]:
-    """The Markdown of every block, by page and name."""
+    """Return the Markdown of every block, by page and name."""
     winners = shipped()
     return {
         README: {
@@ -49,7 +49,7 @@ def blocks() -> dict[Path, dict[str, str]]:
 
 
 def put(text: str, name: str, block: str) -> str:
-    """The page with this block between its markers.
+    """Return the page with this block between its markers.
 
     Raises:
         ValueError: the page has no such markers.
@@ -57,14 +57,14 @@ def put(text: str, name: str, block: str) -> str:
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not pattern.search(text):
         raise ValueError(f"no markers <!-- {name} --> … <!-- /{name} -->")
-    return pattern.sub(lambda found: f"{found[1]}{block}\n{found[2]}", text)
+    return pattern.sub(lambda match: f"{match[1]}{block}\n{match[2]}", text)
 
 
 def main() -> int:
-    """Write what changed."""
-    for page, found in blocks().items():
+    """Rewrite the pages and the pictures."""
+    for page, of_page in blocks().items():
         text = page.read_text(encoding="utf-8")
-        for name, block in found.items():
+        for name, block in of_page.items():
             text = put(text, name, block)
         page.write_text(text, encoding="utf-8")
     picture.draw(shipped())

@@ -1,4 +1,4 @@
-"""gemmsmith beside other ways to a fast product: what they do, and what was measured of them."""
+"""gemmsmith and other ways to a fast product: what they do, and their measured ratios."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = "2026-11-21-h200-peers-bf16.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to a fast product; `peer` is its name in the file, None if it was not measured."""
+    """A way to a fast product; `peer` is its name in the file, None if it was not measured."""
 
     title: str
     chooses: str
@@ -79,7 +79,7 @@ def _is_plain(row: Row) -> bool:
 
 
 def table(winners: Sequence[Winner]) -> str:
-    """One row a way, of the problems that are of no kind of their own, as most products are."""
+    """Write a row for each way, with ratios of the plain problems only."""
     report = msgspec.json.decode((RESULTS / FILE).read_bytes(), type=Report)
     assert report.device is not None
     lines = [

@@ -1,4 +1,4 @@
-"""How busy a fleet keeps its GPUs, and what the database takes from all of them at once."""
+"""How busy a fleet keeps its GPUs, and how many trials the database takes from all of them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from benchmarks.readme.shipped import RESULTS
 
 
 def _runs(kind: str) -> list[dict[str, Any]]:
-    """What the newest runs of `benchmarks.fleet` and `benchmarks.writers` printed, of one kind.
+    """Read the newest runs of a kind of `benchmarks.fleet` and `benchmarks.writers`.
 
-    A run that was kept to some of its machine's cores says to how many.
+    A run that was limited to some of its machine's cores has their number.
     """
     newest = max(RESULTS.glob("*-fleet.json"))
-    found = json.loads(newest.read_text(encoding="utf-8"))["runs"]
+    runs = json.loads(newest.read_text(encoding="utf-8"))["runs"]
     return [
         run[kind] | {name: run[name] for name in ("cores",) if name in run}
-        for run in found
+        for run in runs
         if kind in run
     ]
 
 
 def _rate(run: Mapping[str, Any]) -> float:
-    """Jobs a second, of those that were begun."""
     return float(run["attempts"] / run["seconds"])
 
 
 def clusters() -> str:
-    """One row for each cluster."""
+    """Write a row for each cluster."""
     runs = _runs("cluster")
-    one = next(run for run in runs if run["gpus"] == 1)
+    single = next(run for run in runs if run["gpus"] == 1)
     lines = [
         "| GPUs on nodes | jobs | killed | busy while a job was ready | jobs/s | over one GPU's |",
         "|---|---|---|---|---|---|",
@@ -46,34 +45,35 @@ def clusters() -> str:
             f"load {run['load']:.0f}"
         )
         faster = "–"
-        if run["gpus"] > 1 and injected["pause_s"] == one["injected"]["pause_s"]:
-            faster = f"{_rate(run) / _rate(one):.1f} ×"
+        if run["gpus"] > 1 and injected["pause_s"] == single["injected"]["pause_s"]:
+            faster = f"{_rate(run) / _rate(single):.1f} ×"
         lines.append(
             f"| {run['gpus']} on {run['nodes']}; {times} | {ended} | {killed or '–'} "
             f"| {run['busy']:.1%} | {_rate(run):.3g} | {faster} |"
         )
     effects = [run["took_effect"] for run in runs]
     lost = [
-        max(chain(*(each[name] for each in effects))) for name in ("worker_lost_s", "node_lost_s")
+        max(chain(*(effect[name] for effect in effects)))
+        for name in ("worker_lost_s", "node_lost_s")
     ]
-    apart = [each for each in effects if "node_started_s" in each]
-    joined = list(chain(*(each["node_joined_s"] for each in apart)))
-    started = list(chain(*(each["node_started_s"] for each in apart)))
-    said = (
+    separate = [effect for effect in effects if "node_started_s" in effect]
+    joined = list(chain(*(effect["node_joined_s"] for effect in separate)))
+    started = list(chain(*(effect["node_started_s"] for effect in separate)))
+    sentences = (
         f"The driver acted on a lost worker within {lost[0]:g} s and on a lost node within "
         f"{lost[1]:g} s."
     )
     if joined:
-        said += (
+        sentences += (
             f" It had workers on a new node {min(joined):g} to {max(joined):g} s after Ray knew of "
             f"the node, whose start took Ray {min(started):g} to {max(started):g} s."
         )
-    lines += ["", said]
+    lines += ["", sentences]
     return "\n".join(lines)
 
 
 def simulated() -> str:
-    """One row for each simulation."""
+    """Write a row for each simulation."""
     lines = [
         "| GPUs, cores | jobs, of them cold | compile, measure | ideal | took | busy while a job "
         "was ready | of all time |",
@@ -92,7 +92,7 @@ def simulated() -> str:
 
 
 def writers() -> str:
-    """One row for each size of transactions."""
+    """Write a row for each size of transactions."""
     lines = [
         "| cores | trials in a transaction | 64 writers, as fast as they can | of a core each: "
         "PostgreSQL, writer | meanwhile, lookups | p99 idle | p99 loaded | ratio |",
@@ -110,12 +110,12 @@ def writers() -> str:
         beside: Mapping[str, Any] = run.get("lookups", {})
         rates = beside.get("trials_per_s", [0])
         rows = [
-            f"{start}| {what}, beside {min(rates):,} … {max(rates):,} trials/s "
-            f"| {found['idle']['p99_ms']:.1f} ms | {found['loaded']['p99_ms']:.1f} ms "
-            f"| {found['p99_ratio']:.2f} ({min(found['p99_ratios']):.2f} … "
-            f"{max(found['p99_ratios']):.2f}) |"
-            for what, found in beside.items()
-            if what != "trials_per_s"
+            f"{start}| {kind}, beside {min(rates):,} … {max(rates):,} trials/s "
+            f"| {times['idle']['p99_ms']:.1f} ms | {times['loaded']['p99_ms']:.1f} ms "
+            f"| {times['p99_ratio']:.2f} ({min(times['p99_ratios']):.2f} … "
+            f"{max(times['p99_ratios']):.2f}) |"
+            for kind, times in beside.items()
+            if kind != "trials_per_s"
         ]
         lines += rows or [f"{start}| – | – | – | – |"]
     return "\n".join(lines)

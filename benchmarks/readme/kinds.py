@@ -1,4 +1,4 @@
-"""What one gains, by kind of product. Every shipped winner is of exactly one kind."""
+"""Speed-ups by kind of product. Every shipped winner is of exactly one kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.report.problem_rows import unaligned_operands
 from tuner.trial import Winner
 
 FEW_TOKENS = 64
-"""Rows of A up to which a product is one of decoding: it reads its weights and little else."""
+"""A product of at most so many rows of A is one of decoding: it mostly reads its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,9 @@ class Kind:
     """Products that gain for the same reason.
 
     Attributes:
-        title: as the README calls it.
-        short: as the picture calls it.
-        holds: whether a problem is of this kind, if it is of none before it.
+        title: its name in the README.
+        short: its name in the picture.
+        holds: whether a problem is of this kind, if it is not of an earlier one.
     """
 
     title: str
@@ -122,16 +122,15 @@ KINDS = (
 
 
 PLAIN = KINDS[-1]
-"""What is left: products that gain for no reason of their own."""
+"""All other products, which have no special reason to gain."""
 
 
 def kind_of(problem: Problem) -> Kind:
-    """The first kind that holds it."""
     return next(kind for kind in KINDS if kind.holds(problem))
 
 
 def table(winners: Sequence[Winner]) -> str:
-    """One row a kind, one column a GPU model: the averages of what is served."""
+    """Write a row for each kind and a column for each GPU model: averages of what is served."""
     gpus = models(winners)
     lines = [
         f"| product | {' | '.join(map(short, gpus))} | best problem | default kept |",
@@ -139,18 +138,18 @@ def table(winners: Sequence[Winner]) -> str:
     ]
     unmeasured = []
     for kind in KINDS:
-        mine = [w for w in winners if kind_of(w.problem) is kind]
-        if not mine:
+        of_kind = [w for w in winners if kind_of(w.problem) is kind]
+        if not of_kind:
             unmeasured.append(kind.title)
             continue
         cells = []
         for model in gpus:
-            gains = [got(w) for w in mine if w.device.slug == model.slug]
+            gains = [got(w) for w in of_kind if w.device.slug == model.slug]
             cells.append(f"{averages(gains)} ({len(gains)})" if gains else "–")
-        stays = sum(w.use.is_default for w in mine)
+        stays = sum(w.use.is_default for w in of_kind)
         lines.append(
             f"| {kind.title} | {' | '.join(cells)} "
-            f"| {max(map(got, mine)):.2f} × | {stays} of {len(mine)} |"
+            f"| {max(map(got, of_kind)):.2f} × | {stays} of {len(of_kind)} |"
         )
     lines += [
         "",

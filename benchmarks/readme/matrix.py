@@ -1,8 +1,9 @@
-"""Which operations have kernels, and of which winners are shipped, by element types and GPU."""
+"""Which operations have kernels, and which have shipped winners, by element types and GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from benchmarks.readme.shipped import models, short
@@ -13,7 +14,7 @@ from tuner.backends import supporting
 from tuner.trial import Winner
 
 MEASURED = "sm90"
-"""The one architecture that was measured; the others' kernels compile and were never run."""
+"""The only architecture that was measured; kernels for others compile, but were not run."""
 
 ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("plain", {}),
@@ -25,26 +26,24 @@ ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("grouped (experts), forward and input gradient", {"grouping": Grouping.ROWS}),
     ("grouped (experts), weight gradient", {"grouping": Grouping.DEPTH}),
 )
-"""What a row is called, and how its operations differ from plain ones."""
+"""The title of a row, and how its operations differ from plain ones."""
 
 
 def _operations(types: DType, differs: dict[str, Any]) -> list[Operation]:
-    """The operations of a cell; none where there is no such operation."""
+    """Return the operations of a cell; some types have none."""
     kinds = [differs]
     if differs.get("epilogue"):
-        kinds = [{**differs, "epilogue": each} for each in Epilogue if each is not Epilogue.NONE]
+        kinds = [{**differs, "epilogue": e} for e in Epilogue if e is not Epilogue.NONE]
     elif differs.get("scaling") and types is DType.INT8:
         kinds = [{**differs, "out": Element.BF16}]
     elif differs.get("grouping") and types in (DType.FP8_E4M3, DType.FP8_E5M2):
         kinds = [{**differs, "scaling": scaling} for scaling in (Scaling.ROW, Scaling.BLOCK)]
-    found = []
+    operations = []
     for kind in kinds:
         for layout in Layout:
-            try:
-                found.append(Operation.of(types, layout, **kind))
-            except InvalidProblem:
-                continue
-    return found
+            with suppress(InvalidProblem):  # the type has no such operation
+                operations.append(Operation.of(types, layout, **kind))
+    return operations
 
 
 def _cell(operations: Sequence[Operation], winners: Sequence[Winner]) -> str:
@@ -57,7 +56,7 @@ def _cell(operations: Sequence[Operation], winners: Sequence[Winner]) -> str:
 
 
 def table(winners: Sequence[Winner]) -> str:
-    """One row an operation, one column a type."""
+    """Write a row for each operation, and a column for each type."""
     lines = [
         f"| operation | {' | '.join(types.value for types in DType)} |",
         "|---|" + "---|" * len(DType),

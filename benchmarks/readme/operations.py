@@ -1,4 +1,4 @@
-"""The shipped winners by GPU model and operation, and by whom they are computed."""
+"""The shipped winners by GPU model and operation, and which library computes them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tuner.trial import Winner
 
 
 def table(winners: Sequence[Winner]) -> str:
-    """One row for each GPU model and operation."""
+    """Write a row for each GPU model and operation."""
     lines = [
         "| GPU | operation | problems | speed-up | of aligned rows only | best "
         "| CUTLASS kernel served | cuBLASLt algorithm served | default kept |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for model in models(winners):
-        here = [w for w in winners if w.device.slug == model.slug]
-        for dtype in in_order(w.problem.dtype for w in here):
-            mine = [w for w in here if w.problem.dtype == dtype]
-            uses = Counter(w.use for w in mine)
-            aligned = [got(w) for w in mine if is_aligned(w)]
+        of_model = [w for w in winners if w.device.slug == model.slug]
+        for dtype in in_order(w.problem.dtype for w in of_model):
+            of_dtype = [w for w in of_model if w.problem.dtype == dtype]
+            uses = Counter(w.use for w in of_dtype)
+            aligned = [got(w) for w in of_dtype if is_aligned(w)]
             lines.append(
-                f"| {model.name.removeprefix('NVIDIA ')} | {dtype} | {len(mine)} "
-                f"| {averages([got(w) for w in mine])} "
+                f"| {model.name.removeprefix('NVIDIA ')} | {dtype} | {len(of_dtype)} "
+                f"| {averages([got(w) for w in of_dtype])} "
                 f"| {averages(aligned)} ({len(aligned)}) "
-                f"| {max(got(w) for w in mine):.2f} × "
+                f"| {max(got(w) for w in of_dtype):.2f} × "
                 f"| {uses[Use.CUTLASS]} | {uses[Use.CUBLASLT]} | {uses[Use.CUBLAS]} |"
             )
     stays = [w for w in winners if w.use.is_default]

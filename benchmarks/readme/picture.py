@@ -1,7 +1,7 @@
-"""The README's picture: what one gets for each problem, coloured by what is served.
+"""The README's picture: the speed-up of each problem, coloured by what is served.
 
-A candidate that is ahead but not served (its power penalty is greater than its gain, say) is drawn
-as what it is to a caller: the default, at 1.
+A candidate that is faster but not served, because of its power penalty for example, is drawn as
+callers see it: the default, at 1.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LABELS = {
     Use.CUBLASLT: "an algorithm of cuBLASLt that torch does not choose",
     Use.CUBLAS: "torch's default stays",
 }
-_ROOM = 0.055  # of a GPU's problems: what a column's title takes at least
-_GAP = 0.006  # of them, between two columns
+_ROOM = 0.055  # least width of a column, because of its title, as a share of a GPU's problems
+_GAP = 0.006  # space between two columns, as a share of them
 _TICKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One kind of product on one GPU model: its problems, sorted by what one gets."""
+    """A kind of product on a GPU model: its problems, sorted by speed-up."""
 
     model: DeviceModel
     title: str
@@ -38,17 +38,17 @@ class Column:
 
 
 def columns(winners: Sequence[Winner]) -> list[Column]:
-    """All that are not empty, GPU model by GPU model."""
-    found = []
+    """Return the columns that are not empty, GPU model by GPU model."""
+    result = []
     for model in models(winners):
         for kind in KINDS:
-            mine = [
+            of_kind = [
                 w for w in winners if w.device.slug == model.slug and kind_of(w.problem) is kind
             ]
-            if mine:
-                ordered = tuple(sorted(mine, key=lambda w: (got(w), str(w.problem))))
-                found.append(Column(model=model, title=kind.short, winners=ordered))
-    return found
+            if of_kind:
+                ordered = tuple(sorted(of_kind, key=lambda w: (got(w), str(w.problem))))
+                result.append(Column(model=model, title=kind.short, winners=ordered))
+    return result
 
 
 def draw(winners: Sequence[Winner]) -> None:
@@ -59,12 +59,12 @@ def draw(winners: Sequence[Winner]) -> None:
     mpl.rcParams["svg.hashsalt"] = "gemmsmith"  # the same winners give the same file
     from matplotlib import pyplot
 
-    every, gpus = columns(winners), models(winners)
+    all_columns, gpus = columns(winners), models(winners)
     figure, panels = pyplot.subplots(
         len(gpus), figsize=(11, 3.6 * len(gpus)), layout="constrained", squeeze=False
     )
     for panel, model in zip(panels.flat, gpus, strict=True):
-        _fill(panel, [column for column in every if column.model == model])
+        _fill(panel, [column for column in all_columns if column.model == model])
         panel.set_title(short(model), fontsize=10, loc="left")
     figure.supylabel("what you get, over torch's default", fontsize=9)
     for use, colour in COLOURS.items():
@@ -74,12 +74,12 @@ def draw(winners: Sequence[Winner]) -> None:
     pyplot.close(figure)
 
 
-def _fill(panel: Any, mine: Sequence[Column]) -> None:
-    """One GPU's columns, side by side."""
-    total = sum(len(column.winners) for column in mine)
+def _fill(panel: Any, gpu_columns: Sequence[Column]) -> None:
+    """Draw a GPU's columns, side by side."""
+    total = sum(len(column.winners) for column in gpu_columns)
     begin, middles, titles = 0.0, [], []
     panel.axhline(1.0, color="#bbbbbb", linewidth=1, zorder=0)
-    for column in mine:
+    for column in gpu_columns:
         width = max(float(len(column.winners)), _ROOM * total)
         offset = begin + (width - len(column.winners)) / 2
         for use, colour in COLOURS.items():

@@ -1,7 +1,8 @@
-"""docs/choosing.md's picture: why a candidate must be ahead in three regimes, and by how much.
+"""docs/choosing.md's picture: why a candidate must be faster in three regimes, and by how much.
 
 Three shipped problems, chosen by rule: the served one whose gain differs most between the regimes,
-one that a single regime refuses, and one that is ahead in all and is refused for its power.
+one that is slower in a single regime, and one that is faster in all but not served because of its
+power.
 """
 
 from __future__ import annotations
@@ -15,23 +16,22 @@ FILE = ROOT / "docs" / "images" / "regimes.svg"
 
 
 def gains(winner: Winner) -> list[float]:
-    """Its candidate's speed-up in each regime; empty unless all three were measured."""
-    found = [r.speedup.median for r in winner.regimes if r.speedup is not None]
-    return found if len(found) == 3 else []
+    """Return the candidate's speed-up in each regime; empty unless all three were measured."""
+    speedups = [r.speedup.median for r in winner.regimes if r.speedup is not None]
+    return speedups if len(speedups) == 3 else []
 
 
 def mean(winner: Winner) -> float:
-    """What the power penalty is held against."""
+    """Return the mean of the gains, which must exceed the power penalty."""
     return geometric_mean(gains(winner))
 
 
 def spread(winner: Winner) -> float:
-    """How much the regimes differ."""
     return max(gains(winner)) / min(gains(winner))
 
 
 def examples(winners: Sequence[Winner]) -> dict[str, Winner]:
-    """A problem for each verdict, by what is said of it."""
+    """Choose a problem for each verdict."""
     full = [w for w in winners if gains(w) and is_aligned(w) and w.problem.batch == 1]
     served = [w for w in full if not w.use.is_default]
     stays = [w for w in full if w.use.is_default]
@@ -56,11 +56,11 @@ def draw(winners: Sequence[Winner]) -> None:
     mpl.rcParams["svg.hashsalt"] = "gemmsmith"
     from matplotlib import pyplot
 
-    found = examples(winners)
+    chosen = examples(winners)
     figure, panels = pyplot.subplots(
-        1, len(found), figsize=(11, 3.4), sharey=True, layout="constrained"
+        1, len(chosen), figsize=(11, 3.4), sharey=True, layout="constrained"
     )
-    for panel, (verdict, winner) in zip(panels, found.items(), strict=True):
+    for panel, (verdict, winner) in zip(panels, chosen.items(), strict=True):
         colour = "#9a9a9a" if winner.use.is_default else "#1b6ca8"
         panel.axhline(1.0, color="#888888", linewidth=1)
         for x, regime in enumerate(winner.regimes):

@@ -1,4 +1,4 @@
-"""What the service costs, from the newest run of `python -m benchmarks.load`."""
+"""The service under load, from the newest run of `python -m benchmarks.load`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def _ratio(entry: dict[str, Any], name: str) -> str:
 
 
 def table() -> str:
-    """One row for each load."""
+    """Write a row for each load."""
     newest = max(RESULTS.glob("*-load.json"))
-    found = json.loads(newest.read_text(encoding="utf-8"))
+    result = json.loads(newest.read_text(encoding="utf-8"))
     lines = [
         "| request | requests/s | p99 | requests/s over the baseline's | p99 over the baseline's |",
         "|---|---|---|---|---|",
     ]
-    for entry in sorted(found["load"], key=lambda entry: "loads" not in entry):
+    for entry in sorted(result["load"], key=lambda entry: "loads" not in entry):
         if "loads" not in entry:
             first = f"{entry['first_ms'] / 1000:.1f} s for the first request"
             lines.append(f"| {entry['what']} | – | {entry['median_ms']:.0f} ms; {first} | – | – |")

@@ -1,4 +1,4 @@
-"""What whole steps of programs gained, with and without winners in turn."""
+"""Gains of whole steps of programs, measured with and without winners in turn."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from benchmarks.readme.shipped import RESULTS
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Those of a file of results that belong together.
+    """Runs of a file of results.
 
     Attributes:
-        only: programs or models of the file; empty: all of them.
-        mode: eager, compiled or graph; None: all.
-        precision: of the examples' files; None: all.
+        only: programs or models; empty for all.
+        mode: eager, compiled or graph; None for all.
+        precision: bf16 or fp8, in files of the examples; None for all.
     """
 
     file: str
@@ -26,28 +26,31 @@ class Runs:
     precision: str | None = None
 
     def gains(self) -> list[tuple[float, Sequence[float]]]:
-        """Of those that came to their end: the gain, and torch's over itself."""
-        found: dict[str, Any] = json.loads((RESULTS / self.file).read_text(encoding="utf-8"))
-        if "programs" in found:
+        """Return the gain, and torch's ratios to itself, of each run that was completed."""
+        result: dict[str, Any] = json.loads((RESULTS / self.file).read_text(encoding="utf-8"))
+        if "programs" in result:
             return [
-                (one["gain"], one["torch_over_itself"])
-                for one in found["programs"]
-                if one.get("gain") is not None and self._holds(one, one["program"])
+                (run["gain"], run["torch_over_itself"])
+                for run in result["programs"]
+                if run.get("gain") is not None and self._holds(run, run["program"])
             ]
         return [
             (run["speedup"]["median"], [run["torch_over_itself"]["median"]])
-            for run in found["runs"]
+            for run in result["runs"]
             if "speedup" in run and self._holds(run, run["model"])
         ]
 
-    def _holds(self, one: dict[str, Any], name: str) -> bool:
-        wanted = (not self.only or name in self.only, self.mode in (None, one.get("mode")))
-        return all(wanted) and self.precision in (None, one.get("precision"))
+    def _holds(self, run: dict[str, Any], name: str) -> bool:
+        return (
+            (not self.only or name in self.only)
+            and self.mode in (None, run.get("mode"))
+            and self.precision in (None, run.get("precision"))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A row of the table: the runs on each GPU; none: not measured there."""
+    """A row of the table: the runs on each GPU; empty if it was not measured there."""
 
     title: str
     h200: Sequence[Runs]
@@ -128,14 +131,17 @@ def _range(values: Sequence[float]) -> str:
 
 
 def table() -> str:
-    """One row for each step: the least and the greatest gain, and torch against itself."""
+    """Write a row for each step: the least and the greatest gain, and torch against itself."""
     lines = [
         "| training step | H200 | H100 | torch over torch |",
         "|---|---|---|---|",
     ]
     for step in MEASURED:
-        h200, h100 = ([one for runs in on for one in runs.gains()] for on in (step.h200, step.h100))
-        gains = (_range([gain for gain, _ in found]) for found in (h200, h100))
+        h200, h100 = (
+            [gains for runs in of_gpu for gains in runs.gains()]
+            for of_gpu in (step.h200, step.h100)
+        )
+        gains = (_range([gain for gain, _ in of_gpu]) for of_gpu in (h200, h100))
         itself = [ratio for _, ratios in (*h200, *h100) for ratio in ratios]
         lines.append(f"| {step.title} | {' | '.join(gains)} | {_range(itself)} |")
     return "\n".join(lines)

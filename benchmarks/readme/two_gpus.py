@@ -1,4 +1,4 @@
-"""A fleet of two GPUs beside one of one, and how far the two GPUs differ."""
+"""A fleet of two GPUs and a fleet of one, and how much the two GPUs differ."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ STAGES = {"cold": "nothing compiled", "warm": "everything compiled"}
 
 
 def table() -> str:
-    """A row for each state of the packs, and what both fleets' winners say of the two GPUs."""
-    found = json.loads((RESULTS / FILE).read_text(encoding="utf-8"))
-    one, two = found["fleets"]
+    """Write a row for each state of the packs, and the differences between the two GPUs."""
+    result = json.loads((RESULTS / FILE).read_text(encoding="utf-8"))
+    fleets = result["fleets"]
+    cores = [fleet["cores"] for fleet in fleets]
     lines = [
-        f"| {found['suite']} | one H200, {one['cores']} cores | two H200s, {two['cores']} cores "
+        f"| {result['suite']} | one H200, {cores[0]} cores | two H200s, {cores[1]} cores "
         "| faster | first to last measurement | faster | GPUs busy in that time |",
         "|---|---|---|---|---|---|---|",
     ]
     for stage, title in STAGES.items():
-        seconds = [each[stage]["tuning_s"] for each in (one, two)]
-        spans = [_span(each[stage]) for each in (one, two)]
-        busy = [_busy(each[stage], each["gpus"]) for each in (one, two)]
+        seconds = [fleet[stage]["tuning_s"] for fleet in fleets]
+        spans = [_span(fleet[stage]) for fleet in fleets]
+        busy = [_busy(fleet[stage], fleet["gpus"]) for fleet in fleets]
         lines.append(
             f"| {title} | {seconds[0]:.1f} s | {seconds[1]:.1f} s "
             f"| {seconds[0] / seconds[1]:.2f} × | {spans[0]:.1f} s, {spans[1]:.1f} s "
             f"| {spans[0] / spans[1]:.2f} × | {busy[0]:.1%}, {busy[1]:.1%} |"
         )
     runs = [
-        {row["problem"]: row for row in each[stage]["problems"]}
-        for each in (one, two)
+        {row["problem"]: row for row in fleet[stage]["problems"]}
+        for fleet in fleets
         for stage in STAGES
     ]
     lines += [
@@ -52,14 +53,14 @@ def table() -> str:
 
 
 def _span(stage: Mapping[str, Any]) -> float:
-    """Seconds from the first lease of a GPU to the end of the last."""
+    """Return the seconds from the begin of a GPU's first lease to the end of the last one."""
     leases = stage["gpu_leases"]
-    return float(max(one["to_s"] for one in leases) - min(one["from_s"] for one in leases))
+    return float(max(lease["to_s"] for lease in leases) - min(lease["from_s"] for lease in leases))
 
 
 def _busy(stage: Mapping[str, Any], gpus: int) -> float:
-    """The share of that time in which they had a job."""
-    used = sum(one["to_s"] - one["from_s"] for one in stage["gpu_leases"])
+    """Return the share of that time in which the GPUs had a job."""
+    used = sum(lease["to_s"] - lease["from_s"] for lease in stage["gpu_leases"])
     return float(used / (gpus * _span(stage)))
 
 
@@ -67,26 +68,26 @@ Runs = Sequence[Mapping[str, Any]]
 
 
 def _pairs(runs: Runs, *, same: bool) -> Iterator[tuple[Any, Any]]:
-    """Two tunings of a problem that found the same kernel, by one GPU or by two."""
-    for one, other in combinations(runs, 2):
-        for problem, row in one.items():
-            beside = other[problem]
-            if row["kernel"] is None or row["kernel"] != beside["kernel"]:
+    """Yield pairs of tunings of a problem with the same kernel, by the same GPU or by two."""
+    for first, second in combinations(runs, 2):
+        for problem, row in first.items():
+            other = second[problem]
+            if row["kernel"] is None or row["kernel"] != other["kernel"]:
                 continue
-            if (row["gpu"] == beside["gpu"]) is same:
-                yield row, beside
+            if (row["gpu"] == other["gpu"]) is same:
+                yield row, other
 
 
 def _gains(runs: Runs, *, same: bool) -> list[float]:
     return sorted(
-        abs(math.log(one["interval"]["median"] / other["interval"]["median"]))
-        for one, other in _pairs(runs, same=same)
+        abs(math.log(row["interval"]["median"] / other["interval"]["median"]))
+        for row, other in _pairs(runs, same=same)
     )
 
 
 def _times(runs: Runs, *, same: bool) -> list[float]:
     pairs = _pairs(runs, same=same)
-    return sorted(abs(math.log(one["us"] / other["us"])) for one, other in pairs)
+    return sorted(abs(math.log(row["us"] / other["us"])) for row, other in pairs)
 
 
 def _spread(values: Sequence[float]) -> str:

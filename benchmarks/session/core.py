@@ -1,7 +1,7 @@
-"""A session: where its files go, what its commands see, and how it is prepared.
+"""A session: its files, the environment of its commands, and its preparation.
 
-Several sessions may share a host: each has a device of its own, a database and log names of its
-own, and one pack store with the others.
+Several sessions may share a host. Each has its own device, database and log names; they share the
+pack store.
 """
 
 from __future__ import annotations
@@ -29,26 +29,25 @@ SITE = ROOT / ".gpu-site"
 STATE = ROOT / ".state"
 CARRIED = ROOT / ".packs"
 CORES = len(os.sched_getaffinity(0))
-"""Those this session may use: on a host of several GPUs it may be kept to a share."""
+"""Cores that this session may use; on a host of several GPUs that may be a share."""
 
 
 def gpus() -> int:
-    """How many this host has."""
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Where things go, and how long each step may take.
+    """The options of a session.
 
     Attributes:
-        suite: of `compile` and `tune`, and of `record` and `peers` if one was given.
-        models: that `train`, `train_moe` and `train_fused` train, each those that it knows.
-        modes: in which they are trained: eager, compiled, graph.
+        suite: for `compile`, `tune`, `record` and `peers`; None for the suite of each step.
+        models: models for `train`, `train_moe` and `train_fused`; each trains those that it has.
+        modes: modes of training: eager, compiled, graph.
         tests: files that `test` runs.
-        bundle: winners that `programs` runs with; None: it tunes its own.
-        rounds: its processes with winners; one more goes without. The last of each is split into
-            its parts.
+        bundle: winners that `programs` runs with; None if it tunes its own.
+        rounds: processes of `programs` with winners; one more runs without. The last process of
+            each kind also times the parts of a step.
         tag: device and element types, in the names of this session's files.
     """
 
@@ -70,20 +69,18 @@ class Session:
 
     @property
     def ordinal(self) -> int:
-        """N of cuda:N."""
         return int(self.device.partition(":")[2] or 0)
 
     def file(self, stem: str, suffix: str, dtype: str | None = None) -> Path:
-        """A file of this session in --out: `tune-cuda1-bf16.log`."""
+        """Return a file of this session in --out, such as `tune-cuda1-bf16.log`."""
         middle = self.tag if dtype is None else f"{self.tag.partition('-')[0]}-{dtype}"
         return self.out / f"{stem}-{middle}{suffix}"
 
     def database(self, stem: str = "gemmsmith") -> str:
-        """URL of a database of this session's own."""
         return f"sqlite:///{self.file(stem, '.db')}"
 
     def only_device(self) -> dict[str, str]:
-        """Environment in which the session's GPU is the only one, and cuda:0."""
+        """Return an environment in which the session's GPU is the only one, as cuda:0."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = visible.split(",") if visible else []
         name = names[self.ordinal] if self.ordinal < len(names) else str(self.ordinal)
@@ -97,11 +94,11 @@ class Session:
         stdout: IO[bytes] | None = None,
         time_limit: float | None = None,
     ) -> int:
-        """Run a command with the carried packages, its output shown and kept in `log`.
+        """Run a command with the carried packages, and write its output to `log` and to stdout.
 
         Args:
-            stdout: takes the command's standard output; only the rest is shown then.
-            time_limit: seconds after which it gets a SIGTERM; background jobs ignore SIGINT.
+            stdout: a file for the command's standard output, which is then not shown.
+            time_limit: seconds after which it gets SIGTERM, because background jobs ignore SIGINT.
         """
         print(f"$ {' '.join(words)}", flush=True)
         if self.dry_run:
@@ -127,23 +124,23 @@ class Session:
                     sys.stdout.write(line.decode(errors="replace"))
                     sys.stdout.flush()
                 return process.wait()
-            except BaseException:  # the session is told to end
+            except BaseException:  # a signal ends the session
                 process.terminate()
                 raise
             finally:
                 alarm.cancel()
 
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What commands of this session find in their environment, `env` in place of its own."""
+        """Return the environment of this session's commands; `env` overrides it."""
         return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT / "client"), str(ROOT)]),
             "PYTHONUNBUFFERED": "1",
             "GEMMSMITH_DATABASE": self.database(),
             "GEMMSMITH_PACKS": str(STATE / "packs"),
-            # Steps say themselves which winners they begin with.
+            # Steps import the winners that they begin with.
             "GEMMSMITH_WINNERS": str(STATE / "no-winners"),
-            # Carried packs are signed, if at all, by the machine that compiled them.
+            # Carried packs have the signature of another machine, or none.
             "GEMMSMITH_UNSIGNED": "1",
             "GEMMSMITH_SIGNING_KEY": str(STATE / "signing.key"),
             "GEMMSMITH_TRUSTED": str(STATE / "trusted"),
@@ -174,9 +171,9 @@ class Session:
         env: Mapping[str, str] | None = None,
         time_limit: float | None = None,
     ) -> tuple[int, Any]:
-        """Run a command of this checkout with --json: its exit status and its document.
+        """Run a command of this checkout with --json; return its exit status and its document.
 
-        The document is None where the command printed none, as in a dry run.
+        The document is None if the command printed none, as in a dry run.
         """
         with tempfile.TemporaryFile() as stdout:
             code = self.gemmsmith(
@@ -188,27 +185,25 @@ class Session:
             except ValueError:
                 return code, None
 
-    def keep(self, stem: str, found: object) -> None:
-        """Write a result to a file of this session; cut off, the file is as it was before."""
+    def keep(self, stem: str, result: object) -> None:
+        """Write a result to a file of this session, atomically."""
         if not self.dry_run:
             path = self.file(stem, ".json")
-            aside = path.with_suffix(".part")
-            aside.write_text(json.dumps(found) + "\n")
-            aside.replace(path)
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(result) + "\n")
+            part.replace(path)
 
 
 class Deadline:
-    """What is left of the session's time limit, for steps that divide it."""
+    """The session's time limit, for steps that divide it."""
 
     def __init__(self, session: Session) -> None:
         self._at = time.monotonic() + session.time_limit
 
     def over(self) -> bool:
-        """Whether nothing further should begin."""
         return time.monotonic() >= self._at
 
     def left(self) -> str:
-        """Seconds, as an option's value; at least ten."""
         return str(max(10, int(self._at - time.monotonic())))
 
 
@@ -221,7 +216,7 @@ def prepare(session: Session) -> int:
         print("no NVIDIA GPU on this machine; these steps need one (see `gemmsmith doctor`)")
         return 2
     log = session.file("setup", ".log")
-    # A dry run may be beside a session: it touches nothing.
+    # A dry run changes nothing, and so may run beside a session.
     with nullcontext() if session.dry_run else _alone():
         code = _install(session, log)
         if code:
@@ -233,47 +228,46 @@ def prepare(session: Session) -> int:
             with tarfile.open(archive) as tar:
                 tar.extractall(STATE / "packs", _absent(tar), filter="data")
     code = session.gemmsmith("db", "upgrade", log=log)
-    # What won before is tried first.
+    # Tuning tries earlier winners first.
     shipped = sorted(str(path) for path in (ROOT / "configs" / "winners").glob("*.jsonl"))
     return code or session.gemmsmith("import", *shipped, log=log)
 
 
 def _absent(tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
-    """What is not unpacked yet. A pack that another session has loaded must not be written again:
-    its memory would lose what the linker wrote there, and that process would crash.
-    """
+    # Packs that exist are skipped: overwriting one that another session has loaded would change its
+    # mapped memory, and that process would crash.
     return [member for member in tar if not (STATE / "packs" / member.name).exists()]
 
 
 def _install(session: Session, log: Path) -> int:
-    """Into a folder beside, renamed when it is whole: a session that starts later finds all."""
+    # Into a temporary folder, renamed when it is complete, so that no session sees half of it.
     archive = ROOT / ".wheels" / ARCHIVE
     wheels = sorted(str(path) for path in (ROOT / ".wheels").glob("*.whl"))
     if not (wheels or archive.exists()) or SITE.exists():
         return 0
-    aside = STATE / "gpu-site.part"
+    part = STATE / "gpu-site.part"
     if not session.dry_run:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
     if archive.exists():
         print(f"unpacking {archive.name}", flush=True)
         if not session.dry_run:
             with tarfile.open(archive) as tar:
-                tar.extractall(aside, filter="data")
-            aside.rename(SITE)
+                tar.extractall(part, filter="data")
+            part.rename(SITE)
         return 0
     code = session.command(
         *(sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"),
-        *("--no-compile", "--target", str(aside), *wheels),
+        *("--no-compile", "--target", str(part), *wheels),
         log=log,
     )
     if code == 0 and not session.dry_run:
-        aside.rename(SITE)
+        part.rename(SITE)
     return code
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """One session at a time."""
+    """Hold the lock of preparations: one session prepares at a time."""
     STATE.mkdir(exist_ok=True)
     with (STATE / "session.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,11 +1,11 @@
-"""How much faster a fleet of two GPUs tunes a suite than one of them: real Ray, on this host.
+"""How much faster a fleet of two GPUs tunes a suite than a fleet of one, with Ray on this host.
 
-Each fleet has a database and a pack store of its own, a share of the host's cores as large as that
-of its GPUs, and tunes the suite twice: first with nothing compiled, then again with the kernels of
-the first time. The smaller one comes first. Where it may use half of the cores, others are free.
+Each fleet has its own database and pack store, and the same share of the host's cores as of its
+GPUs. It tunes the suite twice: first with nothing compiled, then with the kernels of the first
+time. The smaller fleet comes first; the other cores are free meanwhile.
 
-Problems are measured on whichever GPU is free. So the fleets' winners also tell how far two GPUs of
-a model differ: each GPU's UUID is in them. Without a GPU there is a recorded one: to try the step.
+Problems are measured on any free GPU. So the fleets' winners also show how much two GPUs of a model
+differ: they have each GPU's UUID. On a host without GPUs, recorded ones are used to try the step.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from benchmarks.session.core import CORES, ROOT, Session, gpus
 from benchmarks.session.waiting import SUITE, count_kernels, outcome_figures, place, problem_text
 
 PORT = 6399
-"""Of Ray's head: not its default, which another cluster may have."""
+"""Port of Ray's head; not the default, which another cluster may use."""
 
 READY_WITHIN_S = 90.0
 STAGE_S = 260.0
-"""Longest that a suite may take; the jobs that are left are cancelled."""
+"""Time limit of a suite; jobs that are left are cancelled."""
 
 RAY = ("-m", "ray.scripts.scripts")
 RECORDED = {"replay:nvidia-h200-132sm": 2}
 
 
 def fleet(session: Session) -> int:
-    """One GPU, then all of them: fleet-*.json, and the winners of each."""
+    """Tune with one GPU, then with all: fleet-*.json, and the winners of each fleet."""
     present = gpus() or sum(RECORDED.values())
-    worst, found = 0, []
+    worst, rows = 0, []
     for number in sorted({1, present}):
         cores = max(1, CORES * number // present)
         row: dict[str, Any] = {"gpus": number, "cores": cores}
-        found.append(row)
+        rows.append(row)
         env = place(session, f"fleet-{number}") | {"RAY_USAGE_STATS_ENABLED": "0"}
         log = session.file(f"fleet-{number}", ".log")
         session.gemmsmith("db", "upgrade", log=log, env=env)
@@ -56,7 +56,7 @@ def fleet(session: Session) -> int:
             for stage in ("cold", "warm"):
                 code, row[stage] = _tuned(session, env, log)
                 worst = worst or code
-                session.keep("fleet", found)
+                session.keep("fleet", rows)
         winners = str(session.file(f"winners-fleet-{number}", ".jsonl"))
         session.gemmsmith("export", winners, log=log, env=env)
     return worst
@@ -66,14 +66,14 @@ def fleet(session: Session) -> int:
 def _cluster(
     session: Session, number: int, cores: int, env: Mapping[str, str], log: Path
 ) -> Iterator[None]:
-    """Ray on this host, whose processes may use so many of its cores, the first ones."""
+    """Run Ray on this host; its processes may use only the first `cores` cores."""
     before = os.sched_getaffinity(0)
     if gpus():
         resources = [f"--num-gpus={number}"]
     else:
         recorded = json.dumps(dict.fromkeys(RECORDED, number))
         resources = ["--num-gpus=0", f"--resources={recorded}"]
-    os.sched_setaffinity(0, sorted(before)[:cores])  # what is started inherits it
+    os.sched_setaffinity(0, sorted(before)[:cores])  # child processes inherit it
     try:
         _ray(
             session,
@@ -90,27 +90,29 @@ def _cluster(
 
 
 def _ray(session: Session, *words: str, log: Path, env: Mapping[str, str]) -> None:
-    """Ray's own command; what it says, which is much, is in the log alone."""
+    """Run Ray's command; its long output goes to the log only."""
     command = (sys.executable, *RAY, *words)
     print(f"$ {' '.join(command)}", flush=True)
     if not session.dry_run:
         with log.open("ab") as file:
-            given = session.environment(env)
-            subprocess.run(command, cwd=ROOT, env=given, stdout=file, stderr=file, check=False)
+            environment = session.environment(env)
+            subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=file, stderr=file, check=False
+            )
 
 
 @contextmanager
 def _driver(session: Session, number: int, env: Mapping[str, str]) -> Iterator[float | None]:
-    """The fleet itself; seconds until every GPU had a worker that was ready."""
+    """Run the fleet; yield the seconds until every GPU has a worker that is ready."""
     words = [sys.executable, "-m", "service.cli.main", "fleet", "--address", f"127.0.0.1:{PORT}"]
     print(f"$ {' '.join(words)}", flush=True)
     if session.dry_run:
         yield None
         return
-    said = session.file(f"fleet-{number}-driver", ".log")
+    output = session.file(f"fleet-{number}-driver", ".log")
     began = time.monotonic()
     with (
-        said.open("wb") as file,
+        output.open("wb") as file,
         subprocess.Popen(
             words,
             cwd=ROOT,
@@ -121,7 +123,7 @@ def _driver(session: Session, number: int, env: Mapping[str, str]) -> Iterator[f
     ):
         try:
             while not re.search(
-                rf"gpus_ready.*\bgpus={number}\b", said.read_text(errors="replace")
+                rf"gpus_ready.*\bgpus={number}\b", output.read_text(errors="replace")
             ):
                 if process.poll() is not None or time.monotonic() > began + READY_WITHIN_S:
                     break
@@ -134,7 +136,7 @@ def _driver(session: Session, number: int, env: Mapping[str, str]) -> Iterator[f
 
 
 def _tuned(session: Session, env: Mapping[str, str], log: Path) -> tuple[int, dict[str, Any]]:
-    """Tune the suite on the fleet; what came of it."""
+    """Tune the suite on the fleet; return the exit status and the row of figures."""
     words = [word for dtype in session.dtypes for word in ("--dtype", dtype)]
     before, began = count_kernels(env), time.monotonic()
     code, document = session.ask(
@@ -153,12 +155,12 @@ def _tuned(session: Session, env: Mapping[str, str], log: Path) -> tuple[int, di
     }
     print(row, flush=True)
     return code, row | {
-        "problems": [described(one) for one in (document or {}).get("outcomes", [])]
+        "problems": [described(outcome) for outcome in (document or {}).get("outcomes", [])]
     }
 
 
 def described(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Which GPU measured a problem, and what it found."""
+    """Return the figures of an outcome, and the GPU that measured it."""
     result = outcome["result"] or {}
     return {
         "problem": problem_text(outcome["problem"]),

@@ -1,4 +1,4 @@
-"""RMS norms by torch's fused kernel: what steps of models gain, each size alone, and sums."""
+"""RMS norms by torch's fused kernel: in steps of models, and alone; and sums of columns."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from itertools import chain
 from benchmarks.session.core import Session
 
 MODELS = {"llama": "llama", "qwen3": "qwen3", "qwen3-moe": "qwen3-moe", "decode-16": "decode"}
-"""Of this session's models those that are measured, as benchmarks/norms.py calls them."""
+"""The measured models: the session's names, and those of benchmarks/norms.py."""
 
 
 def norms(session: Session) -> int:
-    """norms-*.json; cut off, it has what was measured until then."""
-    asked = [("--model", ours) for name, ours in MODELS.items() if name in session.models]
-    words = chain.from_iterable(asked or [("--only", "kernels"), ("--only", "sums")])
+    """Write norms-*.json, which grows with each row."""
+    models = [("--model", model) for name, model in MODELS.items() if name in session.models]
+    words = chain.from_iterable(models or [("--only", "kernels"), ("--only", "sums")])
     return session.command(
         *(sys.executable, "-m", "benchmarks.norms"),
         *words,

@@ -1,7 +1,7 @@
-"""Nsight Compute on gemmsmith's winner and cuBLAS, one problem at a time: ncu-<problem>.csv.
+"""Nsight Compute on gemmsmith's winner and cuBLAS, problem by problem: ncu-<problem>.csv.
 
-The GPU's clocks are left alone, so times under ncu are no measurements; shares of peak and counts
-are what it is for. The tables are cut down to a few columns.
+The GPU's clocks are not fixed, so use the shares of peak and the counts, not the times. The tables
+are reduced to a few columns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ METRICS = (
     "lts__t_sector_hit_rate.pct",
 )
 TENSOR_PREFIX = "sm__inst_executed_pipe_tensor"
-"""Its counters differ from chip to chip: all there are, are taken."""
+"""Prefix of the tensor cores' counters, which differ between chips; all of them are taken."""
 LAUNCH_METRICS = (
     "launch__waves_per_multiprocessor",
     "launch__registers_per_thread",
@@ -38,7 +38,7 @@ NAME_LENGTH = 160
 
 
 def profile(session: Session) -> int:
-    """The problems of --problem, in every precision of the session."""
+    """Profile the problems of --problem, in every precision of the session."""
     program = _ncu()
     if program is None and not session.dry_run:
         print("ncu is not installed: nothing profiled", flush=True)
@@ -53,7 +53,7 @@ def profile(session: Session) -> int:
                 *("--dtype", dtype, "--launches", str(LAUNCHES)),
             )
             env = session.only_device()
-            # Once without ncu: builds what is missing, and shows that it runs at all.
+            # Once without ncu, to build a missing pack and to see that the program runs.
             code = session.command(*driver, log=log, env=env)
             if code:
                 worst = worst or code
@@ -71,26 +71,26 @@ def profile(session: Session) -> int:
             if raw.exists():
                 raw.with_suffix(".csv").write_text(shrunk(raw.read_text(errors="replace")))
                 if code == 0:
-                    raw.unlink()  # else it says what went wrong
+                    raw.unlink()  # after an error it is kept, because it has the message
     return worst
 
 
 def chosen_metrics(listed: Iterable[str]) -> list[str]:
-    """The wanted metrics among the base names that ncu lists; all of them if it lists none."""
+    """Return our metrics that are among the base names that ncu lists; all if it lists none."""
     names = set(listed)
     tensor = sorted(name for name in names if name.startswith(TENSOR_PREFIX))
-    wanted = [name for name in METRICS if not names or name.partition(".")[0] in names]
+    metrics = [name for name in METRICS if not names or name.partition(".")[0] in names]
     counters = [f"{name}.sum" for name in tensor] or [f"{TENSOR_PREFIX}.sum"]
-    return [*wanted, *(counters if names else counters[:1]), *LAUNCH_METRICS]
+    return [*metrics, *(counters if names else counters[:1]), *LAUNCH_METRICS]
 
 
 def shrunk(text: str) -> str:
-    """ncu's table without its own messages, and with the columns that tell something."""
+    """Remove messages from ncu's table, and all columns but a few."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     rows = list(csv.reader(lines))
     if not rows:
         return ""
-    kept = [i for i, name in enumerate(rows[0]) if _tells(name)]
+    kept = [i for i, name in enumerate(rows[0]) if _is_kept(name)]
     output = []
     for row in rows:
         cells = [_short(row[i]) for i in kept if i < len(row)]
@@ -98,10 +98,10 @@ def shrunk(text: str) -> str:
     return "\n".join(output) + "\n"
 
 
-def _tells(column: str) -> bool:
-    """ncu adds every attribute of the device to what it was asked for."""
-    asked = (*METRICS, *LAUNCH_METRICS)
-    return column in KEPT_COLUMNS or column in asked or column.startswith(TENSOR_PREFIX)
+def _is_kept(column: str) -> bool:
+    # ncu adds columns of all attributes of the device.
+    columns = (*KEPT_COLUMNS, *METRICS, *LAUNCH_METRICS)
+    return column in columns or column.startswith(TENSOR_PREFIX)
 
 
 def _short(cell: str) -> str:
@@ -125,14 +125,14 @@ def _available(program: str | None, session: Session) -> Sequence[str]:
 
 
 def problem_name(text: str) -> str:
-    """Check `MxNxK`, or `MxNxKxG` of a grouped product.
+    """Check that a text is `MxNxK`, or `MxNxKxG` for a grouped product.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is not.
     """
     if not re.fullmatch(r"\d+(x\d+){2,3}", text):
         raise ValueError(
-            "a problem to profile is MxNxK, such as 256x4096x4096, or MxNxKxG of G groups, "
+            "a problem to profile is MxNxK, such as 256x4096x4096, or MxNxKxG for G groups, "
             f"not {text!r}"
         )
     return text

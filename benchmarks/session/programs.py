@@ -1,9 +1,10 @@
-"""Programs that know nothing of gemmsmith: how long they wait for winners, and what those gain.
+"""Unchanged programs: how long they wait for winners, and what the winners gain.
 
-Each runs as a user would start it: `gemmsmith run --tune --rehearse`, then `gemmsmith run`, then in
-turns without and with `GEMMSMITH=auto`, process by process. The database and the user's folders are
-new for each program; the pack store begins with what was carried, and counts what is compiled. With
-a bundle (--bundle) there is nothing to tune: only the turns, with `GEMMSMITH=` it.
+Each runs as a user would start it: `gemmsmith run --tune --rehearse`, then `gemmsmith run`, then
+processes without and with `GEMMSMITH=auto` in turn. The database and the user's folders are new for
+each program; the pack store begins with the carried packs, and what is compiled is counted. With a
+bundle (--bundle) nothing is tuned: there are only the processes in turn, with the bundle as
+`GEMMSMITH`.
 """
 
 from __future__ import annotations
@@ -35,37 +36,37 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "decode-16": (SCRIPT, "decode", "--rows", "16", *_DECODE),
     "decode-64": (SCRIPT, "decode", "--rows", "64", *_DECODE),
 }
-"""Script and options of each."""
+"""Script and options of each program."""
 
 TUNE_S = "60"
-"""No further problem is tuned then: those at which most time is at stake come first."""
+"""Seconds after which no further problem is tuned; those with most time at stake come first."""
 
 LIMIT_S = 240.0
 
 
 def programs(session: Session) -> int:
-    """Every program that was asked for, eager and then compiled: programs-*.json."""
+    """Measure the chosen programs, eager and then compiled: programs-*.json."""
     deadline, worst = Deadline(session), 0
-    found: list[dict[str, Any]] = []
-    asked = [name for name in PROGRAMS if name in session.models]
-    for mode in (one for one in ("eager", "compiled") if one in session.modes):
-        for name in asked:
+    rows: list[dict[str, Any]] = []
+    chosen = [name for name in PROGRAMS if name in session.models]
+    for mode in (name for name in ("eager", "compiled") if name in session.modes):
+        for name in chosen:
             if deadline.over() or (mode == "compiled" and name == "example"):
                 continue
             if _has_ranks(name) and gpus() < 2:
                 continue
             row: dict[str, Any] = {"program": name, "mode": mode}
-            found.append(row)
+            rows.append(row)
             for part in _parts(session, name, mode):
                 row |= part
-                session.keep("programs", found)
+                session.keep("programs", rows)
             worst = worst or int(row["exit"])
             print(json.dumps(row), flush=True)
     return worst
 
 
 def _parts(session: Session, name: str, mode: str) -> Any:
-    """What is measured of a program, in parts as they come; `exit` is the worst status."""
+    """Measure a program, and yield parts of its row; `exit` is the worst status so far."""
     words = [sys.executable, *PROGRAMS[name]]
     if mode == "compiled":
         words.append("--compile")
@@ -83,38 +84,39 @@ def _parts(session: Session, name: str, mode: str) -> Any:
     if bundle is None and mode == "eager":
         warm = _timed(session, [*_gemmsmith("run"), *words], env)
         yield {"exit": warm["exit"], "warm": warm}
-    if SCRIPT not in PROGRAMS[name]:  # which says nothing of its time
+    if SCRIPT not in PROGRAMS[name]:  # it does not print its times
         return
     turns: list[tuple[str, dict[str, Any]]] = []
     for number in range(2 * session.rounds + 1):
         ours = number % 2 == 1
         side = "gemmsmith" if ours else "torch"
-        given = env | ({"GEMMSMITH": bundle or "auto"} if ours else {})
+        with_winners = {"GEMMSMITH": bundle or "auto"} if ours else {}
         last = ["--parts"] if number >= 2 * session.rounds - 1 else []
-        turns.append((side, _timed(session, [*words, *last], given)))
-        exits = [one["exit"] for _, one in turns]
-        yield {"exit": max(exits), "turns": [{"side": side} | one for side, one in turns]}
-    yield gains([(side, (one["result"] or {}).get("ms")) for side, one in turns])
+        turns.append((side, _timed(session, [*words, *last], env | with_winners)))
+        exits = [turn["exit"] for _, turn in turns]
+        yield {"exit": max(exits), "turns": [{"side": side} | turn for side, turn in turns]}
+    yield gains([(side, (turn["result"] or {}).get("ms")) for side, turn in turns])
 
 
 def gains(turns: Sequence[tuple[str, float | None]]) -> dict[str, Any]:
-    """Of milliseconds in turns, torch's first and last: what each of ours gains over its two
-    neighbours, and each of torch's but the last over its next."""
+    """Compute the gains of alternating times in ms, of which the first and the last are torch's.
+
+    A gain is the mean of torch's times before and after over ours. `torch_over_itself` has each of
+    torch's times over its next.
+    """
     times = [ms for _, ms in turns if ms is not None]
     if len(times) != len(turns) or len(times) < 3:
         return {"gain": None}
-    torchs = times[::2]
-    ours = [(times[at - 1] + times[at + 1]) / 2 / times[at] for at in range(1, len(times), 2)]
-    itself = [one / other for one, other in pairwise(torchs)]
+    ours = [(times[i - 1] + times[i + 1]) / 2 / times[i] for i in range(1, len(times), 2)]
+    itself = [before / after for before, after in pairwise(times[::2])]
     return {
         "gain": round(sum(ours) / len(ours), 4),
-        "gains": [round(one, 4) for one in ours],
-        "torch_over_itself": [round(one, 4) for one in itself],
+        "gains": [round(gain, 4) for gain in ours],
+        "torch_over_itself": [round(ratio, 4) for ratio in itself],
     }
 
 
 def _has_ranks(name: str) -> bool:
-    """Whether a program is started as several processes, each with a GPU."""
     return TWO_RANKS[1] in PROGRAMS[name]
 
 
@@ -123,9 +125,9 @@ def _gemmsmith(*words: str) -> list[str]:
 
 
 def _environment(session: Session, name: str) -> tuple[dict[str, str], bool]:
-    """A new user's, with gemmsmith as if it were installed; whether it was tuned in already.
+    """Return the environment of a new user with gemmsmith, and whether it has winners already.
 
-    A program of one process sees the session's GPU alone.
+    A program of one process sees the session's GPU only.
     """
     folder = STATE / f"measured-{session.tag}" / f"program-{name}"
     tuned = any(folder.glob("data/gemmsmith/winners/*.gspack"))
@@ -133,7 +135,7 @@ def _environment(session: Session, name: str) -> tuple[dict[str, str], bool]:
         place(session, folder.name, STATE / "packs")
     if not session.dry_run:
         (folder / "site").mkdir(exist_ok=True)
-        # Where it is installed, this line lies in `gemmsmith.pth`.
+        # An installation has this line in `gemmsmith.pth`.
         line = (ROOT / "client" / "gemmsmith.pth").read_text()
         (folder / "site" / "sitecustomize.py").write_text(line)
     env = {} if _has_ranks(name) else session.only_device()
@@ -147,7 +149,7 @@ def _environment(session: Session, name: str) -> tuple[dict[str, str], bool]:
         "XDG_DATA_HOME": str(folder / "data"),
         "XDG_STATE_HOME": str(folder / "state"),
         "XDG_CONFIG_HOME": str(folder / "config"),
-        # What is carried was signed elsewhere.
+        # Carried packs have the signature of another machine.
         "GEMMSMITH_UNSIGNED": "1",
         "GEMMSMITH_WINNERS": str(ROOT / "configs" / "winners"),
     }
@@ -155,9 +157,10 @@ def _environment(session: Session, name: str) -> tuple[dict[str, str], bool]:
 
 
 def _timed(session: Session, words: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-    """Run it: its status, seconds, when each line came, and the document that its last line is.
+    """Run a program; return its status, its seconds, its messages, and its result if it printed
+    one.
 
-    `first_step` is when the last process that began with its step 0 had done it.
+    `first_step` is the time of the last line of a step 0: `--tune` runs the program more than once.
     """
     print(f"$ {' '.join(words)}", flush=True)
     if session.dry_run:

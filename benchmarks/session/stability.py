@@ -1,11 +1,11 @@
-"""Races the winners that several tuning runs of a problem found: what hangs on which one it was.
+"""Compares the winners of several tuning runs of a problem: how much do their times differ?
 
     python -m benchmarks.session.stability WINNERS.jsonl --device cuda:0 --packs DIR -o FILE.json
 
-WINNERS.jsonl holds one winner a line, as `gemmsmith tune --json` gives it as its `result`. The best
-kernels of all runs of a problem are timed against each other and cuBLAS in the paired rounds of a
-run's finals; those that are answers are compared, cuBLAS where it stays. Run by the step
-`stability` as a program of its own: unlike the session, it needs the carried packages.
+WINNERS.jsonl has a winner on each line, the `result` of `gemmsmith tune --json`. The best kernels
+of all runs of a problem and cuBLAS are timed in the paired rounds of finals. What the runs serve is
+compared: a kernel, or cuBLAS where it stays. The step `stability` runs this as a program of its own
+because, unlike the session, it needs the carried packages.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ from tuner.trial import Finals, Winner
 CUBLAS = "cuBLAS"
 
 ROUNDS = 2 * BUDGETS[Effort.DEFAULT].policy.final_rounds
-"""Twice a run's own: the judge should see more than the judged."""
+"""Twice those of a run, so that the comparison is more precise than the runs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if the winners of every problem could be raced."""
+    """Compare; 0 if the winners of every problem could be measured."""
     options = _parse(arguments)
     runs = read(options.winners)
     if not runs:
         print(f"no winner in {options.winners}: nothing to race")
         return 1
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     try:
         with open_device(options.device, sweeps=options.sweeps) as device:
             for problem, winners in runs.items():
-                found.append(race(device, problem, winners, ArtifactStore(options.packs)))
+                rows.append(race(device, problem, winners, ArtifactStore(options.packs)))
                 document = {
                     "device": device.model.slug,
                     "environment": device.environment,
-                    "problems": found,
+                    "problems": rows,
                 }
                 publish(options.output, msgspec.json.encode(document) + b"\n", shared=True)
-                print(line(found[-1]), flush=True)
+                print(line(rows[-1]), flush=True)
     except DeviceError as error:
         print(error)
         return 2
-    return 1 if any(row["error"] for row in found) else 0
+    return 1 if any(row["error"] for row in rows) else 0
 
 
 def read(path: Path) -> dict[Problem, list[Winner]]:
-    """The winners of a file by their problem; empty without the file."""
+    """Read the winners of a file by problem; empty if there is no file."""
     runs: dict[Problem, list[Winner]] = {}
     for text in path.read_bytes().splitlines() if path.is_file() else []:
         winner = msgspec.json.decode(text, type=Winner)
@@ -77,7 +77,7 @@ def read(path: Path) -> dict[Problem, list[Winner]]:
 def race(
     device: Device, problem: Problem, winners: Sequence[Winner], packs: ArtifactStore
 ) -> dict[str, Any]:
-    """Times of a problem's distinct answers in common rounds, the fastest first.
+    """Measure a problem's distinct answers in common rounds, and list them fastest first.
 
     `over_best` is an answer's time over the fastest one's, paired round by round, with its 95%
     interval; `largest_difference` is the largest of these less 1. The best kernel of a run that
@@ -107,7 +107,7 @@ def race(
 
 
 def line(row: dict[str, Any]) -> str:
-    """A problem's race in one line, for a log."""
+    """Write a problem's row for a log."""
     if row["error"]:
         return f"{row['problem']}: {row['error']}"
     times = ", ".join(f"{entry['median_us']:.2f} µs ({entry['won']}×)" for entry in row["winners"])
@@ -123,16 +123,16 @@ def _contender(device: Device, candidate: Candidate, packs: ArtifactStore) -> Co
 
 
 def _answer(winner: Winner) -> str:
-    """What the service answers: a candidate's key, or cuBLAS."""
+    """Return the key of the candidate that the winner serves, or cuBLAS."""
     if winner.use.is_default or winner.candidate is None:
         return CUBLAS
     return winner.candidate.key
 
 
 def _times(finals: Finals, won: Counter[str]) -> dict[str, Any]:
-    raced = dict(zip((c.key for c in finals.candidates), finals.samples_us, strict=True))
-    raced[CUBLAS] = finals.baseline_us
-    samples = {key: times for key, times in raced.items() if won[key] and times}
+    measured = dict(zip((c.key for c in finals.candidates), finals.samples_us, strict=True))
+    measured[CUBLAS] = finals.baseline_us
+    samples = {key: times for key, times in measured.items() if won[key] and times}
     medians = {key: summarize(times) for key, times in samples.items()}
     order = sorted(medians, key=lambda key: medians[key].median_us)
     over = {key: paired_ratio(samples[key], samples[order[0]]) for key in order}

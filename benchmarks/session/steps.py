@@ -1,4 +1,4 @@
-"""The steps of a session. Each gives an exit status, and keeps what it has on the way."""
+"""The steps of a session. Each returns an exit status, and writes results as it goes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ ARCHIVE_BYTES = 40 * 2**20
 
 
 def test(session: Session) -> int:
-    """tests/gpu or what was asked for of it, with its report."""
+    """Run tests/gpu or --tests, with a report."""
     report = {"GEMMSMITH_GPU_REPORT": str(session.file("gpu-tests", ".json"))}
     return _pytest(session, "gpu-tests", session.tests, session.only_device() | report)
 
 
 def build_tests(session: Session) -> int:
-    """The kernels of tests/gpu or of what was asked for of it, without running a test."""
-    asked = {"GEMMSMITH_GPU_TESTS": "build"}
-    return _pytest(session, "build-tests", session.tests, session.only_device() | asked)
+    """Compile the kernels of tests/gpu or --tests, without running tests."""
+    build = {"GEMMSMITH_GPU_TESTS": "build"}
+    return _pytest(session, "build-tests", session.tests, session.only_device() | build)
 
 
 def ranks(session: Session) -> int:
-    """tests/gpu/test_ranks.py alone, on all of the host's GPUs."""
     report = {"GEMMSMITH_GPU_REPORT": str(session.file("ranks", ".json"))}
     return _pytest(session, "ranks", ("tests/gpu/test_ranks.py",), report)
 
@@ -47,7 +46,7 @@ def _pytest(session: Session, stem: str, files: Sequence[str], env: Mapping[str,
 
 
 def compile_kernels(session: Session) -> int:
-    """Everything the default effort may want for the suite, or the best of each problem."""
+    """Compile the kernels that the default effort may need for the suite, or --limit of each."""
     words = [word for dtype in session.dtypes for word in ("--dtype", dtype)]
     if session.limit is not None:
         words += ["--limit", str(session.limit)]
@@ -58,7 +57,7 @@ def compile_kernels(session: Session) -> int:
 
 
 def bake(session: Session) -> int:
-    """The shipped winners as a bundle for `programs`; what was not carried is compiled."""
+    """Bake the shipped winners for `programs`; kernels that were not carried are compiled."""
     worst = 0
     for dtype in session.dtypes:
         code = session.gemmsmith(
@@ -71,9 +70,9 @@ def bake(session: Session) -> int:
 
 
 def tune(session: Session) -> int:
-    """The suite, one precision after the other, exporting what there is after each.
+    """Tune the suite, one precision after the other, and export all winners after each.
 
-    Also where a signal ends the session in the middle of it.
+    They are exported even if a signal ends the session during a precision.
     """
     deadline = Deadline(session)
     worst = 0
@@ -94,7 +93,7 @@ def tune(session: Session) -> int:
 
 
 def record(session: Session) -> int:
-    """Exhaustive sweeps of a few varied problems."""
+    """Record exhaustive sweeps of a few varied problems."""
     worst = 0
     for dtype in session.dtypes:
         code = session.gemmsmith(
@@ -108,7 +107,7 @@ def record(session: Session) -> int:
 
 
 def peers(session: Session) -> int:
-    """Every library on the same problems: peers-<dtype>.json, and a table in the log."""
+    """Measure all libraries on the same problems: peers-<dtype>.json, and a table in the log."""
     deadline = Deadline(session)
     worst = 0
     for dtype in session.dtypes:
@@ -123,7 +122,7 @@ def peers(session: Session) -> int:
 
 
 def ceilings(session: Session) -> int:
-    """What this GPU's memory and cuBLAS reach at best: ceilings.json."""
+    """Measure the best rates of this GPU's memory and of cuBLAS: ceilings.json."""
     return session.gemmsmith(
         *("ceilings", "--device", session.device, "-o", str(session.out / "ceilings.json")),
         log=session.file("ceilings", ".log"),
@@ -131,7 +130,7 @@ def ceilings(session: Session) -> int:
 
 
 def alone(session: Session) -> int:
-    """Each carried winner alone at its own clock, and cuBLAS at its; without any, the shipped."""
+    """Measure the carried or the shipped winners and cuBLAS, each at its own clock."""
     carried = sorted(CARRIED.glob("*.jsonl")) or sorted((ROOT / "configs/winners").glob("*.jsonl"))
     return session.command(
         *(sys.executable, "-m", "benchmarks.alone", *map(str, carried)),
@@ -141,14 +140,13 @@ def alone(session: Session) -> int:
 
 
 def report(session: Session) -> int:
-    """The winners of this session's database as a page."""
     return session.gemmsmith(
         "report", "-o", str(session.out / "report"), log=session.file("report", ".log")
     )
 
 
 def packs(session: Session) -> int:
-    """The pack store, in archives small enough to be carried."""
+    """Write the pack store as archives that are small enough to be carried."""
     if session.dry_run:
         return 0
     total, number, tar = ARCHIVE_BYTES + 1, 0, None

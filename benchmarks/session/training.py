@@ -1,12 +1,12 @@
 """Training with winners: the products of the examples are tuned, then both sides train.
 
-Of examples/train_gpt.py, precision by precision: its products are tuned into a database of the
-step's own, the winners baked into one file, and both models trained eagerly, compiled and in a CUDA
-graph. Winners of an earlier session that lie in .packs/ as train-winners-*.jsonl are not tuned
-again. Of the mixtures of experts and of fused MLPs, in bf16: the winners in .packs/*.jsonl are
-taken as they are, and the shipped ones where there are none.
+For examples/train_gpt.py, precision by precision: its products are tuned into a database of the
+step, the winners are baked into one file, and both models are trained eagerly, compiled and in a
+CUDA graph. Problems with winners of an earlier session, in .packs/train-winners-*.jsonl, are not
+tuned again. The mixtures of experts and the fused MLPs, in bf16, use the winners in .packs/*.jsonl,
+or the shipped ones.
 
-Every run leaves its figures, and its loss curves as a picture, before the next one begins; the
+Every run writes its figures and a picture of its loss curves before the next one begins; the
 summary grows with them.
 """
 
@@ -35,7 +35,7 @@ SUITES = {
 MODELS = ("gpt-350m", "llama-8b-blocks")
 MODES = ("eager", "compiled", "graph")
 RUN_LIMIT_S = 600.0
-"""Of one run: compiling a model twice is most of it."""
+"""Time limit of a run; most of it is compiling a model twice."""
 
 MOE_SUITE = "configs/suites/train_moe.toml"
 MOE_RUNS: Mapping[str, tuple[str, ...]] = {
@@ -50,35 +50,35 @@ MOE_RUNS: Mapping[str, tuple[str, ...]] = {
     ),
     "moe-1b": ("train_moe.py", "--steps", "63"),
 }
-"""Script and options of each, the most telling first."""
+"""Script and options of each run, the most important first."""
 
 SHIPPED = ROOT / "configs/winners"
 FUSED_SUITE = "configs/suites/train_fused.toml"
 _LLAMA = ("train_llama.py", "--layers", "12", "--steps", "43")
 FUSED_RUNS: Mapping[str, tuple[str, ...]] = {
-    # 12 of their 32 or 36 layers is what fits beside two more models.
+    # 12 of their 32 or 36 layers fit into memory beside two more models.
     "llama-3-8b": (*_LLAMA, "--model", "llama-3-8b"),
     "gpt-350m": ("train_gpt.py", "--model", "gpt-350m", "--steps", "63"),
     "llama-8b-blocks": ("train_gpt.py", "--model", "llama-8b-blocks", "--steps", "63"),
     "qwen3-8b": (*_LLAMA, "--model", "qwen3-8b"),
 }
-"""As above."""
+"""Script and options of each run, the most important first."""
 
 RUNS = (*dict.fromkeys((*MODELS, *MOE_RUNS, *FUSED_RUNS)),)
 """Every model that some step trains."""
 
 _COMPILED = {"train_gpt.py": ("--mode", "compiled")}
-"""How a script is told to compile, where it is not `--compile`."""
+"""Options for compiling of scripts that have no `--compile`."""
 _NEEDED = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 
 
 def train(session: Session) -> int:
-    """Twelve runs of examples/train_gpt.py with winners of its products: train-*.json."""
+    """Make twelve runs of examples/train_gpt.py with winners of its products: train-*.json."""
     deadline = Deadline(session)
     env = {"GEMMSMITH_DATABASE": session.database("train")}
     log = session.file("train", ".log")
     baked = session.file("train", ".gspack")
-    found: dict[str, Any] = {"cores": CORES, "runs": []}
+    result: dict[str, Any] = {"cores": CORES, "runs": []}
     known = sorted(str(path) for path in CARRIED.glob("train-winners-*.jsonl"))
     worst = session.gemmsmith("import", *known, log=log, env=env) if known else 0
     done: set[tuple[str, str]] = set()
@@ -90,14 +90,14 @@ def train(session: Session) -> int:
             worst = max(worst, _tune(session, dtype, suite, deadline.left(), env, log))
         code = session.gemmsmith("bake", "--winners", "-o", str(baked), log=log, env=env)
         worst = worst or code
-        for model in (one for one in MODELS if one in session.models):
+        for model in (name for name in MODELS if name in session.models):
             for mode in session.modes:
                 if code or deadline.over():
                     break
                 row = _run(session, model, precision, mode, baked)
                 worst = worst or int(row["exit"])
-                found["runs"].append(row)
-                session.keep("train", found)
+                result["runs"].append(row)
+                session.keep("train", result)
     if baked.exists() or session.dry_run:
         worst = worst or session.command(
             *(sys.executable, "-m", "benchmarks.host_cost", "--winners", str(baked)),
@@ -109,17 +109,17 @@ def train(session: Session) -> int:
 
 
 def train_moe(session: Session) -> int:
-    """Ten runs of the mixtures of experts with winners of their products: train-moe-*.json."""
+    """Make ten runs of the mixtures of experts with winners of their products: train-moe-*.json."""
     return _trained(session, "train-moe", MOE_SUITE, MOE_RUNS)
 
 
 def train_fused(session: Session) -> int:
-    """Eight runs with winners of MLPs whose both passes are fused: train-fused-*.json."""
+    """Make eight runs with winners of MLPs with both passes fused: train-fused-*.json."""
     return _trained(session, "train-fused", FUSED_SUITE, FUSED_RUNS)
 
 
 def experts(session: Session) -> int:
-    """One layer of experts alone, with the winners of `train_moe`: experts-*.json."""
+    """Measure a layer of experts, with the winners of `train_moe`: experts-*.json."""
     code, baked = _baked(session, "experts", MOE_SUITE)
     return code or session.command(
         *(sys.executable, "-m", "benchmarks.experts", "--winners", str(baked)),
@@ -136,14 +136,14 @@ def _trained(
     suite: str,
     runs: Mapping[str, tuple[str, ...]],
 ) -> int:
-    """Each of the runs in bf16, eager and then compiled, with winners of a suite."""
+    """Make the runs in bf16, eager and then compiled, with winners of a suite."""
     if "bf16" not in session.dtypes:
         return 0
     deadline = Deadline(session)
     code, baked = _baked(session, stem, suite)
     log, worst = session.file(stem, ".log"), code
-    found: dict[str, Any] = {"cores": CORES, "runs": []}
-    for mode in (one for one in ("eager", "compiled") if one in session.modes):
+    result: dict[str, Any] = {"cores": CORES, "runs": []}
+    for mode in (name for name in ("eager", "compiled") if name in session.modes):
         for model, (script, *words) in runs.items():
             if code or deadline.over():
                 break
@@ -154,13 +154,13 @@ def _trained(
             name, limit = f"{stem}-{model}-{mode}", min(RUN_LIMIT_S, float(deadline.left()))
             row = _compared(session, name, (script, *words), baked, log, limit)
             worst = worst or int(row["exit"])
-            found["runs"].append({"model": model, "mode": mode, **row})
-            session.keep(stem, found)
+            result["runs"].append({"model": model, "mode": mode, **row})
+            session.keep(stem, result)
     return worst
 
 
 def _baked(session: Session, stem: str, suite: str) -> tuple[int, Path]:
-    """The worst status, and one file: a suite's winners in bf16, carried or else shipped ones."""
+    """Bake a suite's winners in bf16, carried or shipped; return the worst status and the file."""
     known = sorted(CARRIED.glob("*.jsonl")) or sorted(SHIPPED.glob("*.bf16*.jsonl"))
     env = {"GEMMSMITH_DATABASE": session.database(stem)}
     log, baked = session.file(stem, ".log"), session.file(stem, ".gspack")
@@ -179,7 +179,7 @@ def _tune(
     env: Mapping[str, str],
     log: Path,
 ) -> int:
-    """Tune what has no winner of this software yet, and export what there is."""
+    """Tune problems without a winner of this software, and export all winners of the dtype."""
     code = session.gemmsmith(
         *("tune", "--suite", suite, "--dtype", dtype, "--device", session.device),
         *("--effort", session.effort, "--time-limit", time_limit),
@@ -192,7 +192,7 @@ def _tune(
 
 
 def _run(session: Session, model: str, precision: str, mode: str, baked: Path) -> dict[str, Any]:
-    """One run of train_gpt.py; its row of the summary."""
+    """Run train_gpt.py, and return its row of the summary."""
     name, log = f"train-{model}-{precision}-{mode}", session.file("train", ".log")
     words = ("train_gpt.py", "--model", model, "--precision", precision, "--mode", mode)
     row = _compared(session, name, words, baked, log, RUN_LIMIT_S)
@@ -207,7 +207,7 @@ def _compared(
     log: Path,
     time_limit: float,
 ) -> dict[str, Any]:
-    """One run of an example, a script and its options: how it ended, and what it found."""
+    """Run an example, a script and its options; return its exit status and its figures."""
     output = session.file(name, ".json")
     script, *options = words
     options += ["--winners", str(baked), "-o", str(output)]
@@ -224,7 +224,7 @@ def _compared(
 
 
 def summary(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the table of a run needs: the curves stay in the run's own file."""
+    """Return the figures of a run for the summary; the curves stay in the run's own file."""
     return {
         "device": result["device"],
         "torch": result["torch"],
@@ -239,5 +239,4 @@ def summary(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _draws() -> bool:
-    """Whether pictures can be drawn: a GPU host need not have matplotlib."""
     return bool(importlib.util.find_spec("matplotlib")) or (SITE / "matplotlib").is_dir()

@@ -1,11 +1,11 @@
-"""How long people wait for a winner, and whether it is the same one every time.
+"""How long users wait for a winner, and whether tuning again gives the same one.
 
-`cold`: nothing is compiled. `base`: what compiling ahead of time costs. `waiting`: problems that
-nobody has seen, with the base compiled. `stability`: the same problem tuned again and again.
+`cold`: nothing is compiled. `base`: the time of compiling ahead. `waiting`: new problems, with the
+base compiled. `stability`: the same problem tuned several times.
 
-Every measured command has a pack store and a database of its own in the session's state, empty or
-with the base's packs linked in, so that none learns from another and all find the same kernels.
-What they compiled nevertheless is counted beside their seconds.
+Every measured command has its own pack store and database in the session's state, empty or with
+links to the base's packs, so that no command uses results of another and all have the same kernels.
+Kernels that it compiles are counted beside its seconds.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ UNSEEN = "configs/suites/unseen.toml"
 SUITE = "configs/suites/llm.toml"
 SUITE_DTYPE = "fp8_e4m3"
 RUNS = 10
-"""Times that `stability` tunes each of its problems."""
+"""How often `stability` tunes each of its problems."""
 
 _FIELDS = ("m", "n", "k", "dtype", "layout")
 Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class Target:
     """A problem to tune; as a string `4096x6144x4096 bf16 tn`."""
 
     m: int
@@ -48,29 +48,29 @@ class Wanted:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The problem as arguments."""
+        """The problem as arguments of a command."""
         sizes = (str(self.m), str(self.n), str(self.k))
         return (*sizes, "--dtype", self.dtype, "--layout", self.layout)
 
 
 COLD = (
-    Wanted(m=4096, n=6144, k=4096, dtype="bf16"),
-    Wanted(m=64, n=7168, k=2048, dtype="fp8_e4m3"),
-    Wanted(m=512, n=3584, k=18944, dtype="fp16", layout="tt"),
+    Target(m=4096, n=6144, k=4096, dtype="bf16"),
+    Target(m=64, n=7168, k=2048, dtype="fp8_e4m3"),
+    Target(m=512, n=3584, k=18944, dtype="fp16", layout="tt"),
 )
 STABLE = "configs/suites/stable.toml"
 
 
 def cold(session: Session) -> int:
-    """A few problems, each with nothing compiled and nothing known: cold-*.json."""
+    """Tune problems, each with an empty database and no compiled kernels: cold-*.json."""
     deadline = Deadline(session)
     worst = 0
     measured: list[dict[str, Any]] = []
-    for number, wanted in enumerate(_of(session, COLD)):
+    for number, target in enumerate(_of(session, COLD)):
         if deadline.over():
             break
         env = place(session, f"cold-{number}")
-        code, row, _ = _tune(session, wanted, env, session.file("cold", ".log"))
+        code, row, _ = _tune(session, target, env, session.file("cold", ".log"))
         worst = worst or code
         measured.append(row)
         session.keep("cold", {"cores": CORES, "problems": measured})
@@ -80,8 +80,8 @@ def cold(session: Session) -> int:
 def base(session: Session) -> int:
     """Compile the base into an empty pack store: base-*.json.
 
-    At the time limit the compilers are stopped, and what was built until then is counted. The
-    session goes on with the base beside what its own pack store holds.
+    At the time limit the compilers are stopped, and the packs built so far are counted. They are
+    added to the session's pack store.
     """
     packs, normal = _base(session), STATE / "packs"
     if not session.dry_run:
@@ -106,7 +106,7 @@ def base(session: Session) -> int:
 
 
 def base_figures(document: Any, seconds: float, cores: int) -> dict[str, Any]:
-    """What compiling the base cost: `seconds` on `cores`, for what the command's document says."""
+    """Return the figures of compiling the base in `seconds` on `cores`."""
     if document is None:
         return {"seconds": round(seconds, 1), "cores": cores}
     counts = document["counts"]
@@ -124,10 +124,10 @@ def base_figures(document: Any, seconds: float, cores: int) -> dict[str, Any]:
 
 
 def waiting(session: Session) -> int:
-    """A suite from what is built, problems of no suite in one process, then one by one."""
+    """Tune a suite with compiled kernels, new problems in one process, and then one by one."""
     deadline = Deadline(session)
     log = session.file("waiting", ".log")
-    found: dict[str, Any] = {"cores": CORES, "one_by_one": []}
+    result: dict[str, Any] = {"cores": CORES, "one_by_one": []}
     worst = 0
     lists: list[tuple[str, str, Sequence[str], tuple[str, ...]]] = []
     if SUITE_DTYPE in session.dtypes:
@@ -135,22 +135,22 @@ def waiting(session: Session) -> int:
     lists.append(("together", UNSEEN, session.dtypes, ()))
     for name, suite, dtypes, options in lists:
         env = place(session, f"waiting-{name}", _compiled(session))
-        code, found[name] = _tune_suite(session, suite, dtypes, options, deadline, env)
+        code, result[name] = _tune_suite(session, suite, dtypes, options, deadline, env)
         worst = worst or code
-        session.keep("waiting", found)
-    for number, wanted in enumerate(_of(session, unseen())):
+        session.keep("waiting", result)
+    for number, target in enumerate(_of(session, unseen())):
         if deadline.over():
             break
         env = place(session, f"waiting-{number}", _compiled(session))
-        code, row, _ = _tune(session, wanted, env, log)
+        code, row, _ = _tune(session, target, env, log)
         worst = worst or code
-        found["one_by_one"].append(row)
-        session.keep("waiting", found)
+        result["one_by_one"].append(row)
+        session.keep("waiting", result)
     return worst
 
 
 def stability(session: Session) -> int:
-    """Tune a few problems again and again, then race their winners: stability-*.json."""
+    """Tune a few problems several times, then compare their winners: stability-*.json."""
     deadline = Deadline(session)
     log = session.file("stability", ".log")
     winners = session.file("stability-winners", ".jsonl")
@@ -162,7 +162,7 @@ def stability(session: Session) -> int:
     for run in range(RUNS):
         if deadline.over():
             break
-        # One pack store: what a run compiles beyond the base, the next ones find as well.
+        # The runs share a pack store, so a kernel beyond the base is compiled once.
         env = {**place(session, f"stability-{run}"), "GEMMSMITH_PACKS": packs}
         code, document = session.ask(
             *("tune", "--suite", STABLE, *dtypes, "--device", session.device),
@@ -187,38 +187,38 @@ def stability(session: Session) -> int:
     return worst or code
 
 
-def unseen() -> Iterator[Wanted]:
-    """The problems of configs/suites/unseen.toml in every precision that can do them."""
+def unseen() -> Iterator[Target]:
+    """Yield the problems of configs/suites/unseen.toml in every precision that supports them."""
     entries = tomllib.loads((ROOT / UNSEEN).read_text(encoding="utf-8"))["problem"]
     for entry in entries:
         layout = entry.get("layout", "tn")
         for dtype in ("bf16", "fp16", "fp8_e4m3"):
             if layout == "tn" or not dtype.startswith("fp8"):
-                yield Wanted(m=entry["m"], n=entry["n"], k=entry["k"], dtype=dtype, layout=layout)
+                yield Target(m=entry["m"], n=entry["n"], k=entry["k"], dtype=dtype, layout=layout)
 
 
-def _of(session: Session, problems: Iterable[Wanted]) -> list[Wanted]:
-    return [wanted for wanted in problems if wanted.dtype in session.dtypes]
+def _of(session: Session, problems: Iterable[Target]) -> list[Target]:
+    return [target for target in problems if target.dtype in session.dtypes]
 
 
 def _tune(
-    session: Session, wanted: Wanted, env: Environment, log: Path
+    session: Session, target: Target, env: Environment, log: Path
 ) -> tuple[int, dict[str, Any], Any]:
-    """Exit status, what the waiting was like, and the winner that came of it.
+    """Tune a problem; return the exit status, a row of times, and the winner.
 
-    `seconds` are those of the whole command, start-up included; `tuning` those within it, and
-    `answered` those until a first winner was known.
+    `seconds` is the time of the whole command, `tuning` that of tuning alone, and `answered` that
+    until the first winner.
     """
     before = count_kernels(env)
     began = time.monotonic()
     code, document = session.ask(
-        *("tune", *wanted.words, "--device", session.device),
+        *("tune", *target.words, "--device", session.device),
         *("--effort", session.effort, "--again"),
         log=log,
         env=env,
     )
     seconds = time.monotonic() - began
-    row = {"problem": str(wanted), "seconds": round(seconds, 2), "exit": code}
+    row = {"problem": str(target), "seconds": round(seconds, 2), "exit": code}
     row |= {"compiled": count_kernels(env) - before, **outcome_figures(document)}
     print(json.dumps(row), flush=True)
     return code, row, (document or {}).get("result")
@@ -252,12 +252,12 @@ def _tune_suite(
         "totals": (document or {}).get("totals"),
     }
     print(json.dumps(row), flush=True)
-    rows = [{"problem": problem_text(one["problem"]), **outcome_figures(one)} for one in outcomes]
+    rows = [{"problem": problem_text(o["problem"]), **outcome_figures(o)} for o in outcomes]
     return code, row | {"problems": rows}
 
 
 def outcome_figures(outcome: Any) -> dict[str, Any]:
-    """What one outcome that `gemmsmith tune --json` printed says."""
+    """Return the figures of an outcome that `gemmsmith tune --json` printed."""
     if outcome is None:
         return {"status": "no answer"}
     winner = outcome["result"] or {}
@@ -274,14 +274,16 @@ def outcome_figures(outcome: Any) -> dict[str, Any]:
 
 
 def problem_text(problem: Mapping[str, Any]) -> str:
-    """A problem of a printed document, as `Wanted` would be."""
+    """Write a problem of a printed document as `Target` does."""
     batch = f" × {problem['batch']}" if problem["batch"] > 1 else ""
-    return str(Wanted(**{name: problem[name] for name in _FIELDS})) + batch
+    return str(Target(**{name: problem[name] for name in _FIELDS})) + batch
 
 
 def place(session: Session, name: str, packs: Path | None = None) -> dict[str, str]:
-    """Environment of a command with a new database, and a pack store that is empty or holds what
-    `packs` does."""
+    """Return the environment of a command with a new database and a new pack store.
+
+    The pack store is empty, or has the packs of the folder `packs`.
+    """
     folder = STATE / f"measured-{session.tag}" / name
     if not session.dry_run:
         shutil.rmtree(folder, ignore_errors=True)
@@ -295,26 +297,24 @@ def place(session: Session, name: str, packs: Path | None = None) -> dict[str, s
 
 
 def _link(packs: Path, folder: Path) -> None:
-    """Link the packs into a folder: they are replaced or removed, never written to again."""
+    # Links are safe, because packs are replaced or removed, but never written to again.
     for path in sorted(packs.glob("*.*")):
         if path.suffix in (".so", ".json"):
             try:
                 os.link(path, folder / path.name)
-            except OSError:  # no links here, or half a pack in the way
+            except OSError:  # the file system has no links, or the file exists
                 shutil.copy2(path, folder / path.name)
 
 
 def count_kernels(env: Environment) -> int:
-    """How many kernels the pack store of a command holds, one in two packs twice."""
+    """Count the kernels in a command's pack store; a kernel in two packs counts twice."""
     manifests = Path(env["GEMMSMITH_PACKS"]).glob("*.json")
     return sum(len(json.loads(path.read_bytes())["kernels"]) for path in manifests)
 
 
 def _base(session: Session) -> Path:
-    """Where `base` puts its packs."""
     return STATE / f"base-packs-{session.tag}"
 
 
 def _compiled(session: Session) -> Path:
-    """The base's packs, or without them the session's."""
     return _base(session) if _base(session).is_dir() else STATE / "packs"

@@ -1,9 +1,10 @@
 """`make kernels`: the wheel `gemmsmith-kernels-sm90`, of compiled and signed packs.
 
-It holds the kernels of the shipped winners, and the base (`gemmsmith compile --base`): hours of two
-cores, five minutes of sixteen. What is compiled is kept, in `.kernels/`, so that it may be stopped
-and started again. It is signed with the key of this installation (`GEMMSMITH_SIGNING_KEY`), whose
-public half lies beside the wheel: of a release its key, which comes with gemmsmith.
+It has the kernels of the shipped winners, and the base (`gemmsmith compile --base`). Compiling
+takes hours on two cores, and five minutes on sixteen. Packs are kept in `.kernels/`, so that the
+command may be stopped and started again. They are signed with the key of this installation
+(`GEMMSMITH_SIGNING_KEY`). Its public key is written beside the wheel; a release's key comes with
+gemmsmith.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ ROOT = HERE.parents[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile, sign and pack; the exit status."""
+    """Compile, sign and build the wheel; return the exit status."""
     parser = argparse.ArgumentParser(prog="make kernels", description=__doc__)
-    parser.add_argument("--limit", type=int, help="at most so many kernels, winners' first")
+    parser.add_argument("--limit", type=int, help="most kernels, those of winners first")
     parser.add_argument("--workers", type=int, help="compilers at once")
-    parser.add_argument("--work", type=Path, default=ROOT / ".kernels", help="what is kept")
+    parser.add_argument("--work", type=Path, default=ROOT / ".kernels", help="folder of the packs")
     parser.add_argument(
         "-o", "--output", type=Path, default=ROOT / "dist", help="the wheel's folder"
     )
-    given = parser.parse_args(arguments)
-    work: Path = given.work.resolve()
+    options = parser.parse_args(arguments)
+    work: Path = options.work.resolve()
     settings = Settings.load(
         database=f"sqlite:///{work}/gemmsmith.db",
         packs=work / "packs",
@@ -52,33 +53,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     settings.create_folders()
     with database.open_store(settings) as store:
-        chosen = kernels(settings, store)[: given.limit]
-        packs = compiled(settings, store, chosen, given.workers)
+        chosen = kernels(settings, store)[: options.limit]
+        packs = compiled(settings, store, chosen, options.workers)
     if packs is None:
         return 1
-    given.output.mkdir(parents=True, exist_ok=True)
+    options.output.mkdir(parents=True, exist_ok=True)
     key = identity.signer(settings).public
-    (given.output / f"gemmsmith-{key.id}{SUFFIX}").write_text(f"{key.line}\n")
-    made = wheel(packs, given.output.resolve())
-    size = made.stat().st_size / 1e6
-    print(f"{made}: {len(chosen)} kernels in {len(packs)} packs, {size:.1f} MB, key {key.id}")
+    (options.output / f"gemmsmith-{key.id}{SUFFIX}").write_text(f"{key.line}\n")
+    path = wheel(packs, options.output.resolve())
+    size = path.stat().st_size / 1e6
+    print(f"{path}: {len(chosen)} kernels in {len(packs)} packs, {size:.1f} MB, key {key.id}")
     return 0
 
 
 def kernels(settings: Settings, store: Store) -> list[AnyKernel]:
-    """The winners' kernels, of every device model of the architecture, and then the base's."""
-    model = next(each for each in store.devices() if each.slug == settings.default_model)
-    winners = [each for each in store.winners() if each.device.arch == ARCH]
-    won = (each.candidate.kernel for each in winners if each.candidate is not None)
-    mine = [each for each in winners if each.device.slug == model.slug]
-    found = {kernel.name: kernel for kernel in (*won, *base_kernels(model, winners=mine))}
-    return [kernel for kernel in found.values() if compiles(kernel)]
+    """Return the winners' kernels of all device models of the architecture, then the base's."""
+    model = next(device for device in store.devices() if device.slug == settings.default_model)
+    winners = [winner for winner in store.winners() if winner.device.arch == ARCH]
+    won = (winner.candidate.kernel for winner in winners if winner.candidate is not None)
+    of_model = [winner for winner in winners if winner.device.slug == model.slug]
+    by_name = {kernel.name: kernel for kernel in (*won, *base_kernels(model, winners=of_model))}
+    return [kernel for kernel in by_name.values() if compiles(kernel)]
 
 
 def compiled(
     settings: Settings, store: Store, chosen: Sequence[AnyKernel], workers: int | None
 ) -> list[Pack] | None:
-    """The packs that hold the kernels, each once, by hash; None where one does not compile."""
+    """Compile the kernels, and return their packs by hash; None if a kernel does not compile."""
     packs: dict[str, Pack] = {}
     failed = 0
     builder = open_builder(settings, store, workers)
@@ -89,11 +90,11 @@ def compiled(
         else:
             packs[built.pack.hash] = built.pack
         print(f"{number} of {len(chosen)}", end="\r", file=sys.stderr, flush=True)
-    return None if failed else [packs[each] for each in sorted(packs)]
+    return None if failed else [packs[pack_hash] for pack_hash in sorted(packs)]
 
 
 def wheel(packs: Sequence[Pack], output: Path) -> Path:
-    """The wheel with these packs and their manifests, as pip builds it."""
+    """Build the wheel with these packs and their manifests by pip, and return its path."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder)
         inside = source / NAMESPACE / ARCH
@@ -104,11 +105,11 @@ def wheel(packs: Sequence[Pack], output: Path) -> Path:
         for pack in packs:
             shutil.copy(pack.path, inside)
             shutil.copy(pack.path.with_suffix(".json"), inside)
-        made = source / "made"
+        built = source / "built"
         pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index")
-        subprocess.run([*pip, "--no-build-isolation", "-w", made, source], check=True)
-        (found,) = made.iterdir()
-        return Path(shutil.move(found, output / found.name))
+        subprocess.run([*pip, "--no-build-isolation", "-w", built, source], check=True)
+        (path,) = built.iterdir()
+        return Path(shutil.move(path, output / path.name))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What every chart is drawn with: scales, axes, marks, text, and the picture around them.
+"""The parts of charts: scales, axes, marks, text, and the picture around them.
 
-A chart is `WIDTH` units wide and as high as it says; a page scales it. All text is escaped here.
+A chart is `WIDTH` units wide, and a page scales it. All text is escaped here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 WIDTH = 960
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 40
-"""Margins around what is plotted; labels stand in them."""
+"""Margins around the plot; labels are drawn in them."""
 
 STYLE = Path(__file__).parent.parent / "pages" / "static" / "charts.css"
 
@@ -25,7 +25,7 @@ _TICK_WIDTH, _TICK_HEIGHT = 80, 30
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps low … high to start … end. What lies beyond is drawn at the nearer end.
+    """Maps low … high to start … end. A value outside is drawn at the nearer end.
 
     Both ends of a logarithmic scale must be above 0.
     """
@@ -46,11 +46,11 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, room: float) -> list[float]:
-        """Round values whose labels fit, if each takes `room`.
+        """Return round values whose labels fit, if each label takes `room`.
 
-        They are 1, 2 and 5 of every decade on a logarithmic scale, and multiples of 1, 2 or 5 of a
-        power of ten on others. A logarithmic scale with fewer than three such decades' values has
-        multiples too.
+        On a logarithmic scale these are 1, 2 and 5 times each power of ten. On a linear scale, or
+        if a logarithmic one has fewer than three of them, they are multiples of 1, 2 or 5 times one
+        power of ten.
         """
         if self.log:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
@@ -65,7 +65,7 @@ class Scale:
 
 
 def horizontal_axis(x: Scale, y: Scale, name: str) -> str:
-    """A line up from every tick of `x`, its value under it, and the axis's name."""
+    """Draw a vertical grid line for each tick of `x`, its value below, and the axis's name."""
     top, bottom = sorted((y.start, y.end))
     parts = [
         path("grid", "M", x(tick), bottom, "V", top) + text(x(tick), bottom + 15, f"{tick:g}")
@@ -75,7 +75,7 @@ def horizontal_axis(x: Scale, y: Scale, name: str) -> str:
 
 
 def vertical_axis(x: Scale, y: Scale, name: str) -> str:
-    """A line across from every tick of `y`, its value left of it, and the axis's name."""
+    """Draw a horizontal grid line for each tick of `y`, its value at the left, and the name."""
     parts = [
         path("grid", "M", x.start, y(tick), "H", x.end)
         + text(x.start - 6, y(tick) + 4, f"{tick:g}", "end")
@@ -85,14 +85,14 @@ def vertical_axis(x: Scale, y: Scale, name: str) -> str:
 
 
 def path(kind: str, *commands: str | float) -> str:
-    """A path from SVG's commands and their coordinates; `kind` is its class, if it has its own."""
-    own = f'class="{kind}" ' if kind else ""
+    """Draw a path of SVG commands and coordinates; an empty `kind` means no class of its own."""
+    attribute = f'class="{kind}" ' if kind else ""
     drawn = "".join(part if isinstance(part, str) else f"{part:.1f} " for part in commands)
-    return f'<path {own}d="{drawn.rstrip()}"/>'
+    return f'<path {attribute}d="{drawn.rstrip()}"/>'
 
 
 def mark(kind: str, x: float, y: float) -> str:
-    """A triangle for `behind`; for others a circle, which the stylesheet fills or not."""
+    """Draw a triangle for `behind`, else a circle, which the stylesheet fills for `won` only."""
     if kind == "behind":
         return path("mark", "M", x - 3.6, y - 3.6, "h7.2l-3.6 7.2z")
     return f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
@@ -103,22 +103,22 @@ def text(x: float, y: float, words: str, anchor: str = "middle") -> str:
 
 
 def upright(x: float, y: float, words: str) -> str:
-    """A line of text from below to above, centred."""
+    """Draw a line of text that reads upwards, centred."""
     turn = f"translate({x:.1f} {y:.1f}) rotate(-90)"
     return f'<text transform="{turn}" text-anchor="middle">{escape(words)}</text>'
 
 
 def title(words: str) -> str:
-    """What a browser shows when the element around it is pointed at."""
+    """The tooltip of the element around it."""
     return f"<title>{escape(words)}</title>"
 
 
-def group(kind: str, words: str, *parts: str) -> str:
-    return f'<g class="{kind}">{"".join(parts)}{title(words)}</g>'
+def group(kind: str, tooltip: str, *parts: str) -> str:
+    return f'<g class="{kind}">{"".join(parts)}{title(tooltip)}</g>'
 
 
 def legend(x: float, entries: Sequence[tuple[str, str]]) -> str:
-    """The names of lines, below each other from the top; of each line its class and its name."""
+    """Name lines, below each other from the top; an entry is a line's class and its name."""
     return "".join(
         path(kind, "M", x, TOP + 14 + 18 * i, "h28")
         + text(x + 36, TOP + 18 + 18 * i, name, "start")
@@ -127,9 +127,9 @@ def legend(x: float, entries: Sequence[tuple[str, str]]) -> str:
 
 
 def svg(height: float, label: str, *parts: str, links: bool = False) -> Markup:
-    """The picture; a screen reader reads `label` out.
+    """Join the parts into a picture with `label` for screen readers.
 
-    A picture with links in it is a group, because a screen reader skips what is inside an image.
+    A picture with links has the role of a group, because screen readers skip the inside of images.
     """
     role = "group" if links else "img"
     return Markup(  # noqa: S704 - text and attributes were escaped above

@@ -1,9 +1,9 @@
 """A heat map of ratios over M and N: a cell for each problem, with its ratio written in it.
 
-A cell's colour says what is served: `stays` if the default stays, whatever the best candidate's
-ratio is, else one of the classes `r0` … `r5` of the stylesheet, from a little to far ahead: the
-same ratio has the same colour on every map. Cells are links. Extents are in order, evenly spaced:
-measured sizes are no regular grid.
+A cell's colour says what is served: the class `stays` if the default is kept, else one of the
+stylesheet's classes `r0` … `r5`, from slightly to much faster. A ratio has the same colour on every
+map. Cells are links. Extents are sorted and evenly spaced, because measured sizes are not a regular
+grid.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ EDGES = (1.02, 1.05, 1.1, 1.25, 2.0)
 """Ratios at which the colour changes."""
 
 STAYS = "="
-"""What is written in a cell if the default stays."""
+"""The text of a cell if the default stays."""
 
 _LEFT, _RIGHT, _UNDER, _LEGEND = 84, 8, 62, 34
 _HIGHEST = 40
 _SWATCH = 64
 _LABEL = 44
-"""Room that the label of a column takes."""
+"""Width of a column's label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """A problem that has a winner; `ratio` is the best candidate's, None if nothing was paired.
+    """A problem that has a winner.
 
-    `stays`: callers run the default.
+    Attributes:
+        ratio: of the best candidate; None if it was not measured in pairs with the default.
+        stays: whether callers run the default.
     """
 
     m: int
@@ -46,14 +48,13 @@ class Cell:
 
     @property
     def colour(self) -> str:
-        """The class of its colour."""
         if self.stays or self.ratio is None:
             return "stays"
         return f"r{bisect(EDGES, self.ratio)}"
 
 
 def heatmap(cells: Sequence[Cell]) -> Markup:
-    """The map with its legend; empty for no cells."""
+    """Draw the map with its legend; empty without cells."""
     if not cells:
         return Markup("")
     rows = sorted({cell.m for cell in cells}, reverse=True)
@@ -63,7 +64,7 @@ def heatmap(cells: Sequence[Cell]) -> Markup:
     x = draw.Scale(0, len(columns), _LEFT, draw.WIDTH - _RIGHT)
     y = draw.Scale(0, len(rows), top, bottom)
     size = x(1) - x(0), y(1) - y(0)
-    apart = -(-_LABEL * len(columns) // (draw.WIDTH - _LEFT))  # so that labels do not collide
+    apart = -(-_LABEL * len(columns) // (draw.WIDTH - _LEFT))  # label every `apart`th column
     row_of = {m: i for i, m in enumerate(rows)}
     column_of = {n: i for i, n in enumerate(columns)}
     return draw.svg(
@@ -97,7 +98,7 @@ def _cell(cell: Cell, corner: tuple[float, float], size: tuple[float, float]) ->
 
 
 def _legend() -> str:
-    """A swatch for the default, then one for each colour with the ratios between them."""
+    """Draw a swatch for the default, then the other colours with the ratios between them."""
     start = _LEFT + 150
     swatches = [("stays", _LEFT), *((f"r{i}", start + _SWATCH * i) for i in range(len(EDGES) + 1))]
     parts = [

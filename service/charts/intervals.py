@@ -1,7 +1,7 @@
 """Rows of intervals: times with their samples, and ratios in each regime.
 
-A row has a name at the left, a bar for its interval, a long stroke for its middle, a point for each
-sample, and a value at the right if it has one.
+A row has a name at the left, a bar for its interval, a vertical stroke for its middle, a point for
+each sample, and a value at the right if it has one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ _NAMES, _VALUES = 250, 170
 _ROW, _TALL_ROW = 32, 44
 _POINT = 2.4
 _SHARE = 0.9
-"""Of a row's height that its points may take."""
+"""Share of a row's height that its points may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """What one row shows.
+    """A row of a chart.
 
     Attributes:
         about: a second line under the name.
         kind: a class of the stylesheet: won, tie or behind.
-        low, middle, high: the interval and what lies in it.
-        words: what a browser shows when the row is pointed at.
+        low, middle, high: the interval and its median or mean.
+        points: samples.
+        value: a text at the right.
     """
 
     name: str
@@ -41,11 +42,11 @@ class Interval:
     high: float
     points: Sequence[float] = ()
     value: str = ""
-    words: str
+    tooltip: str
 
 
 Guide = tuple[float, str, str]
-"""A vertical line to compare with: its value, its class and its name."""
+"""A vertical line: its value, its class and its name."""
 
 
 def chart(
@@ -55,7 +56,7 @@ def chart(
     guides: Sequence[Guide] = (),
     edges: tuple[float, float] | None = None,
 ) -> Markup:
-    """The rows under each other; with `edges`, on a logarithmic axis between them."""
+    """Draw the rows below each other; with `edges`, on a logarithmic axis from one to the other."""
     if not rows:
         return Markup("")
     tall = any(row.about or row.points for row in rows)
@@ -90,7 +91,7 @@ def _row(row: Interval, x: draw.Scale, y: float, high: float) -> str:
     reach = high / 3
     return draw.group(
         row.kind,
-        row.words,
+        row.tooltip,
         draw.path("interval", "M", x(row.low), y, "H", x(row.high)),
         points,
         draw.path("median", "M", x(row.middle), y - reach, "v", 2 * reach),
@@ -101,7 +102,9 @@ def _row(row: Interval, x: draw.Scale, y: float, high: float) -> str:
 
 
 def _beside(places: Sequence[float]) -> list[tuple[float, float]]:
-    """Each place (ascending) with an offset at which its point covers none of those before."""
+    """Give each place (ascending) a vertical offset at which its point covers no earlier one."""
+    # Points are put into lanes above and below the middle: the nearest lane whose last point is far
+    # enough to the left, else the middle.
     points: list[tuple[float, float]] = []
     lanes: dict[int, float] = {}  # the last place in each lane
     most = int(_TALL_ROW * _SHARE / (4 * _POINT))
@@ -117,7 +120,7 @@ def _beside(places: Sequence[float]) -> list[tuple[float, float]]:
 def timed(
     name: str, about: str, kind: str, time: Statistics, samples_us: Sequence[float] = ()
 ) -> Interval:
-    """The row of what took `time`; without samples if the record has none."""
+    """Make the row of a measured time, with its samples if they were kept."""
     counted = f", {len(samples_us)} samples" if samples_us else ", samples not kept"
     interval = f"{time.median_us:.2f} µs ({time.ci_low_us:.2f} to {time.ci_high_us:.2f})"
     return Interval(
@@ -128,17 +131,16 @@ def timed(
         middle=time.median_us,
         high=time.ci_high_us,
         points=samples_us,
-        words=f"{name} {about}: {interval}{counted}",
+        tooltip=f"{name} {about}: {interval}{counted}",
     )
 
 
 def times(rows: Sequence[Interval]) -> Markup:
-    """Times per launch, of rows that `timed` made."""
     return chart(rows, "Times per launch", "µs per launch")
 
 
 def kind_of(ratio: Ratio) -> str:
-    """The class of a ratio: a tie if its interval includes 1."""
+    """Return the class of a ratio: a tie if its interval includes 1."""
     return "won" if ratio.ci_low > 1 else "behind" if ratio.ci_high < 1 else "tie"
 
 
@@ -151,17 +153,17 @@ def _compared(name: str, ratio: Ratio, value: str) -> Interval:
         middle=ratio.median,
         high=ratio.ci_high,
         value=value,
-        words=f"{name}: {interval}; {value}",
+        tooltip=f"{name}: {interval}; {value}",
     )
 
 
 def regimes(
     measured: Sequence[InRegime], power_penalty: float | None, mean: float | None, default: str
 ) -> Markup:
-    """The ratio to the default in each regime, with its 95% interval.
+    """Draw the ratio to the default in each regime, with its 95% interval.
 
     The solid line is the default. The dashed line is the power penalty, which the geometric mean of
-    the regimes must exceed; a penalty of at most 1 is not drawn.
+    the regimes must exceed; it is drawn if it is above 1.
     """
     rows = []
     for regime in measured:
@@ -170,8 +172,8 @@ def regimes(
             times = f"{regime.median_us:.2f} µs{against}"
             rows.append(_compared(regime.regime.value, regime.speedup, times))
     if mean is not None and len(rows) > 1:
-        exactly = Ratio(median=mean, ci_low=mean, ci_high=mean)
-        rows.append(_compared("geometric mean", exactly, f"{mean:.3f}"))
+        point = Ratio(median=mean, ci_low=mean, ci_high=mean)
+        rows.append(_compared("geometric mean", point, f"{mean:.3f}"))
     guides = [(1.0, "unity", default)]
     if power_penalty is not None and power_penalty > 1:
         guides.append((power_penalty, "ridge", f"penalty {power_penalty:.3f}"))

@@ -11,11 +11,11 @@ from service.report.problem_rows import DeviceReport, ReportRow
 
 HEIGHT = 340
 _LOWEST, _HIGHEST = 0.4, 1.6
-"""Ratios beyond are drawn at the edge, with their number."""
+"""Ratios outside are drawn at the edge, with their number."""
 
 
 def ratios(rows: Sequence[ReportRow]) -> Markup:
-    """A mark for each problem with its 95% interval, sorted by ratio, and a line at 1."""
+    """Draw a mark for each problem with its 95% interval, sorted by ratio, and a line at 1."""
     paired = sorted(
         ((row.winner.speedup, row.problem) for row in rows if row.winner.speedup),
         key=lambda pair: pair[0].median,
@@ -43,7 +43,7 @@ def ratios(rows: Sequence[ReportRow]) -> Markup:
 
 
 def classes(report: DeviceReport, dtype: str) -> Markup:
-    """A row for each class: its geometric mean, in a bar from its minimum to its maximum."""
+    """Draw the geometric mean of each class of problems, in a bar from minimum to maximum."""
     summaries = [summary for summary in report.summaries if summary.dtype == dtype]
     rows = [
         intervals.Interval(
@@ -53,7 +53,7 @@ def classes(report: DeviceReport, dtype: str) -> Markup:
             middle=summary.geometric_mean,
             high=summary.maximum,
             value=f"{summary.geometric_mean:.3f}",
-            words=f"{summary.title}: geometric mean {summary.geometric_mean:.3f}, "
+            tooltip=f"{summary.title}: geometric mean {summary.geometric_mean:.3f}, "
             f"median {summary.median:.3f}, "
             f"{summary.minimum:.3f} to {summary.maximum:.3f}",
         )
@@ -69,7 +69,7 @@ def classes(report: DeviceReport, dtype: str) -> Markup:
 
 
 def _edges(bounds: Iterable[float]) -> tuple[float, float]:
-    lows, highs = 0.9, 1.1
+    low, high = 0.9, 1.1
     for bound in bounds:
-        lows, highs = min(lows, bound), max(highs, bound)
-    return max(_LOWEST, lows * 0.98), min(_HIGHEST, highs * 1.02)
+        low, high = min(low, bound), max(high, bound)
+    return max(_LOWEST, low * 0.98), min(_HIGHEST, high * 1.02)

@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 HEIGHT = 420
 _NAMES = 220
-"""Room for the names of strategies at the right."""
+"""Width of the names of strategies at the right."""
 _LOWEST, _HIGHEST = 0.1, 200.0
-"""Regrets beyond, in percent, are drawn at the edge: a logarithmic axis has no zero."""
+"""Regrets outside, in percent, are drawn at the edge: a logarithmic axis has no zero."""
 
 
 def chart(curves: Sequence[Curve]) -> str:
-    """Two lines for each strategy: the median of all problems, and dashed their worst."""
+    """Draw two lines for each strategy: the median of all problems, and dashed the worst."""
     counts = curves[0].counts
     bottom = HEIGHT - draw.BOTTOM
     x = draw.Scale(min(counts), max(counts), draw.LEFT + 12, draw.WIDTH - _NAMES - 12, log=True)
     y = draw.Scale(_LOWEST, _HIGHEST, bottom, draw.TOP + 20, log=True)
     parts = [
         f"<style>{draw.STYLE.read_text(encoding='utf-8')}</style>",
-        draw.text(draw.LEFT, 18, "Regret of the winner found: median, and worst dashed", "start"),
+        draw.text(draw.LEFT, 18, "Regret of the winner: median, and worst dashed", "start"),
         draw.vertical_axis(draw.Scale(0, 1, draw.LEFT, draw.WIDTH - _NAMES), y, "regret, %"),
         *(draw.text(x(count), bottom + 15, str(count)) for count in counts),
         draw.text((x.start + x.end) / 2, bottom + 34, "trials"),

@@ -1,7 +1,7 @@
-"""Rooflines: TFLOP/s over FLOP per byte, both logarithmic, under what the GPU can do.
+"""Rooflines: TFLOP/s over FLOP per byte, both logarithmic, below the limits of the GPU.
 
-A measured roof is a solid line, a nominal one is dashed. Roofs are named at the upper left, where
-no product lies: few bytes and many FLOP per second.
+A measured roof is a solid line, a nominal one is dashed. The legend is at the upper left, where no
+product can be: few FLOP per byte and many FLOP per second.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tuner.store.listing import Listed
 
 HEIGHT = 420
 _MARGIN = 1.6
-"""By how many times the axes exceed what is drawn."""
+"""The axes extend beyond the drawn values by this factor."""
 
 Named = tuple[str, Roof]
 
 
 def of_rows(rows: Sequence[ReportRow], dtype: str, roofs: Sequence[Roof]) -> Markup:
-    """CUTLASS and cuBLAS of each row, joined; empty if no row has both times."""
+    """Draw CUTLASS and cuBLAS of each row, joined by a line; empty if no row has both times."""
     pairs = [(row, row.cutlass, row.cublas) for row in rows if row.cutlass and row.cublas]
     if not pairs:
         return Markup("")
@@ -40,41 +40,41 @@ def of_rows(rows: Sequence[ReportRow], dtype: str, roofs: Sequence[Roof]) -> Mar
     parts = [_under(named, x, y)]
     for roof in roofs:
         if roof.measured:
-            at = x(roof.ridge)
-            parts.append(draw.path("ridge", "M", at, y(roof.peak / 1e12), "V", y.start))
-            parts.append(draw.text(at + 4, y.start - 6, f"ridge {roof.ridge:.0f}", "start"))
-    for row, ours, theirs in pairs:
-        here, there = _tflops(ours), _tflops(theirs)
+            ridge = x(roof.ridge)
+            parts.append(draw.path("ridge", "M", ridge, y(roof.peak / 1e12), "V", y.start))
+            parts.append(draw.text(ridge + 4, y.start - 6, f"ridge {roof.ridge:.0f}", "start"))
+    for row, cutlass, cublas in pairs:
+        our_rate, their_rate = _tflops(cutlass), _tflops(cublas)
         at = x(row.intensity)
         parts.append(
             draw.group(
                 "point",
-                f"{row.problem}: {row.intensity:.4g} FLOP/byte, CUTLASS {here:.4g}, "
-                f"cuBLAS {there:.4g} TFLOP/s",
-                draw.path("", "M", at, y(there), "V", y(here)),
-                f'<circle class="cublas" cx="{at:.1f}" cy="{y(there):.1f}" r="4"/>',
-                f'<circle class="cutlass" cx="{at:.1f}" cy="{y(here):.1f}" r="3.5"/>',
+                f"{row.problem}: {row.intensity:.4g} FLOP/byte, CUTLASS {our_rate:.4g}, "
+                f"cuBLAS {their_rate:.4g} TFLOP/s",
+                draw.path("", "M", at, y(their_rate), "V", y(our_rate)),
+                f'<circle class="cublas" cx="{at:.1f}" cy="{y(their_rate):.1f}" r="4"/>',
+                f'<circle class="cutlass" cx="{at:.1f}" cy="{y(our_rate):.1f}" r="3.5"/>',
             )
         )
     return draw.svg(HEIGHT, f"Roofline, {dtype}", *parts)
 
 
 def of_winners(listed: Sequence[Listed], roofs: Sequence[Named]) -> Markup:
-    """What is served, under roofs named by the element types that they bound.
+    """Draw what is served, below roofs named by the element types that they bound.
 
-    A disc is ahead of the default; a ring is the default, which stays. Empty without times.
+    A disc is a kernel faster than the default, a ring is the default. Empty without times.
     """
     points = [(item, us) for item in listed if (us := _served_us(item))]
     if not points:
         return Markup("")
     rates = [item.problem.flops / us / 1e6 for item, us in points]
-    places = [item.problem.flops / item.problem.operand_bytes for item, _ in points]
-    x, y = _scales(places, rates, roofs)
+    intensities = [item.problem.flops / item.problem.operand_bytes for item, _ in points]
+    x, y = _scales(intensities, rates, roofs)
     parts = [_under(roofs, x, y)]
-    for (item, us), rate, place in zip(points, rates, places, strict=True):
+    for (item, us), rate, intensity in zip(points, rates, intensities, strict=True):
         kind = "tie" if item.use.is_default else "won"
-        words = f"{item.problem}: {us:.2f} µs, {rate:.4g} TFLOP/s at {place:.3g} FLOP/byte"
-        parts.append(draw.group(kind, words, draw.mark(kind, x(place), y(rate))))
+        tooltip = f"{item.problem}: {us:.2f} µs, {rate:.4g} TFLOP/s at {intensity:.3g} FLOP/byte"
+        parts.append(draw.group(kind, tooltip, draw.mark(kind, x(intensity), y(rate))))
     return draw.svg(HEIGHT, f"Roofline of {len(points)} winners", *parts)
 
 
@@ -87,12 +87,12 @@ def _tflops(side: Side) -> float:
 
 
 def _scales(
-    places: Sequence[float], rates: Sequence[float], roofs: Sequence[Named]
+    intensities: Sequence[float], rates: Sequence[float], roofs: Sequence[Named]
 ) -> tuple[draw.Scale, draw.Scale]:
-    across = [*places, *(roof.ridge for _, roof in roofs)]
-    upward = [*rates, *(roof.peak / 1e12 for _, roof in roofs)]
-    left, right = min(across) / _MARGIN, max(across) * _MARGIN
-    low, high = min(upward) / _MARGIN, max(upward) * _MARGIN
+    xs = [*intensities, *(roof.ridge for _, roof in roofs)]
+    ys = [*rates, *(roof.peak / 1e12 for _, roof in roofs)]
+    left, right = min(xs) / _MARGIN, max(xs) * _MARGIN
+    low, high = min(ys) / _MARGIN, max(ys) * _MARGIN
     return (
         draw.Scale(left, right, draw.LEFT, draw.WIDTH - draw.RIGHT, log=True),
         draw.Scale(low, high, HEIGHT - draw.BOTTOM, draw.TOP, log=True),
@@ -100,7 +100,7 @@ def _scales(
 
 
 def _under(roofs: Sequence[Named], x: draw.Scale, y: draw.Scale) -> str:
-    """The axes, the roofs and their names."""
+    """Draw the axes, the roofs and their names."""
     parts = [
         draw.horizontal_axis(x, y, "FLOP per byte, operands moved once"),
         draw.vertical_axis(x, y, "TFLOP/s"),
@@ -108,7 +108,7 @@ def _under(roofs: Sequence[Named], x: draw.Scale, y: draw.Scale) -> str:
     ]
     for _, roof in roofs:
         bandwidth, peak = roof.bandwidth / 1e12, roof.peak / 1e12
-        begin = max(x.low, y.low / bandwidth)  # the slope may cross the lower edge first
+        begin = max(x.low, y.low / bandwidth)  # the slope may leave the chart below its left edge
         slope = ("M", x(begin), y(begin * bandwidth), "L", x(roof.ridge), y(peak))
         parts.append(draw.path(roof.kind, *slope, "H", x.end))
     return "".join(parts)

@@ -15,26 +15,27 @@ from tuner.trial import Phase
 
 _HEIGHT, _TRAIT_HEIGHT = 250, 270
 _GAP = 84
-"""Between the two parts of a convergence."""
+"""Space between the two charts of a convergence."""
 
 _UNDER = 58
-"""Room for the names of columns under the axis."""
+"""Height of the columns' names under the axis."""
 
 _COLUMNS = 10
-"""Columns drawn at most, the fastest: more names would not fit beside each other."""
+"""Only the fastest columns are drawn: more names would not fit beside each other."""
 
 _SLOWEST = 4.0
-"""Times beyond so many times the fastest are drawn at the upper edge."""
+"""Times above this multiple of the fastest are drawn at the upper edge."""
 
 _LANES = 9
+"""Dots of a column lie in so many vertical lanes."""
 
 
 def convergence(run: Sequence[Tried], result_us: float | None = None) -> Markup:
-    """The best time so far of one run's trials, oldest first, against trials and seconds.
+    """Draw the best time so far of one run's trials, oldest first, against trials and seconds.
 
     Only the screening's times count: finals measure the same candidates again, in other regimes. A
-    failed trial counts as a trial without a time. Empty before two were screened. `result_us` is
-    what the run came to in its finals, a dashed line.
+    failed trial counts as a trial without a time. `result_us` is the result of the run's finals,
+    drawn as a dashed line. Empty with fewer than two screened trials.
     """
     screened = [trial for trial in run if trial.phase is Phase.SCREEN]
     times = [float("inf") if trial.median_us is None else trial.median_us for trial in screened]
@@ -66,7 +67,7 @@ def convergence(run: Sequence[Tried], result_us: float | None = None) -> Markup:
 
 
 def _best(steps: Sequence[tuple[float, float]], x: draw.Scale, y: draw.Scale, name: str) -> str:
-    """A line that falls wherever a trial was faster than all before."""
+    """Draw a line that falls at each trial that was faster than all before it."""
     (first, best), *rest = steps
     line: list[str | float] = ["M", x(first), y(best)]
     for at, us in rest:
@@ -93,15 +94,15 @@ TRAITS: tuple[tuple[str, Trait], ...] = (
     ("Cluster", lambda kernel: "×".join(map(str, kernel.cluster))),
     ("Stages", lambda kernel: str(kernel.stages or "as many as fit")),
 )
-"""What the pages draw, a chart for each."""
+"""Name and value of each trait that the pages draw a chart of."""
 
 
 def by_trait(trials: Sequence[Tried], name: str, trait: Trait) -> Markup:
-    """All trials by one of the kernel's traits; empty if nothing was measured.
+    """Draw all trials by a trait of their kernels; empty if nothing was measured.
 
-    A column for each value, the fastest first, with its trials as dots on a logarithmic axis of
-    times. A ring marks the run's fastest. A kernel that is not CUTLASS's has its backend instead.
-    The dots of a column are one path, because a run has thousands.
+    There is a column for each value, the fastest first, with its trials as dots on a logarithmic
+    axis of times. A ring marks the fastest trial. Kernels of other libraries than CUTLASS have no
+    traits: their column is their backend's.
     """
 
     def value_of(kernel: AnyKernel) -> str:
@@ -129,6 +130,7 @@ def by_trait(trials: Sequence[Tried], name: str, trait: Trait) -> Markup:
     for i, value in enumerate(shown):
         middle = x(i + 0.5)
         times = sorted(columns[value])
+        # All dots of a column are one path, because a run has thousands of trials.
         dots: list[str | float] = []
         for place, us in enumerate(times):
             dots += ["M", middle + spread * _lane(place), y(us), "h0"]
@@ -153,5 +155,6 @@ def by_trait(trials: Sequence[Tried], name: str, trait: Trait) -> Markup:
 
 
 def _lane(place: int) -> int:
-    """Where a dot lies beside its column's middle: its neighbours in time lie far from it."""
+    """Return the lane of the dot with that rank, so that dots of similar times do not overlap."""
+    # A step of 4 visits all 9 lanes in 9 ranks, and neighbouring ranks are at least 4 lanes apart.
     return (place * 4 + _LANES // 2) % _LANES - _LANES // 2

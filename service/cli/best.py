@@ -28,7 +28,7 @@ from service.cli.options import (
 )
 from service.cli.output import CommandError, emit, note, say
 from service.report import regimes
-from service.report.power_penalty import why_cublas_stays
+from service.report.verdict import why_cublas_stays
 
 
 def best(

@@ -17,7 +17,7 @@ from gemmsmith.core.config import Config, Use
 from gemmsmith.core.device import recording_of, time_text
 from gemmsmith.core.problem import Problem
 from service.cli.output import emit, microseconds, ratio, say, table
-from service.report.power_penalty import why_cublas_stays
+from service.report.verdict import why_cublas_stays
 from tuner.trial import Winner
 
 _LISTED = 3

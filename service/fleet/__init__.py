@@ -1,4 +1,5 @@
-"""Many GPUs: Ray places workers on machines, the database stays the record and the one queue.
+"""Many GPUs: Ray places workers on machines; records and the queue stay in the database.
 
-Ray is imported here and nowhere else, and only by `driver`, `local` and `running`.
+An optional part, which needs the extra `fleet`. Only `gemmsmith fleet` imports it, and only its
+modules `driver`, `local` and `running` import Ray.
 """

@@ -1,30 +1,30 @@
-"""What a fleet's compilers do: they take jobs whose kernels are not compiled, and compile them.
+"""A fleet's compilers: they take jobs whose kernels are not compiled, and compile them.
 
-Each is a worker as any other: it leases a job from the database, keeps the lease, and hands the job
-back when its kernels are in packs, for a GPU to measure. One that dies loses nothing: its lease
-ends, and what it has built is found by the next.
+A compiler is a worker: it leases a job from the database, and hands it back when its kernels are in
+packs, so that a GPU can measure them. If it dies, its lease ends, and the next compiler uses the
+packs that it has built.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import AnyKernel
-from gemmsmith.core.problem import Problem
 from service import identity, logging
 from service.fleet.packs import Share
+from service.fleet.plan import RECORDED
 from service.settings import Settings
-from service.worker.builder import RecordingBuilder, Tally, open_builder
+from service.worker.builder import RecordingBuilder, open_builder
 from tuner.backends import candidates
 from tuner.backends.cublaslt.algorithms import kernel_for
 from tuner.devices import open_device
 from tuner.devices.base import Device
-from tuner.errors import LeaseLost, NoLegalCandidate, NotRecorded, StoreError
-from tuner.jobs import LeasedJob, Worker
+from tuner.errors import NoLegalCandidate, NotRecorded
+from tuner.jobs import Job, LeasedJob, Worker
 from tuner.jobs.stages import Stage, StagedQueue, hand_to_gpus
 from tuner.search.ahead import first_kernels
 from tuner.search.budget import BUDGETS
@@ -35,27 +35,27 @@ from tuner.store import Store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetGpu:
-    """A kind of GPU in the fleet: what it is called, and its model."""
+    """A kind of GPU in the fleet: its name for `open_device`, and its model."""
 
     name: str
     model: DeviceModel
 
     @property
     def names(self) -> tuple[str, str]:
-        """What jobs may call it."""
         return (self.model.slug, self.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompileOrder:
-    """What a compile task is given.
+    """The argument of a compile task.
 
     Attributes:
         environ: the settings, as environment variables.
-        owner: the name that its leases have.
-        devices: what the jobs are to be measured on.
-        cores: compilers at once.
-        share: URL of the packs that the fleet shares; empty where all mount one folder.
+        owner: the owner of its leases.
+        devices: the GPUs that the jobs will be measured on.
+        cores: how many compilers run at once.
+        share: URL of the packs that the fleet shares; empty if all machines mount one folder.
+        ttl_s: how long a lease lasts without a heartbeat.
     """
 
     environ: Mapping[str, str]
@@ -67,10 +67,13 @@ class CompileOrder:
 
 
 def compile_jobs(order: CompileOrder) -> int:
-    """Compile for one job after the other until none waits for it; how many there were.
+    """Compile for one job after the other until no job needs it.
+
+    Returns:
+        The number of jobs.
 
     Raises:
-        CompilerNotFound: no nvcc on this machine. No job was touched.
+        CompilerNotFound: there is no nvcc on this machine. No job was taken.
         StoreError, SettingsError: the database or the keys cannot be used.
     """
     settings = Settings.load(order.environ)
@@ -97,7 +100,7 @@ def compile_jobs(order: CompileOrder) -> int:
 
 
 class Preparation:
-    """Compiles for one job after the other; what `tuner.jobs.Worker` calls."""
+    """Compiles the kernels of jobs, one job after the other; `tuner.jobs.Worker` calls it."""
 
     def __init__(
         self,
@@ -119,11 +122,11 @@ class Preparation:
         self._recorded: dict[str, Device] = {}
 
     def __call__(self, leased: LeasedJob) -> None:
-        """Compile what the job's run begins with, or has asked for; hand it to the GPUs."""
+        """Compile the kernels that the job's run requested, or begins with; hand it to the GPUs."""
         store = self._builder.records = self._store.fenced(leased.fence)
-        kernels, failures = self._wanted(leased, store)
+        kernels, failures = self._kernels(leased, store)
         packs = {}
-        say = _reporter(leased, len(kernels))
+        report = _reporter(leased, len(kernels))
         with closing(in_batches(self._builder, kernels, leased.should_stop)) as batches:
             for batch in batches:
                 for built in batch:
@@ -131,21 +134,21 @@ class Preparation:
                         packs[built.pack.hash] = built.pack
                     elif built.failure is not None:
                         failures[built.kernel.name] = built.failure.message
-                say(len(batch))
+                report(len(batch))
         if self._share is not None:
             self._share.push(self._builder.store, packs.values())
-        self._report_built(leased)
+        self._builder.report(leased)
         hand_to_gpus(leased, list(packs), failures)
 
-    def _wanted(self, leased: LeasedJob, store: Store) -> tuple[list[AnyKernel], dict[str, str]]:
-        """Kernels to build; and of those asked for that nobody knows, why they are not."""
+    def _kernels(self, leased: LeasedJob, store: Store) -> tuple[list[AnyKernel], dict[str, str]]:
+        """Return the kernels to build, and a failure for each requested name that is unknown."""
         job = leased.job
-        device, found = self._found(job.problem, job.device, leased)
-        wanted = self._queue.notes(job.id).wanted
-        if not wanted:
+        device, choices = self._choices(job)
+        requested = self._queue.notes(job.id).wanted
+        if not requested:
             first = first_kernels(
                 job.problem,
-                found,
+                choices,
                 device.model,
                 store=store,
                 builder=self._builder,
@@ -153,61 +156,53 @@ class Preparation:
                 effort=job.effort,
             )
             return first, {}
-        known = {candidate.kernel.name: candidate.kernel for candidate in found}
+        known = {candidate.kernel.name: candidate.kernel for candidate in choices}
         library: AnyKernel | None = kernel_for(job.problem, device.model.arch)
         if library is not None:
             known[library.name] = library
         unknown = {
-            name: "the compilers know no such kernel" for name in wanted if name not in known
+            name: "the compilers know no such kernel" for name in requested if name not in known
         }
-        return [known[name] for name in wanted if name in known], unknown
+        return [known[name] for name in requested if name in known], unknown
 
-    def _found(
-        self, problem: Problem, wanted: str, leased: LeasedJob
-    ) -> tuple[FleetGpu, list[Candidate]]:
-        """The device that the job is for, and what its run chooses from.
+    def _choices(self, job: Job) -> tuple[FleetGpu, list[Candidate]]:
+        """Return the device that a job is for, and the candidates that its run chooses from.
 
         Raises:
-            NotRecorded: it is for recorded devices, and none holds the problem.
+            NotRecorded: the job is for recorded devices, and none has its problem.
         """
-        refusal: NotRecorded | None = None
+        reason: NotRecorded | None = None
         for device in self._devices:
-            if wanted not in ("", *device.names):
+            if job.device not in ("", *device.names):
                 continue
-            if not device.name.startswith("replay:"):
-                with suppress(NoLegalCandidate):  # then the default is all there is
-                    level = BUDGETS[leased.job.effort].level
-                    return device, candidates(problem, device.model, level=level)
+            if not device.name.startswith(RECORDED):
+                with suppress(NoLegalCandidate):  # the run then measures the default only
+                    level = BUDGETS[job.effort].level
+                    return device, candidates(job.problem, device.model, level=level)
                 return device, []
             try:
-                recorded = self._open(device.name).recorded(problem)
+                recorded = self._open(device.name).recorded(job.problem)
             except NotRecorded as error:
-                refusal = error
+                reason = error
                 continue
             return device, list(recorded or ())
-        raise refusal or NotRecorded(f"no GPU of this fleet is called {wanted!r}")
+        raise reason or NotRecorded(f"no GPU of this fleet is called {job.device!r}")
 
     def _open(self, name: str) -> Device:
-        """A recorded device; loading one takes a while."""
+        """Open a recorded device, and keep it, because loading a recording takes a while."""
         if name not in self._recorded:
             self._recorded[name] = open_device(name, sweeps=self._settings.sweeps)
         return self._recorded[name]
 
-    def _report_built(self, leased: LeasedJob) -> None:
-        tally, self._builder.tally = self._builder.tally, Tally()
-        if tally != Tally():
-            with suppress(LeaseLost, StoreError):  # these figures are not worth an attempt
-                leased.event("built", asdict(tally))
-
 
 def _reporter(leased: LeasedJob, total: int) -> Callable[[int], None]:
-    """Passes on how many kernels are built."""
+    """Return a function that adds to the job's number of built kernels."""
     done = 0
 
-    def say(more: int) -> None:
+    def report(more: int) -> None:
         nonlocal done
         done += more
         job = leased.job
         leased.progress("compile", done, total, job.best_us, job.best)
 
-    return say
+    return report

@@ -1,9 +1,9 @@
-"""Places a fleet's workers on the machines that Ray knows, and looks after them.
+"""Places a fleet's workers on the machines of a Ray cluster, and restarts them.
 
-Every `LOOK_S` it compares what there is with what there should be: one worker a GPU, compile tasks
-while jobs wait for kernels. It knows nothing that it could lose: GPUs' workers have names in Ray,
-go on when the driver dies, and are found by the next one, unless that has other settings. Jobs of a
-worker that Ray knows to be dead are free at once.
+Every `LOOK_S` it compares what runs with what should run: one worker for each GPU, and compile
+tasks while jobs wait for kernels. The driver has no state of its own to lose: workers of GPUs have
+names in Ray and go on if the driver dies. The next driver takes them over, if it has the same
+settings. The jobs of a worker that Ray reports dead are free at once.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tuner.jobs.stages import StagedQueue
 log = structlog.get_logger("gemmsmith.fleet")
 
 LOOK_S = 1.0
-"""How often machines, workers and the queue are looked at: a change takes effect within 5 s."""
+"""How often the driver looks at machines, workers and queue: changes take effect within 5 s."""
 _STARTS_WITHIN_S = 120.0
-"""Silence of a worker that has yet to answer: its process imports its libraries."""
+"""Silence before its first answer after which a worker is killed: it imports its libraries."""
 _SILENT_S = 20.0
-"""Silence after which a worker is killed."""
+"""Silence after which a worker that has answered is killed."""
 NAMESPACE = "gemmsmith-fleet"
-"""Of the workers' names in Ray."""
+"""Ray's namespace of the workers' names."""
 _REST_S = 10.0
 """Pause before a GPU whose worker could not work gets another one."""
 
@@ -52,10 +52,11 @@ class Options:
     """How a fleet is run.
 
     Attributes:
-        cores: cores of one compile task; 0: GPUs' workers compile for themselves.
-        share: URL where packs are shared; empty: all machines mount one packs folder.
-        ttl_s: how long a lease lasts without a sign of life.
-        gpu_worker, compile_jobs: what is run on the machines.
+        cores: cores of a compile task; 0 if the workers of GPUs compile for themselves.
+        share: URL of the packs that the fleet shares; empty if all machines mount one folder.
+        ttl_s: how long a lease lasts without a heartbeat.
+        poll_s: how often a worker without a job looks for one.
+        gpu_worker, compile_jobs: the actor and the task that run on the machines.
     """
 
     cores: int = 4
@@ -67,13 +68,20 @@ class Options:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Hired:
-    """A GPU's worker and what is known of it; an `owner` once it has said so."""
+class _GpuActor:
+    """A GPU's worker.
+
+    Attributes:
+        heard_at: when it answered last, or was started.
+        patience_s: silence after which it is killed.
+        request: the pending call of `beat`, if any.
+        beat: its last answer.
+    """
 
     actor: Any
     heard_at: float
     patience_s: float = _STARTS_WITHIN_S
-    asked: Any = None
+    request: Any = None
     beat: Beat | None = None
 
     @property
@@ -83,12 +91,19 @@ class _Hired:
 
 @dataclass(kw_only=True)
 class Driver:
-    """Looks after the workers of one cluster. `ray.init` was called before."""
+    """Starts, watches and ends the workers of a cluster, to which `ray.init` has connected.
+
+    Attributes:
+        workers: the GPUs' workers.
+        resting: GPUs whose worker could not work, and until when they get no other one.
+        compiling: the compile tasks that run, and the owners of their leases.
+        lapsing: owners of leases that end, because their worker or task is dead.
+    """
 
     settings: Settings
     queue: StagedQueue
     options: Options
-    hired: dict[Slot, _Hired] = field(default_factory=dict)
+    workers: dict[Slot, _GpuActor] = field(default_factory=dict)
     resting: dict[Slot, float] = field(default_factory=dict)
     compiling: dict[Any, str] = field(default_factory=dict)
     lapsing: set[str] = field(default_factory=set)
@@ -104,22 +119,22 @@ class Driver:
             ttl_s=self.options.ttl_s,
             poll_s=self.options.poll_s,
         )
-        # Workers with these settings, of this version, are as good as new ones.
-        told = f"{VERSION} {sorted(self._order.environ.items())} {replace(self._order, environ={})}"
-        self._kind = hashlib.sha256(told.encode()).hexdigest()[:12]
+        # Workers of the same version with the same settings have the same kind and are kept.
+        kind = f"{VERSION} {sorted(self._order.environ.items())} {replace(self._order, environ={})}"
+        self._kind = hashlib.sha256(kind.encode()).hexdigest()[:12]
 
-    def dismiss_others(self) -> None:
-        """End workers that an earlier driver left, with other settings."""
-        for found in ray.util.list_named_actors(all_namespaces=True):
-            if found["namespace"] == NAMESPACE and not found["name"].startswith(f"{self._kind}:"):
+    def end_others(self) -> None:
+        """End workers that an earlier driver started with other settings."""
+        for actor in ray.util.list_named_actors(all_namespaces=True):
+            if actor["namespace"] == NAMESPACE and not actor["name"].startswith(f"{self._kind}:"):
                 with suppress(ValueError):  # it has just ended
-                    ray.kill(ray.get_actor(found["name"], namespace=NAMESPACE))
+                    ray.kill(ray.get_actor(actor["name"], namespace=NAMESPACE))
 
     def look(self) -> None:
-        """Bring the workers into line with machines and queue.
+        """Start and end workers and compile tasks, as the machines and the queue need.
 
         Raises:
-            StoreError: the database is away; workers go on, and the next look catches up.
+            StoreError: the database cannot be reached. Workers go on; call this again later.
             OneMachineOnly: other machines do not reach the database.
         """
         machines = _machines()
@@ -129,14 +144,14 @@ class Driver:
                 "SQLite is for one machine, and the cluster has more: set GEMMSMITH_DATABASE to a "
                 "PostgreSQL URL on all of them"
             )
-        wanted = slots(machines)
+        gpus = slots(machines)
         self._hear()
-        for slot in self.hired.keys() - set(wanted):
-            self._dismiss(slot, "its machine has gone")
+        for slot in self.workers.keys() - set(gpus):
+            self._end(slot, "its machine has gone")
         now = time.monotonic()
         self.resting = {slot: until for slot, until in self.resting.items() if until > now}
-        for slot in to_start(wanted, self.hired, self.resting):
-            self._hire(slot)
+        for slot in to_start(gpus, self.workers, self.resting):
+            self._start(slot)
         self._collect_compilers()
         if self.lapsing:
             freed = self.queue.lapse(sorted(self.lapsing))
@@ -146,8 +161,8 @@ class Driver:
         self._compile(machines)
 
     def devices(self) -> list[FleetGpu]:
-        """The kinds of GPU whose jobs are compiled by tasks."""
-        beats = [hired.beat for hired in self.hired.values() if hired.beat is not None]
+        """Return the kinds of GPU whose jobs the compile tasks compile for."""
+        beats = [worker.beat for worker in self.workers.values() if worker.beat is not None]
         kinds = {
             beat.device.name + beat.device.model.slug: beat.device
             for beat in beats
@@ -156,23 +171,22 @@ class Driver:
         return [kinds[name] for name in sorted(kinds)]
 
     def ready(self) -> int:
-        """How many GPUs have a worker that works."""
-        beats = (hired.beat for hired in self.hired.values())
+        beats = (worker.beat for worker in self.workers.values())
         return sum(beat is not None and beat.device is not None for beat in beats)
 
     def stop(self) -> None:
-        """Have all jobs handed back, and end the workers."""
-        stops = [hired.actor.stop.remote() for hired in self.hired.values()]
+        """Let the workers hand back their jobs, and end them."""
+        stops = [worker.actor.stop.remote() for worker in self.workers.values()]
         if stops:
             ray.wait(stops, num_returns=len(stops), timeout=self.settings.stop_timeout_s)
         for task in self.compiling:
             ray.cancel(task, force=True)
-        for slot in list(self.hired):
-            self._dismiss(slot, "the fleet ends")
+        for slot in list(self.workers):
+            self._end(slot, "the fleet ends")
         self.lapsing.update(self.compiling.values())
         self.queue.lapse(sorted(self.lapsing))
 
-    def _hire(self, slot: Slot) -> None:
+    def _start(self, slot: Slot) -> None:
         order = replace(self._order, owner=self._owner(slot.resource), device=slot.device)
         gpus = slot.needs.get("GPU", 0)
         actor = (
@@ -190,42 +204,42 @@ class Driver:
             )
             .remote(order)
         )
-        self.hired[slot] = _Hired(actor=actor, heard_at=time.monotonic())
+        self.workers[slot] = _GpuActor(actor=actor, heard_at=time.monotonic())
         log.info("gpu_hired", device=slot.device, machine=slot.machine[:8])
 
     def _hear(self) -> None:
-        """Ask every worker how it is, and hear those that have answered."""
-        for hired in self.hired.values():
-            if hired.asked is None:
-                hired.asked = hired.actor.beat.remote()
-        asked = {hired.asked: slot for slot, hired in self.hired.items()}
-        if not asked:
+        """Call `beat` of every worker, read the answers, and end dead and silent workers."""
+        for worker in self.workers.values():
+            if worker.request is None:
+                worker.request = worker.actor.beat.remote()
+        requests = {worker.request: slot for slot, worker in self.workers.items()}
+        if not requests:
             return
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_S / 2)
+        answered, _ = ray.wait(list(requests), num_returns=len(requests), timeout=LOOK_S / 2)
         now = time.monotonic()
-        for answer in answered:
-            slot = asked[answer]
-            hired = self.hired[slot]
-            hired.asked = None
+        for request in answered:
+            slot = requests[request]
+            worker = self.workers[slot]
+            worker.request = None
             try:
-                hired.beat = ray.get(answer)
+                worker.beat = ray.get(request)
             except RayError as error:
-                self._dismiss(slot, f"{type(error).__name__}: it died")
+                self._end(slot, f"{type(error).__name__}: it died")
                 continue
-            hired.heard_at, hired.patience_s = now, _SILENT_S
-            if hired.beat.error:
-                self._dismiss(slot, hired.beat.error)
+            worker.heard_at, worker.patience_s = now, _SILENT_S
+            if worker.beat.error:
+                self._end(slot, worker.beat.error)
                 self.resting[slot] = now + _REST_S
-        for slot, hired in list(self.hired.items()):
-            if now - hired.heard_at > hired.patience_s:
-                self._dismiss(slot, "it does not answer")
+        for slot, worker in list(self.workers.items()):
+            if now - worker.heard_at > worker.patience_s:
+                self._end(slot, "it does not answer")
 
-    def _dismiss(self, slot: Slot, reason: str) -> None:
-        hired = self.hired.pop(slot)
+    def _end(self, slot: Slot, reason: str) -> None:
+        worker = self.workers.pop(slot)
         log.info("gpu_dismissed", device=slot.device, machine=slot.machine[:8], reason=reason)
-        ray.kill(hired.actor)
-        if hired.owner:
-            self.lapsing.add(hired.owner)
+        ray.kill(worker.actor)
+        if worker.owner:
+            self.lapsing.add(worker.owner)
 
     def _collect_compilers(self) -> None:
         if not self.compiling:
@@ -258,8 +272,8 @@ class Driver:
             )
             self.compiling[run(self.options.compile_jobs).remote(order)] = owner
 
-    def _owner(self, what: str) -> str:
-        return f"fleet-{self.name}:{what}:{uuid.uuid4().hex[:12]}"
+    def _owner(self, resource: str) -> str:
+        return f"fleet-{self.name}:{resource}:{uuid.uuid4().hex[:12]}"
 
 
 def _machines() -> list[Machine]:

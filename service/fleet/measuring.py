@@ -1,8 +1,8 @@
-"""One GPU of a fleet: the worker's loop, in a process that Ray has placed beside the GPU.
+"""A GPU of a fleet: the worker's loop, in a process that Ray has placed on the GPU's machine.
 
-It is the loop of `gemmsmith worker`: leases, heartbeats and the fence are the database's. What
-differs is that it compiles nothing, where the fleet has compilers: a job that lacks kernels goes
-back to them, and the GPU measures another one meanwhile.
+It is the loop of `gemmsmith worker`: leases, heartbeats and fences are in the database. But it
+compiles nothing if the fleet has compilers: a job that lacks kernels goes back to them, and the GPU
+measures another one meanwhile.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ from tuner.store import Store
 log = structlog.get_logger("gemmsmith.fleet")
 
 MOST_ROUNDS = 8
-"""How often one job may ask for kernels. A run asks twice or three times; one that asks for ever
-does not get what was compiled, and fails."""
+"""How often a job may request kernels. A run does so two or three times. If it goes on, the packs
+do not reach the GPU, and the job fails."""
 
-_AGAIN_S = 1.0
+_RETRY_S = 1.0
 
 
 class PacksMissing(TunerError):
-    """What the compilers have built does not reach this machine."""
+    """The packs of the fleet's compilers do not reach this machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasureOrder:
-    """What a GPU's worker is given.
+    """The argument of a GPU's worker.
 
     Attributes:
         environ: the settings, as environment variables.
-        owner: the name that its leases have; none had it before.
-        device: what to measure on, as `tuner.devices.open_device` names it.
-        compilers: the fleet has some; else this worker compiles what it needs.
-        share: URL of the packs that the fleet shares; empty where all mount one folder.
+        owner: the owner of its leases, a name that was not used before.
+        device: the device to measure on, as for `tuner.devices.open_device`.
+        compilers: whether the fleet has compilers; else this worker compiles its kernels.
+        share: URL of the packs that the fleet shares; empty if all machines mount one folder.
+        ttl_s: how long a lease lasts without a heartbeat.
+        poll_s: how often it looks for a job if it has none.
     """
 
     environ: Mapping[str, str]
@@ -65,12 +67,12 @@ class MeasureOrder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
-    """What a GPU's worker says when it is asked.
+    """The state of a GPU's worker.
 
     Attributes:
-        owner: the name that its leases have.
-        device: what it measures on; None until it has been opened.
-        staged: its jobs are compiled by others.
+        owner: the owner of its leases.
+        device: the device that it measures on; None until it is open.
+        staged: whether the fleet's compilers compile for its jobs.
         error: why it cannot work; empty while it can.
     """
 
@@ -81,7 +83,7 @@ class Beat:
 
 
 class StagedTuning(Tuning):
-    """Tunes with what is built, and hands jobs to the compilers that lack something."""
+    """Tunes with kernels that are compiled, and hands jobs that lack some to the compilers."""
 
     def __init__(
         self,
@@ -98,28 +100,29 @@ class StagedTuning(Tuning):
         self._share = share
 
     def __call__(self, leased: LeasedJob) -> int | None:
-        """As `Tuning`; None for a job that was handed to the compilers.
+        """See `Tuning`. Returns None for a job that was handed to the compilers.
 
         Raises:
-            PacksMissing: it was handed to them too often.
+            PacksMissing: the job was handed to them `MOST_ROUNDS` times.
         """
         job = leased.job
         notes = self._queue.notes(job.id)
         if self._share is not None:
             self._share.pull(self._prepared.store, notes.packs)
         history = self._store.history(job.problem, self._device.model.slug)
-        answered = any(winner.job == job.id for winner in history)
+        promoted = any(winner.job == job.id for winner in history)
         self._prepared.failures = notes.failures
-        self._prepared.later = notes.wanted if answered else ()
+        self._prepared.later = notes.wanted if promoted else ()
         try:
             return super().__call__(leased)
-        except KernelsWanted as wanted:
+        except KernelsWanted as missing:
             if notes.rounds >= MOST_ROUNDS:
+                name = missing.kernels[0].name
                 raise PacksMissing(
-                    f"{wanted.kernels[0].name} was requested {notes.rounds} times and is not here: "
+                    f"{name} was requested {notes.rounds} times and is not here: "
                     "do all machines see one packs folder or share, and trust its keys?"
                 ) from None
-            hand_to_compilers(leased, [kernel.name for kernel in wanted.kernels])
+            hand_to_compilers(leased, [kernel.name for kernel in missing.kernels])
             return None
 
     def _find_builder(self, records: Store) -> RecordingBuilder:
@@ -128,7 +131,7 @@ class StagedTuning(Tuning):
 
 
 class GpuWorker:
-    """A GPU's worker, in a thread, so that its process answers meanwhile. Ray makes it an actor."""
+    """A GPU's worker, as a Ray actor. It works in a thread, so that the actor can answer calls."""
 
     def __init__(self, order: MeasureOrder) -> None:
         self._order = order
@@ -142,7 +145,7 @@ class GpuWorker:
         logging.configure(json=self._settings.log_json)
 
     def beat(self) -> Beat:
-        """Say how it is; the first call starts the work."""
+        """Return the state of the worker; the first call starts it."""
         if not self._thread.ident:
             self._thread.start()
         return Beat(
@@ -150,7 +153,7 @@ class GpuWorker:
         )
 
     def stop(self) -> None:
-        """Hand the job in hand back between two candidates, and end."""
+        """Hand the current job back before its next candidate, and end."""
         self._stopping.set()
         if self._worker is not None:
             self._worker.stop()
@@ -161,10 +164,10 @@ class GpuWorker:
         while not self._stopping.is_set():
             try:
                 self._work()
-            except StoreError as error:  # before the loop, which waits for the database itself
+            except StoreError as error:  # at the start; later the worker's loop waits by itself
                 log.warning("store_unavailable", error=str(error))
-                self._stopping.wait(_AGAIN_S)
-            except Exception as error:  # the driver is told, which tries again later
+                self._stopping.wait(_RETRY_S)
+            except Exception as error:  # reported to the driver, which tries again later
                 log.exception("gpu_cannot_work")
                 self._error = f"{type(error).__name__}: {error}"
                 return

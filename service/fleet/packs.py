@@ -1,9 +1,8 @@
-"""Packs that travel between the machines of a fleet: a folder or bucket that all of them reach.
+"""A share of packs: a folder or bucket that all machines of a fleet reach, at any fsspec URL.
 
-Any fsspec URL will do. It holds what a packs folder holds, `<hash>.so` and `<hash>.json`, and is
-believed no more than any other place: a pack is taken only under a signature that is believed, and
-only if its bytes have the hash that was signed. Where all machines mount one packs folder, there is
-nothing to carry.
+It has the files of a packs folder, `<hash>.so` and `<hash>.json`. It is not trusted: a pack is
+taken only if a trusted key has signed it and its bytes have the signed hash. A fleet whose machines
+all mount one packs folder needs no share.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ class Share:
 
     Args:
         url: for fsspec: `s3://bucket/packs`, `file:///mnt/packs`, `memory://packs`.
-        trusted: whose packs are taken; None: anybody's.
+        trusted: the keys whose packs are taken; None for packs of any key.
 
     Raises:
-        ShareError: no such kind of URL, or what it needs is not installed.
+        ShareError: fsspec does not know this kind of URL, or a package for it is not installed.
     """
 
     def __init__(self, url: str, trusted: Trusted | None) -> None:
@@ -47,38 +46,43 @@ class Share:
             raise ShareError(f"the share {url}: {error}") from error
         self.url = url
         self._trusted = trusted
-        self._there: set[str] = set()
+        self._shared: set[str] = set()
 
     def push(self, artifacts: ArtifactStore, packs: Iterable[Pack]) -> None:
-        """Put packs there, each manifest last, so that nobody finds half of one.
+        """Write packs to the share.
+
+        A manifest is written after its pack, because readers look for the manifest first.
 
         Raises:
-            ShareError: it cannot be written to.
+            ShareError: the share cannot be written to.
         """
         for pack in packs:
-            if pack.hash in self._there:
+            if pack.hash in self._shared:
                 continue
-            found = artifacts.manifests(after=_before(pack.hash), limit=1)
-            if not found or found[0][0] != pack.hash:
+            page = artifacts.manifests(after=_before(pack.hash), limit=1)
+            if not page or page[0][0] != pack.hash:
                 continue  # evicted meanwhile
+            manifest = msgspec.structs.replace(page[0][1], taken=None)
             try:
                 if not self._files.exists(self._path(pack.hash, "json")):
                     self._files.makedirs(self._root, exist_ok=True)
                     self._files.pipe_file(self._path(pack.hash, "so"), pack.path.read_bytes())
-                    manifest = msgspec.structs.replace(found[0][1], taken=None)
                     self._files.pipe_file(
                         self._path(pack.hash, "json"), msgspec.json.encode(manifest)
                     )
             except OSError as error:
                 raise ShareError(f"the share {self.url}: {error}") from error
-            self._there.add(pack.hash)
+            self._shared.add(pack.hash)
 
     def pull(self, artifacts: ArtifactStore, hashes: Iterable[str]) -> list[str]:
-        """Take those packs that are not here yet; the hashes of those that could not be taken.
+        """Take the packs of the hashes that are not here yet.
+
+        Returns:
+            The hashes of packs that could not be taken: absent, damaged or not trusted.
 
         Raises:
-            ShareError: it cannot be read.
-            DiskFull: no space for a pack.
+            ShareError: the share cannot be read.
+            DiskFull: there is no space for a pack.
         """
         refused = []
         for pack_hash in hashes:
@@ -107,10 +111,10 @@ class Share:
 
 
 def _taken(manifest: Manifest) -> Manifest:
-    """All of it: the fleet asked for every kernel that is in there."""
+    # Of a pack from elsewhere only the taken kernels are used. The fleet requested all of this one.
     return msgspec.structs.replace(manifest, taken=sorted(manifest.digests))
 
 
 def _before(pack_hash: str) -> str:
-    """The greatest text below a hash of its length: pages of manifests begin behind it."""
+    """Return the greatest hash below this one: pages of manifests begin after a hash."""
     return f"{int(pack_hash, 16) - 1:064x}"

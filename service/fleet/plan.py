@@ -1,4 +1,4 @@
-"""What a fleet should run, by what its machines have. Pure: the driver does what this says."""
+"""Decides what a fleet should run on its machines. Pure functions; the driver acts on them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 RECORDED = "replay:"
-"""Resources of that name are recorded GPUs, so many of them on a machine."""
+"""A machine's resources whose names begin with this are recorded GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """A node that Ray says is alive.
+    """A node that Ray reports alive.
 
     Attributes:
-        resources: what it has of each, whether in use or not.
+        resources: amounts by name, whether in use or not.
     """
 
     id: str
@@ -24,7 +24,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Slot:
-    """Room for one GPU's worker: the `number`th of a resource on a machine."""
+    """A place for a GPU's worker: the `number`th of a resource on a machine."""
 
     machine: str
     resource: str
@@ -32,17 +32,16 @@ class Slot:
 
     @property
     def device(self) -> str:
-        """What the worker opens. Ray shows an actor its own GPU alone, so that is the first."""
+        """The device that the worker opens. Ray shows an actor only its own GPU, as `cuda:0`."""
         return "cuda:0" if self.resource == "GPU" else self.resource
 
     @property
     def needs(self) -> dict[str, float]:
-        """What Ray is asked for."""
         return {self.resource: 1.0}
 
 
 def slots(machines: Iterable[Machine]) -> list[Slot]:
-    """One for each GPU, real or recorded, of all machines; in a fixed order."""
+    """Return a slot for each GPU, real or recorded, of all machines, in a fixed order."""
     return sorted(
         Slot(machine=machine.id, resource=name, number=number)
         for machine in machines
@@ -53,20 +52,20 @@ def slots(machines: Iterable[Machine]) -> list[Slot]:
 
 
 def to_start(
-    wanted: Iterable[Slot], running: Collection[Slot], resting: Collection[Slot]
+    gpus: Iterable[Slot], running: Collection[Slot], resting: Collection[Slot]
 ) -> list[Slot]:
-    """Where a worker is missing; not where one has just failed, and rests."""
-    return [slot for slot in wanted if slot not in running and slot not in resting]
+    """Return the slots without a worker, except those that rest after a failure."""
+    return [slot for slot in gpus if slot not in running and slot not in resting]
 
 
 def compile_tasks(machines: Iterable[Machine], *, cores: int, due: int, running: int) -> int:
-    """How many compile tasks to start: one for each job that waits, as far as cores reach.
+    """Return how many compile tasks to start: one for each waiting job, if there are cores.
 
     Args:
-        machines: their `CPU` counts.
-        cores: of one task.
-        due: jobs that wait to be compiled for.
-        running: tasks there are; each goes on to the next job by itself.
+        machines: the machines; their `CPU` resource counts.
+        cores: cores of a task.
+        due: number of jobs that wait for kernels.
+        running: number of tasks that run; a task takes the next job by itself.
     """
     room = sum(int(machine.resources.get("CPU", 0)) // cores for machine in machines)
     return max(0, min(due, room - running))

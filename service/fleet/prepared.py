@@ -1,7 +1,8 @@
-"""What a GPU of a fleet has in the compiler's place: kernels are built already, or asked for.
+"""The builder of a fleet's GPU: it uses kernels that are compiled, and requests the others.
 
-A run that needs a kernel which is not there ends with `KernelsWanted`; its trials stay. The job is
-handed back, compilers somewhere build the kernels, and the GPU measures another job meanwhile.
+A run that needs a kernel that is not compiled ends with `KernelsWanted`; its trials are kept. The
+job is handed back, the fleet's compilers build the kernels, and the GPU measures another job
+meanwhile.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ class KernelsWanted(TunerError):
 
 
 class PreparedBuilder(RecordingBuilder):
-    """Gives the kernels that are built; compiles none.
+    """Yields kernels that are compiled, and compiles none.
 
     Attributes:
-        failures: why kernels cannot be built, by name: what the compilers said of them.
-        later: names of kernels that count as not built, though they may be. Of a job that has a
-            winner among the others: so its second look is at these, as it was when it asked.
+        failures: the compilers' errors, by the names of kernels that cannot be built.
+        later: names of kernels that count as not compiled, even if they are. A run first promotes a
+            winner among the compiled kernels, and may then request others for a second look. When
+            the job comes back, these must again be left to the second look.
     """
 
     def __init__(self, artifacts: ArtifactStore, toolchain: Toolchain, records: Store) -> None:
@@ -40,24 +42,23 @@ class PreparedBuilder(RecordingBuilder):
         self.later: Collection[str] = ()
 
     def has(self, kernel: AnyKernel) -> bool:
-        """See `Builder.has`."""
         return kernel.name not in self.later and super().has(kernel)
 
     def build(self, kernels: Sequence[AnyKernel]) -> Iterator[Built]:
         """See `Builder.build`.
 
         Raises:
-            KernelsWanted: at least one is neither built nor known to fail.
+            KernelsWanted: at least one is neither compiled nor known to fail.
         """
-        here, missing = [], []
+        compiled, missing = [], []
         for kernel in {kernel.name: kernel for kernel in kernels}.values():
             if (reason := self.failures.get(kernel.name)) is not None:
                 failure = Failure(kind=FailureKind.COMPILE, message=reason)
                 yield Built(kernel=kernel, failure=failure)
             elif not compiles(kernel) or self._find(kernel) is not None:
-                here.append(kernel)
+                compiled.append(kernel)
             else:
                 missing.append(kernel)
         if missing:
             raise KernelsWanted(missing)
-        yield from super().build(here)
+        yield from super().build(compiled)

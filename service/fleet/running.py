@@ -1,4 +1,4 @@
-"""Runs a fleet's driver until it is told to stop, or until nothing is left to do."""
+"""Runs a fleet's driver until a signal, or until no job is left."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ log = structlog.get_logger("gemmsmith.fleet")
 
 @contextmanager
 def connected(address: str, recorded: str = "") -> Iterator[None]:
-    """Be part of the cluster at that address; `auto` is this machine's, `local` a new one.
+    """Connect to the cluster at that address: `auto` is this machine's, `local` starts a new one.
 
-    A new one ends with this; it has the machine's GPUs, or one `recorded` GPU. For that,
+    A new cluster ends with the context. It has the machine's GPUs, or one `recorded` GPU.
     `local.prepare` must have been called before Ray was imported.
 
     Raises:
         ConnectionError: there is no cluster.
-        NotPrivate: others could connect to a new one.
+        NotPrivate: others could connect to the new cluster.
     """
     if address == "local":
         with local.cluster({recorded: 1.0} if recorded else {}):
@@ -45,16 +45,16 @@ def connected(address: str, recorded: str = "") -> Iterator[None]:
 
 
 def run(settings: Settings, options: Options, *, until_idle: bool = False) -> None:
-    """Look after a fleet until SIGTERM or SIGINT; with `until_idle` until no job waits or runs.
+    """Run a fleet until SIGTERM or SIGINT, or with `until_idle` until no job waits or runs.
 
     Raises:
         StoreError: the database cannot be used at the start.
-        OneMachineOnly: it is a file, and the cluster has several machines.
+        OneMachineOnly: the database is a file, and the cluster has several machines.
     """
     with Store.open(settings.database) as store, _signals() as stopping:
         driver = Driver(settings=settings, queue=StagedQueue(store, Stage.COMPILE), options=options)
         log.info("fleet ready", driver=driver.name)
-        driver.dismiss_others()
+        driver.end_others()
         ready = -1
         try:
             while not stopping.is_set():
@@ -67,7 +67,7 @@ def run(settings: Settings, options: Options, *, until_idle: bool = False) -> No
                     log.warning("store_unavailable", error=str(error))
                 if driver.ready() != ready:
                     ready = driver.ready()
-                    log.info("gpus_ready", gpus=ready, of=len(driver.hired))
+                    log.info("gpus_ready", gpus=ready, of=len(driver.workers))
                 stopping.wait(max(0.0, LOOK_S - (time.monotonic() - began)))
         finally:
             driver.stop()
@@ -80,7 +80,7 @@ def _is_idle(queue: StagedQueue) -> bool:
 
 @contextmanager
 def _signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; a second SIGINT means now."""
+    """Yield an event that SIGTERM and SIGINT set; a second SIGINT ends the process at once."""
     stopping = threading.Event()
 
     def stop(number: int, _frame: object) -> None:

@@ -1,1 +1,1 @@
-"""Metrics for Prometheus: counted in this process, or read from the database."""
+"""Metrics for Prometheus, counted in this process or read from the database."""

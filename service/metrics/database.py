@@ -1,12 +1,12 @@
-"""The figures that come from the database, for scrapes that must not wait for it.
+"""Figures from the database, for scrapes that must not wait for it.
 
-One thread reads them, when somebody asks and it is not reading already. Who asks waits `PATIENCE_S`
-for it and gets what was read last: on a large database the first reading takes seconds, and a
-database that is locked or gone must not take the other figures with it. `read_at` says how old they
+A scrape starts a reading thread, unless one is reading already, waits `PATIENCE_S` for it, and
+takes the last figures that were read. On a large database the first reading takes seconds, and a
+database that is locked or gone must not block the other figures. `read_at` says how old the figures
 are.
 
-The workers' figures come from here too, not from the workers: the database has those of every
-worker on every machine, from before this service was started as well, and a worker needs no port.
+Figures about workers come from the database too, not from the workers: it has those of every worker
+on every machine, also from before this service started, and a worker needs no port.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ PATIENCE_S = 0.05
 
 
 class Figures:
-    """What was read last; close it before the store.
+    """The figures of the last reading. Close this before the store.
 
     Attributes:
-        jobs, records: None until they were read once.
+        jobs, records: None before the first reading.
         read_at: Unix time of the last reading that succeeded.
     """
 
@@ -47,7 +47,7 @@ class Figures:
         self._reading: Future[None] | None = None
 
     def refresh(self, patience_s: float = PATIENCE_S) -> None:
-        """Have them read, and wait so long for it."""
+        """Start a reading if none runs, and wait for it at most `patience_s`."""
         with self._lock:
             if self._stopping.is_set():
                 return
@@ -57,7 +57,6 @@ class Figures:
         wait([reading], patience_s)
 
     def close(self) -> None:
-        """Stop reading."""
         with self._lock:
             self._stopping.set()
         self._pool.shutdown()
@@ -66,7 +65,7 @@ class Figures:
         try:
             self.jobs = self._watch.read()
             records = self._totals.read(self._stopping.is_set)
-        except Exception as error:  # nobody asks this thread what it raised
+        except Exception as error:  # no caller sees what this thread raises
             fault = not isinstance(error, StoreError)
             log.warning("metrics not read", error=str(error), exc_info=fault)
             return

@@ -1,8 +1,8 @@
-"""What Prometheus scrapes: this process's own counters, and what `service.metrics.database` reads.
+"""The metrics that Prometheus scrapes: this process's counters, and figures from the database.
 
-One registry per application, so that two applications in one process do not mix. Figures that
-come from the database are the same in every service on it: take their maximum over instances, not
-their sum. `docs/operation.md` lists all of them; a test holds that.
+One registry per application, so that two applications in one process do not mix. Figures from the
+database are the same in every service on it: take their maximum over instances, not their sum.
+`docs/operation.md` lists all metrics, which a test checks.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from service.metrics.database import Figures
 from tuner.jobs.figures import JobFigures
 from tuner.store.totals import RecordTotals
 
-# When each series began: twice the series, and nothing that Prometheus makes use of.
+# Time stamps of when each series began would double the series, and Prometheus does not use them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# From an answer out of memory to an export of everything.
+# From an answer from memory (0.1 ms) to an export of the whole database (seconds).
 _LATENCY_BUCKETS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1, 5, 30),
 )
 
 UNKNOWN = "unknown"
-"""How a lookup is counted that found nothing."""
+"""The `match` label of a lookup without an answer."""
 
 
 class AnswerSource(StrEnum):
-    """Where answers come from."""
+    """Where an answer came from."""
 
-    MEMORY = "memory"  # read before, and still true
+    MEMORY = "memory"  # read before, and still current
     DATABASE = "database"
 
 
@@ -59,13 +59,13 @@ class Metrics:
 
     Args:
         figures: read at each scrape.
-        volumes: folders to tell the free space of, by what they are for.
+        volumes: folders whose free space is reported, by purpose.
     """
 
     def __init__(self, figures: Figures, volumes: Mapping[str, Path]) -> None:
         self._figures = figures
         self.registry = CollectorRegistry()
-        # Kept by their labels: looking a series up costs more than counting.
+        # Series are cached by their labels, because looking one up costs more than counting.
         self._requests = functools.cache(
             Counter(
                 "gemmsmith_requests",
@@ -77,7 +77,7 @@ class Metrics:
         self._latency = functools.cache(
             Histogram(
                 "gemmsmith_request_seconds",
-                "Time from a request to the end of its answer, event streams excepted",
+                "Time from a request to the end of its answer, without event streams",
                 ["route"],
                 buckets=_LATENCY_BUCKETS,
                 registry=self.registry,
@@ -86,7 +86,7 @@ class Metrics:
         self._lookups = functools.cache(
             Counter(
                 "gemmsmith_lookups",
-                "Lookups by how they were answered: exact, nearest, predicted or unknown",
+                "Lookups by match: exact, nearest, predicted or unknown",
                 ["match"],
                 registry=self.registry,
             ).labels
@@ -94,14 +94,14 @@ class Metrics:
         self._answers = functools.cache(
             Counter(
                 "gemmsmith_answers",
-                "Answers by where they came from: memory, or the database",
+                "Answers by their source: memory or database",
                 ["source"],
                 registry=self.registry,
             ).labels
         )
         self.altered = Counter(
             "gemmsmith_altered_winners",
-            "Winners found altered in the database, which are not answered",
+            "Winners that were altered in the database and are not served",
             registry=self.registry,
         )
         self.answers_kept = Gauge(
@@ -117,28 +117,26 @@ class Metrics:
         self.registry.register(_Volumes(volumes))
 
     def request(self, method: str, route: str, status: int, seconds: float | None) -> None:
-        """Count a request that was answered; `seconds` is None for an event stream."""
+        """Count an answered request; `seconds` is None for an event stream."""
         self._requests(method, route, str(status)).inc()
         if seconds is not None:
             self._latency(route).observe(seconds)
 
     def lookup(self, match: str, source: AnswerSource, number: int = 1) -> None:
-        """Count lookups answered with that `Match`, or `UNKNOWN`."""
+        """Count lookups that were answered with that `Match` or `UNKNOWN`."""
         self._lookups(match).inc(number)
         self._answers(source).inc(number)
 
     def render(self) -> bytes:
-        """The exposition text."""
         self._figures.refresh()
         return generate_latest(self.registry)
 
     def close(self) -> None:
-        """Stop reading the database."""
         self._figures.close()
 
 
 class _FromDatabase(Collector):
-    """Figures as they were read last; those that were never read are absent."""
+    """The figures of the last reading. Those that were never read are absent."""
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
@@ -150,7 +148,7 @@ class _FromDatabase(Collector):
             yield from _of_records(self._figures.records)
         yield GaugeMetricFamily(
             "gemmsmith_figures_read_timestamp_seconds",
-            "Unix time at which the metrics from the database were read; 0 for never",
+            "Unix time of the last reading of the database; 0 before the first",
             self._figures.read_at or 0.0,
         )
 
@@ -162,7 +160,7 @@ class _Volumes(Collector):
     def collect(self) -> Iterator[Metric]:
         free = GaugeMetricFamily(
             "gemmsmith_disk_free_bytes",
-            "Space left for the database and for packs; absent where the folder is missing",
+            "Free space for the database and for packs; absent if the folder does not exist",
             labels=["volume"],
         )
         for name, folder in self._volumes.items():
@@ -175,13 +173,13 @@ def _of_jobs(figures: JobFigures) -> Iterator[Metric]:
     yield _by_label(
         GaugeMetricFamily,
         "gemmsmith_jobs",
-        "Tuning jobs that are not over",
+        "Tuning jobs that have not ended",
         "state",
         figures.states,
     )
     yield GaugeMetricFamily(
         "gemmsmith_oldest_waiting_job_seconds",
-        "Time since the oldest waiting job was requested; 0 where none waits",
+        "Time since the oldest waiting job was requested; 0 if no job waits",
         figures.oldest_waiting_s,
     )
     yield GaugeMetricFamily(
@@ -190,7 +188,11 @@ def _of_jobs(figures: JobFigures) -> Iterator[Metric]:
         figures.abandoned,
     )
     yield _by_label(
-        CounterMetricFamily, "gemmsmith_jobs_ended", "Jobs that are over", "outcome", figures.ended
+        CounterMetricFamily,
+        "gemmsmith_jobs_ended",
+        "Jobs that have ended",
+        "outcome",
+        figures.ended,
     )
     yield _by_label(
         CounterMetricFamily,
@@ -202,14 +204,14 @@ def _of_jobs(figures: JobFigures) -> Iterator[Metric]:
     yield _by_label(
         CounterMetricFamily,
         "gemmsmith_device_busy_seconds",
-        "Time in which the worker's device measured",
+        "Time in which a worker's device measured",
         "host",
         figures.busy_seconds,
     )
     yield _by_label(
         CounterMetricFamily,
         "gemmsmith_job_kernels",
-        "Kernels that jobs needed, by how they came by them: found, compiled or failed",
+        "Kernels that jobs needed: found in a pack, compiled, or failed to compile",
         "how",
         figures.kernels,
     )
@@ -227,12 +229,12 @@ def _of_records(totals: RecordTotals) -> Iterator[Metric]:
     yield GaugeMetricFamily("gemmsmith_pack_bytes", "Size of the recorded packs", totals.pack_bytes)
     trials = CounterMetricFamily(
         "gemmsmith_trials",
-        "Trials by phase and outcome: measured, or why not",
+        "Trials by phase and outcome: measured, or the kind of failure",
         labels=["phase", "outcome"],
     )
     seconds = CounterMetricFamily(
         "gemmsmith_trial_seconds",
-        "Time that trials took on the device, verification included",
+        "Time of trials on the device, with verification",
         labels=["phase", "outcome"],
     )
     for labels, number in totals.trials.items():

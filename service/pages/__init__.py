@@ -1,6 +1,6 @@
-"""The pages under /ui, and /docs: what the service knows, for people, rendered on the server.
+"""The pages under /ui and /docs, rendered on the server.
 
-Every page works without a script and without anything from another host. Forms post to /ui and are
+Every page works without scripts and without files from another host. Forms post to /ui and are
 answered with a redirect, so that reloading a page repeats nothing. An error under /ui is a page
-too; `service.pages.errors` makes it of the problem document that the API would have given.
+too: `service.pages.errors` renders the problem document that the API would have sent.
 """

@@ -1,7 +1,8 @@
-"""Where pages are, and what problem an address means."""
+"""The addresses of pages, and the problem that an address names."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -17,23 +18,23 @@ TUNE = "/ui/tune"
 DEVICES = "/ui/devices"
 
 PLAIN = "plain"
-"""What the list calls an operation whose `dtype` is a short name and nothing else."""
+"""The list's name for an operation whose `dtype` is a short name only, such as `bf16`."""
 
 
-def problem(found: Problem, device: str) -> str:
-    """The page of a problem on the device model with that slug."""
-    sizes = str(found).partition(" ")[0].replace("×", "x")
-    return f"{PROBLEMS}/{quote(device, safe='')}/{found.dtype}/{found.layout}/{sizes}"
+def problem(shown: Problem, device: str) -> str:
+    """Return the page of a problem on the device model with that slug."""
+    sizes = str(shown).partition(" ")[0].replace("×", "x")
+    return f"{PROBLEMS}/{quote(device, safe='')}/{shown.dtype}/{shown.layout}/{sizes}"
 
 
 def problem_of(dtype: str, layout: str, sizes: str) -> Problem:
-    """The problem that an address means.
+    """Return the problem that an address names.
 
     Raises:
-        ProblemError: 422, naming what is wrong in it.
+        ProblemError: 422; it names the part of the address that is wrong.
     """
     if extents(sizes) is None:
-        accepted = "M x N x K, such as 4096x6144x4096, and batch x before them where there is one"
+        accepted = "M x N x K, such as 4096x6144x4096, or batch x M x N x K"
         raise invalid_field("sizes", f"cannot be read: {sizes!r:.80}", accepted)
     try:
         return Problem.parse(f"{sizes} {dtype} {layout}")
@@ -42,24 +43,21 @@ def problem_of(dtype: str, layout: str, sizes: str) -> Problem:
 
 
 def job(job_id: str) -> str:
-    """The page of a job."""
     return f"{JOBS}/{quote(job_id, safe='')}"
 
 
-def tune(found: Problem, device: str = "") -> str:
-    """The form that requests a tuning, filled in for a problem."""
-    sizes = {"m": found.m, "n": found.n, "k": found.k, "batch": found.batch}
-    kind = {"dtype": found.dtype, "layout": found.layout.value, "device": device}
-    return f"{TUNE}?{urlencode({**sizes, **kind})}"
+def tune(shown: Problem, device: str = "") -> str:
+    """Return the form that requests a tuning, filled in for a problem."""
+    return f"{TUNE}?{urlencode({**asdict(shown), 'device': device})}"
 
 
 def winners_of(dtype: str, device: str) -> str:
-    """The list of the winners of that `dtype`, in all layouts, on the device model."""
-    types, _, further = dtype.partition(".")
-    return with_query(PROBLEMS, dtype=types, operation=further or PLAIN, device=device)
+    """Return the list of the winners of that `dtype`, in all layouts, on the device model."""
+    types, _, suffix = dtype.partition(".")
+    return with_query(PROBLEMS, dtype=types, operation=suffix or PLAIN, device=device)
 
 
 def with_query(path: str, **values: Any) -> str:
-    """`path` with those of the values that say something."""
-    given = {name: value for name, value in values.items() if value not in (None, "")}
-    return f"{path}?{urlencode(given)}" if given else path
+    """Return `path` with a query of the values that are neither None nor empty."""
+    present = {name: value for name, value in values.items() if value not in (None, "")}
+    return f"{path}?{urlencode(present)}" if present else path

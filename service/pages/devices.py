@@ -7,16 +7,15 @@ from starlette.responses import Response
 
 from service.http.state import Service
 from service.pages import addresses
-from service.pages.callers import Reader
-from service.pages.ceilings import ceilings_of
+from service.pages.fields import Reader
 from service.pages.render import page
+from service.report.roofs import ceilings_of
 
 router = APIRouter(include_in_schema=False)
 
 
 @router.get(addresses.DEVICES)
 def devices(service: Service, caller: Reader) -> Response:
-    """All of them: there are few."""
     models = service.catalogue.known(refresh=True)
     return page(
         "devices.html",

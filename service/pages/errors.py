@@ -1,8 +1,8 @@
-"""An error under /ui as a page: what is wrong, what is accepted, and where to go on.
+"""An error under /ui as a page: what is wrong, what is accepted, and links to other pages.
 
-The API's problem document is the source, whoever gave it: a route, the framework, the body limit,
-the check of keys, an internal error. Only such documents are held back and rewritten; the rest
-passes through unbuffered.
+The page is rendered from the API's problem document, whether a route, the framework, the body
+limit, the check of keys or an internal error produced it. Only problem documents are held back and
+rewritten; other responses pass through unbuffered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.pages.render import HEADERS, html
 
 
 class ErrorPages:
-    """Rewrites the problem documents of pages; outermost, so that it sees every one."""
+    """Rewrites the problem documents of pages. The outermost middleware, so it sees all of them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

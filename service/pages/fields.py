@@ -1,6 +1,4 @@
-"""What forms send: query parameters, where a browser sends an empty field as an empty text, and
-the fields of a form that is posted.
-"""
+"""Parameters of the pages' routes: the caller, query parameters, and the fields of posted forms."""
 
 from __future__ import annotations
 
@@ -10,24 +8,30 @@ from urllib.parse import parse_qsl
 from fastapi import Depends, Query, Request
 from pydantic import BeforeValidator, Field
 
+from service.http.access import Caller, Scope, needs
 from service.http.errors import ProblemError
 from service.http.wellformed import FORM
 
+Reader = Annotated[Caller, needs(Scope.READ)]
+Tuner = Annotated[Caller, needs(Scope.TUNE)]
+Admin = Annotated[Caller, needs(Scope.ADMIN)]
+"""The caller, who needs that scope. Pages show only what the caller may do."""
+
 Blank = BeforeValidator(lambda value: None if value == "" else value)
-"""Nothing, where a form's field was left empty."""
+"""Reads an empty text as None: browsers send a form's empty fields as empty texts."""
 
 Text = Annotated[Annotated[str, Field(max_length=200)] | None, Blank, Query()]
-"""A text that may be left out or empty: the limit is the text's, as None has no length."""
+"""A text that may be absent or empty. The inner type has the limit, because None has no length."""
 
 Device = Text
 """A device model's slug."""
 
 
 async def posted(request: Request) -> dict[str, str]:
-    """The fields of a posted form, as text; `service.http.wellformed` has checked them.
+    """Return the fields of a posted form as text; `service.http.wellformed` has checked them.
 
     Raises:
-        ProblemError: 415, it is no form.
+        ProblemError: 415, the body is not a form.
     """
     if not request.headers.get("content-type", "").lower().startswith(FORM.decode()):
         raise ProblemError(
@@ -40,4 +44,4 @@ async def posted(request: Request) -> dict[str, str]:
 
 
 Posted = Annotated[dict[str, str], Depends(posted)]
-"""What `posted` gives, as a parameter of a route."""
+"""The result of `posted` as a parameter of a route."""

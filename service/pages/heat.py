@@ -12,14 +12,13 @@ from service.charts.heatmap import Cell, heatmap
 from service.http.parameters import DTypeName, LayoutName, QueryExtent
 from service.http.state import Service, State
 from service.pages import addresses, operations
-from service.pages.callers import Reader
-from service.pages.fields import Blank, Device
+from service.pages.fields import Blank, Device, Reader
 from service.pages.render import page
 
 router = APIRouter(include_in_schema=False)
 
 MOST = 600
-"""Cells drawn at most, some 24 by 24: in smaller ones no ratio could be read."""
+"""At most this many cells are drawn, about 24 by 24: ratios in smaller cells were unreadable."""
 
 _Extent = Annotated[QueryExtent | None, Blank, Query()]
 
@@ -34,7 +33,7 @@ def heat_map(
     batch: _Extent = None,
     device: Device = None,
 ) -> Response:
-    """The map; without a K, that of the K that most problems have."""
+    """The map; without `k`, of the K that most problems have."""
     model = service.catalogue.resolve(None, device)
     slug = model.slug if model else ""
     dtype, layout = dtype or DType.BF16.value, layout or Layout.TN
@@ -45,17 +44,17 @@ def heat_map(
         if k in (None, depth) and batch in (None, count)
     ]
     k, batch = fitting[0] if fitting else (k or 1, batch or 1)
-    found = service.store.listing.map(slug, dtype, layout, k, batch, MOST + 1)
+    listed = service.store.listing.map(slug, dtype, layout, k, batch, MOST + 1)
     cells = [
         Cell(
-            m=listed.problem.m,
-            n=listed.problem.n,
-            ratio=listed.speedup.median if listed.speedup else None,
-            stays=listed.use.is_default,
-            href=addresses.problem(listed.problem, slug),
-            name=str(listed.problem),
+            m=item.problem.m,
+            n=item.problem.n,
+            ratio=item.speedup.median if item.speedup else None,
+            stays=item.use.is_default,
+            href=addresses.problem(item.problem, slug),
+            name=str(item.problem),
         )
-        for listed in found[:MOST]
+        for item in listed[:MOST]
     ]
     return page(
         "map.html",
@@ -69,14 +68,14 @@ def heat_map(
         types=_types(service),
         device=slug,
         devices=service.catalogue.known(),
-        found=found[:MOST],
-        more=len(found) > MOST,
+        listed=listed[:MOST],
+        more=len(listed) > MOST,
         most=MOST,
         map=heatmap(cells),
     )
 
 
 def _types(service: State) -> list[str]:
-    """The short names, and every other `dtype` that some problem has."""
+    """Return the short names, and every other `dtype` in the database."""
     known = {operation.dtype for operation in operations.known(service.store)}
     return [*DType, *sorted(known - {*DType})]

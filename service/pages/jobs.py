@@ -1,7 +1,7 @@
-"""`/ui/jobs`: tuning jobs, and one job as it runs.
+"""`/ui/jobs`: the tuning jobs, and a job's page.
 
-A job's page shows what is known when it is rendered; `static/job.js` then follows the job's event
-stream, and without scripts the page is loaded again every few seconds until the job is over.
+A job's page shows the state at rendering. `static/job.js` then follows the job's event stream;
+without scripts the page reloads every few seconds until the job is over.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from service.http.errors import invalid_field, not_found
 from service.http.routes import jobs as api
 from service.http.state import Service, State
 from service.pages import addresses
-from service.pages.callers import Reader, Tuner
-from service.pages.fields import Blank, Text
+from service.pages.fields import Blank, Reader, Text, Tuner
 from service.pages.render import fragment, page, see_other
 from tuner.errors import JobNotFound
 from tuner.jobs import Job
@@ -30,7 +29,7 @@ router = APIRouter(include_in_schema=False, prefix=addresses.JOBS)
 
 PAGE = 50
 EVENTS = 1_000
-"""Events shown at most; a job has a few a second while it runs."""
+"""Most events shown; a running job has a few a second."""
 
 
 @router.get("")
@@ -42,17 +41,17 @@ def jobs(
 ) -> Response:
     """Jobs, newest first."""
     try:
-        found = service.queue.list(state=state, after=after, limit=PAGE + 1)
+        listed = service.queue.list(state=state, after=after, limit=PAGE + 1)
     except JobNotFound as error:
         raise invalid_field("after", str(error), "the id of a job") from error
     following = None
-    if len(found) > PAGE:
-        following = addresses.with_query(addresses.JOBS, state=state, after=found[PAGE - 1].id)
+    if len(listed) > PAGE:
+        following = addresses.with_query(addresses.JOBS, state=state, after=listed[PAGE - 1].id)
     return page(
         "jobs.html",
         nav=addresses.JOBS,
         caller=caller,
-        jobs=found[:PAGE],
+        jobs=listed[:PAGE],
         state=state,
         states=service.queue.counts(),
         workers=service.queue.workers.alive(),
@@ -64,33 +63,33 @@ def jobs(
 
 @router.get("/{job_id}")
 def job(service: Service, caller: Reader, job_id: str) -> Response:
-    """One job, live."""
-    found = _get(service, job_id)
-    events = service.queue.events(found.id, limit=EVENTS)
+    """A job's page."""
+    shown = _get(service, job_id)
+    events = service.queue.events(shown.id, limit=EVENTS)
     device = next((e.data.get("device") for e in reversed(events) if e.kind == "winner"), None)
     if device is None:
-        known = service.catalogue.resolve(None, None)
-        device = found.device or (known.slug if known else None)
+        model = service.catalogue.resolve(None, None)
+        device = shown.device or (model.slug if model else None)
     slugs = {model.slug for model in service.catalogue.known()}
     return page(
         "job.html",
         nav=addresses.JOBS,
         caller=caller,
-        job=found,
+        job=shown,
         events=events,
         workers=service.queue.workers.alive(),
-        convergence=_convergence(service, found),
-        served=_served(service, found, device),
+        convergence=_convergence(service, shown),
+        served=_served(service, shown, device),
         device=device if device in slugs else None,
-        final=found.state.terminal,
-        retryable=found.state in (JobState.FAILED, JobState.CANCELLED),
-        changeable=api.may_change(caller, found),
+        final=shown.state.terminal,
+        retryable=shown.state in (JobState.FAILED, JobState.CANCELLED),
+        changeable=api.may_change(caller, shown),
     )
 
 
 @router.get("/{job_id}/convergence", dependencies=[needs(Scope.READ)])
 def progress(service: Service, job_id: str) -> Response:
-    """The chart of a job's page alone, for the script that keeps it current."""
+    """The chart of a job's page, for the script that updates it."""
     return fragment(_convergence(service, _get(service, job_id)))
 
 
@@ -103,7 +102,7 @@ def cancel(service: Service, caller: Tuner, job_id: str) -> Response:
 
 @router.post("/{job_id}/retry")
 def retry(service: Service, caller: Tuner, job_id: str) -> Response:
-    """Request anew, as `POST /jobs/{id}/retry` does; on to the new job."""
+    """Request a new job, as `POST /jobs/{id}/retry` does, and go to its page."""
     reply = api.retry_job(service, caller, _get(service, job_id).id)
     return see_other("/ui" + reply.headers["location"])
 
@@ -114,7 +113,7 @@ def _convergence(service: State, shown: Job) -> Markup:
 
 
 def _served(service: State, shown: Job, device: str | None) -> Winner | None:
-    """What is served instead of the job's own result; None if that is served."""
+    """Return the served winner if it is not the job's own result."""
     winner = service.store.winner(shown.problem, device or "") if shown.winner_revision else None
     return None if winner is None or winner.revision == shown.winner_revision else winner
 

@@ -19,12 +19,12 @@ from service.pages.fields import posted
 router = APIRouter(include_in_schema=False)
 
 _LOCAL_PATH = re.compile(r"/(?![/\\])[!-~]*")
-"""Where a login may lead: never to another host, as `//host` and `/\\host` would."""
+"""Paths that a login may continue to. `//host` and `/\\host` would lead to another host."""
 
 
 @router.get(LOGIN)
 async def form(service: Service, next: str = "/") -> Response:  # noqa: A002 - as it is in the URL
-    """The form that asks for a key; where none is asked for, straight on."""
+    """The form for a key; a redirect to `next` if the service requires no keys."""
     if not service.access.required:
         return render.see_other(_onward(next))
     return _page(_onward(next))
@@ -32,7 +32,7 @@ async def form(service: Service, next: str = "/") -> Response:  # noqa: A002 - a
 
 @router.post(LOGIN)
 async def login(service: Service, request: Request) -> Response:
-    """Keep the key of the form in a cookie and go on to where the browser wanted to be."""
+    """Store the form's key in a cookie and continue to the page that the browser requested."""
     fields = await posted(request)
     onward = _onward(fields.get("next", "/"))
     key = fields.get("key", "").strip()
@@ -46,14 +46,13 @@ async def login(service: Service, request: Request) -> Response:
 
 @router.post(LOGOUT)
 async def logout() -> Response:
-    """Forget the key."""
     response = render.see_other(LOGIN)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return response
 
 
 async def _is_valid(service: State, request: Request, key: str) -> bool:
-    """Whether the key opens anything here; whatever it may do, it may read."""
+    """Whether the key is known; every key has the scope `read`."""
     headers = [(b"authorization", b"Bearer " + key.encode())]
     try:
         await service.access.welcome({**request.scope, "headers": headers}, Scope.READ)

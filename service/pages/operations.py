@@ -1,4 +1,4 @@
-"""The operations that the store has problems of, as filters and menus offer them."""
+"""The operations in the database, for filters and menus."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tuner.store import Store
 
 
 def known(store: Store) -> list[Operation]:
-    """All of them, in order; one that only a newer version knows is left out."""
-    found = []
+    """Return the operations of the database's problems, in order."""
+    operations = []
     for key in store.overview.operations():
-        with suppress(InvalidProblem):
-            found.append(Operation.parse(key))
-    return found
+        with suppress(InvalidProblem):  # an operation that only a newer version knows
+            operations.append(Operation.parse(key))
+    return operations
 
 
-def further(operation: Operation) -> str:
-    """What an operation's `dtype` says behind its short name, as the list's filter has it."""
+def suffix(operation: Operation) -> str:
+    """Return the part of an operation's `dtype` after its short name, such as `group_rows`."""
     return operation.dtype.partition(".")[2] or PLAIN

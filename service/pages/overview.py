@@ -1,4 +1,4 @@
-"""`/ui`: what there is at a glance: winners by operation and GPU, what they save, who works."""
+"""`/ui`: the overview: winners by operation and GPU, the time they save, workers and jobs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from gemmsmith.core.operation import DType, of_dtype
 from service.charts import rooflines
 from service.http.state import Service
 from service.pages import addresses
-from service.pages.callers import Reader
-from service.pages.ceilings import ceilings_of
-from service.pages.fields import Device
+from service.pages.fields import Device, Reader
 from service.pages.render import page
-from service.report.roofs import Roof, measured_roof, nominal_roof
+from service.report.roofs import Roof, ceilings_of, measured_roof, nominal_roof
 from tuner.store.listing import Listed
 
 router = APIRouter(include_in_schema=False)
 
 DRAWN = 1_000
-"""Winners under the roofline at most: with more, discs hide each other."""
+"""Most winners in the roofline: with more, discs hide each other."""
 
 LATEST = 6
 """Jobs shown; the jobs' page has all."""
@@ -30,14 +28,13 @@ LATEST = 6
 
 @router.get(addresses.OVERVIEW)
 def overview(service: Service, caller: Reader, device: Device = None) -> Response:
-    """The first page."""
     model = service.catalogue.resolve(None, device)
     slug = model.slug if model else ""
     models = service.catalogue.known()
     glance = service.glances.at(slug)
-    found = service.store.listing.winners(slug, limit=DRAWN)
-    roofs = _roofs(model, found.items) if model else []
-    standings = {(each.dtype, each.device): each for each in glance.standings}
+    winners = service.store.listing.winners(slug, limit=DRAWN)
+    roofs = _roofs(model, winners.items) if model else []
+    standings = {(item.dtype, item.device): item for item in glance.standings}
     return page(
         "overview.html",
         nav=addresses.OVERVIEW,
@@ -45,13 +42,13 @@ def overview(service: Service, caller: Reader, device: Device = None) -> Respons
         model=model,
         device=slug,
         devices=models,
-        columns=[each for each in models if any(slug == each.slug for _, slug in standings)],
+        columns=[column for column in models if any(slug == column.slug for _, slug in standings)],
         dtypes=sorted({dtype for dtype, _ in standings}, key=_order),
         standings=standings,
         suites=glance.suites,
-        roofline=rooflines.of_winners(found.items, roofs),
-        drawn=len(found.items),
-        more=found.following is not None,
+        roofline=rooflines.of_winners(winners.items, roofs),
+        drawn=len(winners.items),
+        more=winners.following is not None,
         jobs=service.queue.list(limit=LATEST),
         counts=service.queue.counts(),
         workers=service.queue.workers.alive(),
@@ -63,19 +60,19 @@ def _order(dtype: str) -> tuple[int, str]:
 
 
 def _roofs(model: DeviceModel, listed: Sequence[Listed]) -> list[tuple[str, Roof]]:
-    """A roof for each width of operands among the winners, with the types that it bounds.
+    """Return a roof for each width of the winners' operands, and its name, the highest first.
 
-    The measured one, the highest of its types; the nominal one where none was measured.
+    It is the highest measured roof of the types of that width, or the nominal one.
     """
     ceilings = ceilings_of(model.slug)
     types = {item.problem.operation.types: item.problem.operation.a.bits for item in listed}
-    found = []
+    roofs = []
     for bits in sorted(set(types.values())):
-        of_width = [each.value for each in DType if types.get(each) == bits]
-        measured = [roof for each in of_width if (roof := measured_roof(ceilings, each))]
-        nominal = nominal_roof(model, of_width[0])
+        names = [dtype.value for dtype in DType if types.get(dtype) == bits]
+        measured = [roof for name in names if (roof := measured_roof(ceilings, name))]
+        nominal = nominal_roof(model, names[0])
         roof = max(measured, key=lambda roof: roof.peak, default=nominal)
         if roof is not None:
             source = "measured" if roof.measured else "nominal"
-            found.append((f"{', '.join(of_width)}: {roof.peak / 1e12:.0f} TFLOP/s, {source}", roof))
-    return sorted(found, key=lambda named: named[1].peak, reverse=True)
+            roofs.append((f"{', '.join(names)}: {roof.peak / 1e12:.0f} TFLOP/s, {source}", roof))
+    return sorted(roofs, key=lambda named: named[1].peak, reverse=True)

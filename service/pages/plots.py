@@ -1,9 +1,8 @@
-"""What a problem's page draws: each plot of one run, so that what stands beside each other was
-measured beside each other.
+"""The plots of a problem's page. A plot has the times of one run, so that they can be compared.
 
-A run is what has one job and one environment. The default's time is in the record of the revision
-that the run promoted, so it is drawn with that run's finalists only. What is served may come from
-elsewhere, from an import or an older run; then it has a plot of its own.
+A run is the trials of one job in one environment. The default's time is in the record of the
+revision that the run promoted, so it is drawn with that run's finalists only. If the served winner
+comes from an import or an older run, it has a plot of its own.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ class Plots:
     """The charts, empty if there is nothing to draw.
 
     Attributes:
-        served: the winner and the default, where the latest finals are another run's.
+        served: the winner and the default, if the latest finals are of another run.
         finals: the finalists of the latest run, and its default.
-        promoted: the revision that the latest run promoted, if it is known which.
-        is_served: whether that is the one served.
-        replayed: the latest run was on a recorded GPU.
+        promoted: the revision that the latest run promoted, if it is known.
+        is_served: whether that revision is served.
+        replayed: whether the latest run was on a recorded GPU.
         convergence: of the latest run that screened.
-        traits: name and chart of all its trials by tile, cluster and stages.
-        trials, failed: how many that run made.
-        runs: how many runs there are on record.
+        traits: name and chart of that run's trials by tile, cluster and stages.
+        trials, failed: numbers of that run's trials.
+        runs: how many runs are recorded.
     """
 
     served: Markup
@@ -57,7 +56,7 @@ def plots(
     history: Sequence[WinnerRevision],
     tried: Sequence[Tried],
 ) -> Plots:
-    """All of them, of a problem on a device model."""
+    """Draw the plots of a problem on a device model."""
     promoted = _promoted(ranking, history)
     is_served = bool(winner and promoted and winner.revision == promoted.revision)
     finals = _finalists(ranking, promoted)
@@ -79,7 +78,7 @@ def plots(
 
 
 def _promoted(ranking: Ranking, history: Sequence[WinnerRevision]) -> Winner | None:
-    """What the run of the latest finals promoted: of the history, what has its job."""
+    """Return the revision in the history that has the job of the latest finals."""
     if not ranking.finalists or ranking.finalists[0].trial.job is None:
         return None
     run = ranking.finalists[0].trial
@@ -90,21 +89,21 @@ def _promoted(ranking: Ranking, history: Sequence[WinnerRevision]) -> Winner | N
 
 
 def _finalists(ranking: Ranking, promoted: Winner | None) -> list[Interval]:
-    """The finalists with their samples; and the default, of which a record has the interval."""
+    """Make rows of the finalists with their samples, and of the default without samples."""
     rows = []
     chosen = promoted.candidate.key if promoted and promoted.candidate else None
-    for place, stored in enumerate(ranking.finalists, 1):
+    for rank, stored in enumerate(ranking.finalists, 1):
         trial = stored.trial
         if trial.statistics is not None:
             name, about = _words(trial.candidate)
             kind = "won" if trial.candidate.key == chosen else "tie"
-            row = timed(f"{place}. {name}", about, kind, trial.statistics, trial.samples_us)
+            row = timed(f"{rank}. {name}", about, kind, trial.statistics, trial.samples_us)
             rows.append(row)
     return [*rows, *_default(promoted)] if rows and promoted else rows
 
 
 def _kept(winner: Winner) -> list[Interval]:
-    """The winner and the default as the winner's record has them."""
+    """Make rows of the winner and the default from the winner's record."""
     rows = []
     if winner.statistics and winner.candidate:
         kind = "tie" if winner.use.is_default else "won"
@@ -119,7 +118,7 @@ def _default(winner: Winner) -> list[Interval]:
 
 
 def _words(candidate: Candidate) -> tuple[str, str]:
-    """Tile and cluster; schedule, scheduler and splits."""
+    """Return tile and cluster as a name, and schedule, scheduler and splits as a second line."""
     tile, schedule, scheduler, _ = choices(candidate)
     splits = candidate.launch.splits
     split = f"{splits} splits" if splits > 1 else NONE

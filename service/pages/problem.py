@@ -1,6 +1,6 @@
-"""A problem's page: what is served and why, what was tried, and what was served before.
+"""A problem's page: what is served and why, the trials, and earlier revisions.
 
-A problem that has no winner has a page too: what is answered meanwhile, and how to tune it.
+A problem without a winner has a page too: the answer of lookups meanwhile, and how to tune it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ from service.http.routes import winners as api
 from service.http.state import Service, State
 from service.lookup import find
 from service.pages import addresses
-from service.pages.callers import Admin, Reader
-from service.pages.ceilings import ceilings_of
 from service.pages.comparisons import changes, curl, elsewhere, python
-from service.pages.fields import Posted
+from service.pages.fields import Admin, Posted, Reader
 from service.pages.plots import plots
 from service.pages.render import page, see_other
 from service.report.problem_rows import ReportRow, row_of
-from service.report.reasons import baseline_note, why
+from service.report.reasons import default_note, why
 from service.report.regimes import mean
-from service.report.roofs import Roof, measured_roof, nominal_roof
+from service.report.roofs import Roof, ceilings_of, measured_roof, nominal_roof
 from tuner.errors import JobNotFound
 from tuner.measure.ceilings import Ceilings
 from tuner.store.revisions import WinnerRevision
@@ -65,81 +63,86 @@ Device = Annotated[str, Path(max_length=200)]
 
 @router.get(_PATH)
 def problem(
-    service: Service, caller: Reader, request: Request, asked: Named, device: Device
+    service: Service, caller: Reader, request: Request, problem: Named, device: Device
 ) -> Response:
-    """The page."""
     model = _model(service, device)
     device = model.slug
-    winner = service.store.winner(asked, device)
-    ranking = service.store.listing.ranking(asked, device, RANKED)
+    winner = service.store.winner(problem, device)
+    ranking = service.store.listing.ranking(problem, device, RANKED)
     ceilings = ceilings_of(device)
     row = row_of(winner, ceilings) if winner else None
-    measured, nominal = measured_roof(ceilings, asked.dtype), nominal_roof(model, asked.dtype)
+    measured, nominal = measured_roof(ceilings, problem.dtype), nominal_roof(model, problem.dtype)
     roofs = [roof for roof in (nominal, measured) if roof]
-    history = service.store.revisions(asked, device, limit=HISTORY)
-    sizes = {"m": asked.m, "n": asked.n, "k": asked.k, "batch": asked.batch}
-    kind = {"dtype": asked.dtype, "layout": asked.layout.value, "device": device}
+    history = service.store.revisions(problem, device, limit=HISTORY)
+    query = {**asdict(problem), "device": device, "format": "csv"}
     origin = str(request.base_url).rstrip("/")
     return page(
         "problem.html",
         nav=addresses.PROBLEMS,
         caller=caller,
-        problem=asked,
+        problem=problem,
         model=model,
         winner=winner,
-        instead=None if winner else _instead(service, asked, model),
-        why="; ".join(filter(None, (why(row), baseline_note(asked)))) if row else "",
+        instead=None if winner else _instead(service, problem, model),
+        why="; ".join(filter(None, (why(row), default_note(problem)))) if row else "",
         regimes=_regimes(winner) if winner else Markup(""),
-        plots=plots(winner, ranking, history, service.store.tried.of_problem(asked, device)),
-        elsewhere=elsewhere(service.store, asked, service.catalogue.known()),
-        roofline=rooflines.of_rows([row] if row else [], asked.dtype, roofs),
+        plots=plots(winner, ranking, history, service.store.tried.of_problem(problem, device)),
+        elsewhere=elsewhere(service.store, problem, service.catalogue.known()),
+        roofline=rooflines.of_rows([row] if row else [], problem.dtype, roofs),
         row=row,
         limits=_limits(row, roofs, ceilings) if row else (),
         ceilings=ceilings,
         ranking=ranking,
         history=changes(history),
-        python=python(asked, device, origin, with_key=service.access.required),
-        curl=curl(asked, device, origin, with_key=service.access.required),
+        python=python(problem, device, origin, with_key=service.access.required),
+        curl=curl(problem, device, origin, with_key=service.access.required),
         jobs=_jobs(service, history),
         history_shown=HISTORY,
-        answer=best_url(asked, device),
-        results=f"/results?{urlencode({**sizes, **kind, 'format': 'csv'})}",
-        map=addresses.with_query(addresses.MAP, k=asked.k, batch=asked.batch, **kind),
-        here=addresses.problem(asked, device),
+        answer=best_url(problem, device),
+        results=f"/results?{urlencode(query)}",
+        map=_map_of(problem, device),
+        here=addresses.problem(problem, device),
     )
 
 
 @router.post(_PATH + "/pin")
-def pin(service: Service, caller: Admin, asked: Named, device: Device, posted: Posted) -> Response:
+def pin(
+    service: Service, caller: Admin, problem: Named, device: Device, posted: Posted
+) -> Response:
     """Serve the revision that the form names, as `POST /winners/pin` does."""
     written = posted.get("revision", "")
     if not _REVISION.fullmatch(written):
         raise invalid_field("revision", f"is not a revision: {written!r:.40}", "1, 2, 3 …")
-    body = PinBody(**_body(asked, device), revision=int(written))
+    body = PinBody(**_body(problem, device), revision=int(written))
     api.pin(service, caller, EVERYTHING, body)
-    return _to_history(asked, device)
+    return _to_history(problem, device)
 
 
 @router.post(_PATH + "/unpin")
-def unpin(service: Service, caller: Admin, asked: Named, device: Device) -> Response:
+def unpin(service: Service, caller: Admin, problem: Named, device: Device) -> Response:
     """Serve the newest revision of the best origin again, as `POST /winners/unpin` does."""
-    api.unpin(service, caller, EVERYTHING, WinnerBody(**_body(asked, device)))
-    return _to_history(asked, device)
+    api.unpin(service, caller, EVERYTHING, WinnerBody(**_body(problem, device)))
+    return _to_history(problem, device)
 
 
 @router.post(_PATH + "/rollback")
-def roll_back(service: Service, caller: Admin, asked: Named, device: Device) -> Response:
+def roll_back(service: Service, caller: Admin, problem: Named, device: Device) -> Response:
     """Serve what was served before, as `POST /winners/rollback` does."""
-    api.roll_back(service, caller, EVERYTHING, WinnerBody(**_body(asked, device)))
-    return _to_history(asked, device)
+    api.roll_back(service, caller, EVERYTHING, WinnerBody(**_body(problem, device)))
+    return _to_history(problem, device)
 
 
-def _body(asked: Problem, device: str) -> dict[str, Any]:
-    return {**asdict(asked), "device": device}
+def _body(problem: Problem, device: str) -> dict[str, Any]:
+    return {**asdict(problem), "device": device}
 
 
-def _to_history(asked: Problem, device: str) -> Response:
-    return see_other(f"{addresses.problem(asked, device)}#history")
+def _map_of(problem: Problem, device: str) -> str:
+    kind = {"dtype": problem.dtype, "layout": problem.layout.value, "device": device}
+    return addresses.with_query(addresses.MAP, k=problem.k, batch=problem.batch, **kind)
+
+
+def _to_history(problem: Problem, device: str) -> Response:
+    return see_other(f"{addresses.problem(problem, device)}#history")
 
 
 def _model(service: State, device: str) -> DeviceModel:
@@ -153,11 +156,11 @@ def _model(service: State, device: str) -> DeviceModel:
         ) from None
 
 
-def _instead(service: State, asked: Problem, model: DeviceModel) -> Answer | None:
-    """What a lookup answers while there is no winner."""
+def _instead(service: State, problem: Problem, model: DeviceModel) -> Answer | None:
+    """Return the answer of a lookup for a problem without a winner."""
     return find.find(
         service.store,
-        asked,
+        problem,
         model,
         exact=False,
         pack_of=service.store.pack_for,
@@ -166,12 +169,12 @@ def _instead(service: State, asked: Problem, model: DeviceModel) -> Answer | Non
 
 
 def _jobs(service: State, history: list[WinnerRevision]) -> set[str]:
-    """Those of the history's jobs that have a page: others ran elsewhere, or without the queue."""
-    found = set()
+    """Return the ids of the history's jobs that have a page."""
+    jobs = set()
     for job in {revision.winner.job for revision in history if revision.winner.job}:
-        with suppress(JobNotFound):
-            found.add(service.queue.get(job).id)
-    return found
+        with suppress(JobNotFound):  # it ran in another installation, or without the queue
+            jobs.add(service.queue.get(job).id)
+    return jobs
 
 
 def _regimes(winner: Winner) -> Markup:
@@ -182,16 +185,16 @@ def _regimes(winner: Winner) -> Markup:
 def _limits(
     row: ReportRow, roofs: list[Roof], ceilings: Ceilings | None
 ) -> list[tuple[str, str, float]]:
-    """What bounds the problem: its name, its figure, and the time in microseconds it allows."""
-    found = []
+    """Return each limit's name, its rate as text, and the least time in µs that it allows."""
+    limits = []
     moved = row.problem.operand_bytes
     copy = ceilings.bandwidth_at(moved) if ceilings else None
     if copy:
         rate = f"{copy / 1e12:.2f} TB/s"
-        found.append(("memory, a copy of as many bytes", rate, moved / copy * 1e6))
+        limits.append(("memory, a copy of as many bytes", rate, moved / copy * 1e6))
     for roof in reversed(roofs):
         source = "measured" if roof.measured else "nominal"
-        found += [
+        limits += [
             (
                 f"memory, {source}",
                 f"{roof.bandwidth / 1e12:.2f} TB/s",
@@ -203,4 +206,4 @@ def _limits(
                 row.problem.flops / roof.peak * 1e6,
             ),
         ]
-    return found
+    return limits

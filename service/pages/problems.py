@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from gemmsmith.core.config import Use
-from gemmsmith.core.operation import DType, Layout
+from gemmsmith.core.operation import DType, Layout, Operation
 from service.http.errors import FieldError
 from service.http.parameters import Cursor, LayoutName
 from service.http.state import Service
 from service.pages import addresses, operations
-from service.pages.callers import Reader
-from service.pages.fields import Blank, Device, Text
+from service.pages.fields import Blank, Device, Reader, Text
 from service.pages.render import page
 from service.pages.search import ACCEPTED, SearchError, parse
 from tuner.store.listing import NARROW, Order, Search
@@ -32,73 +33,83 @@ ORDERS = {
 }
 
 
-@router.get(addresses.PROBLEMS)
-def problems(
-    service: Service,
-    caller: Reader,
-    q: Annotated[str, Query(max_length=200)] = "",
-    operation: Text = None,
-    dtype: Annotated[DType | None, Blank, Query()] = None,
-    layout: Annotated[LayoutName | None, Blank, Query()] = None,
-    use: Annotated[Use | None, Blank, Query()] = None,
-    sort: Annotated[Order | None, Blank, Query()] = None,
-    device: Device = None,
-    after: Annotated[Cursor | None, Blank, Query()] = None,
-) -> Response:
-    """A page of winners; `after` continues behind a winner.
+class Filters(BaseModel):
+    """The list's query.
 
-    `operation` is what a `dtype` says behind its short name, which `dtype` is here.
+    Attributes:
+        operation: the part of an operation's `dtype` after its short name; `dtype` is the short
+            name.
+        after: the page begins after this winner.
     """
-    order = sort or Order.GAIN
-    model = service.catalogue.resolve(None, device)
+
+    q: str = Field("", max_length=200)
+    operation: Text = None
+    dtype: Annotated[DType | None, Blank] = None
+    layout: Annotated[LayoutName | None, Blank] = None
+    use: Annotated[Use | None, Blank] = None
+    sort: Annotated[Order | None, Blank] = None
+    device: Device = None
+    after: Annotated[Cursor | None, Blank] = None
+
+    def narrow(self, search: Search, known: Sequence[Operation]) -> Search:
+        """Return the search, limited to the chosen operations and library."""
+        search = replace(search, use=self.use)
+        if not (self.operation or self.dtype or self.layout):
+            return search
+        keys = [
+            operation.key
+            for operation in known
+            if (search.operations is None or operation.key in search.operations)
+            and self.operation in (None, "", operations.suffix(operation))
+            and self.dtype in (None, operation.types)
+            and self.layout in (None, operation.layout)
+        ]
+        return replace(search, operations=tuple(keys))
+
+
+@router.get(addresses.PROBLEMS)
+def problems(service: Service, caller: Reader, filters: Annotated[Filters, Query()]) -> Response:
+    """A page of winners."""
+    order = filters.sort or Order.GAIN
+    model = service.catalogue.resolve(None, filters.device)
     known = operations.known(service.store)
     error: FieldError | None = None
     search = Search()
     try:
-        search = parse(q, known)
+        search = parse(filters.q, known)
     except SearchError as wrong:
         error = FieldError(field="q", message=str(wrong), accepted=ACCEPTED)
-    chosen = {"operation": operation, "dtype": dtype, "layout": layout, "use": use}
-    if operation or dtype or layout:
-        fitting = [
-            each.key
-            for each in known
-            if (search.operations is None or each.key in search.operations)
-            and operation in (None, "", operations.further(each))
-            and dtype in (None, each.types)
-            and layout in (None, each.layout)
-        ]
-        search = replace(search, operations=tuple(fitting))
-    search = replace(search, use=use)
     slug = model.slug if model else ""
-    found = service.store.listing.winners(slug, search, order, after=after, limit=PAGE)
-    asked = {"q": q, **chosen, "sort": order, "device": device}
+    winners = service.store.listing.winners(
+        slug, filters.narrow(search, known), order, after=filters.after, limit=PAGE
+    )
+    query = filters.model_dump(exclude={"after"}) | {"sort": order}
     following = None
-    if found.following is not None:
-        following = addresses.with_query(addresses.PROBLEMS, **asked, after=found.following)
+    if winners.following is not None:
+        following = addresses.with_query(addresses.PROBLEMS, **query, after=winners.following)
     return page(
         "problems.html",
         status=422 if error else 200,
         nav=addresses.PROBLEMS,
         caller=caller,
-        q=q,
+        q=filters.q,
         error=error,
-        chosen=chosen,
+        chosen=filters.model_dump(include={"operation", "dtype", "layout", "use"}),
         filters={
-            "operation": ("Operation", sorted({operations.further(each) for each in known})),
-            "dtype": ("Type", [each for each in DType if any(one.types is each for one in known)]),
+            "operation": ("Operation", sorted({operations.suffix(item) for item in known})),
+            "dtype": ("Type", [name for name in DType if any(x.types is name for x in known)]),
             "layout": ("Layout", [*Layout]),
             "use": ("Served", [*Use]),
         },
         orders=ORDERS,
-        order=found.order,
-        too_wide=found.order is not order,
+        order=winners.order,
+        too_wide=winners.order is not order,
         narrow=NARROW,
         device=slug,
         model=model,
         devices=service.catalogue.known(),
-        found=found,
-        first=after is None,
-        restart=addresses.with_query(addresses.PROBLEMS, **asked),
+        winners=winners,
+        first=filters.after is None,
+        restart=addresses.with_query(addresses.PROBLEMS, **query),
         following=following,
     )

@@ -1,4 +1,4 @@
-"""`/docs`: the OpenAPI description as a page for people, with a command for every call."""
+"""`/docs`: the OpenAPI document as a page, with an example command for every call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.http import examples
-from service.pages.callers import Reader
+from service.pages.fields import Reader
 from service.pages.render import page
 
 router = APIRouter(include_in_schema=False)
@@ -19,7 +19,7 @@ PATH = "/docs"
 
 @router.get(PATH)
 def docs(caller: Reader, request: Request) -> Response:
-    """Every call: what it takes, what it answers, and an example of both."""
+    """Every call with its parameters, its responses, and an example of both."""
     api = request.app.openapi()
     origin = str(request.base_url).rstrip("/")
     commands = {

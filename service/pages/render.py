@@ -1,4 +1,4 @@
-"""Templates into answers: one environment, the formats that pages write numbers in, one policy.
+"""Renders templates: the environment, the filters that format numbers, and the headers of pages.
 
 Everything is escaped unless it is `Markup`, which only charts are; they escape their own text.
 """
@@ -25,7 +25,7 @@ _FOLDER = Path(__file__).parent
 STATIC = _FOLDER / "static"
 
 HEADERS = {
-    # Scripts, styles and icons are files of ours; nothing inline, nothing from elsewhere.
+    # Scripts, styles and icons are files of this service; nothing is inline or from other hosts.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -37,13 +37,12 @@ HEADERS = {
 def page(
     template: str, *, caller: Caller | None = None, status: int = 200, **values: Any
 ) -> Response:
-    """The page as an answer to `caller`."""
     content = html(template, caller=caller, **values)
     return HTMLResponse(content, status_code=status, headers=HEADERS)
 
 
 def html(template: str, *, caller: Caller | None = None, **values: Any) -> str:
-    """The page as text; None for a caller that is not known, which pages hide nothing from."""
+    """Render a page as text. For a `caller` of None it has everything that any caller may do."""
 
     def may(scope: str) -> bool:
         return caller is None or Scope(scope) in caller.scopes
@@ -55,24 +54,20 @@ def html(template: str, *, caller: Caller | None = None, **values: Any) -> str:
 
 
 def see_other(location: str) -> Response:
-    """To the page that shows what a form has changed."""
+    """Redirect to the page that shows what a form has changed."""
     return RedirectResponse(location, status_code=303)
 
 
 def fragment(chart: Markup) -> Response:
-    """A chart alone, as the answer to a script."""
     return HTMLResponse(chart, headers=HEADERS)
 
 
 def _microseconds(value: float | None) -> str:
-    """Four digits: 7.310, 73.10, 731.0, 7 310."""
+    """Format with four digits: 7.310, 73.10, 731.0, 7 310."""
     if value is None:
         return NONE
-    return (
-        f"{value:,.{3 if value < 10 else 2 if value < 100 else 1 if value < 1000 else 0}f}".replace(
-            ",", " "
-        )
-    )
+    decimals = 3 if value < 10 else 2 if value < 100 else 1 if value < 1000 else 0
+    return f"{value:,.{decimals}f}".replace(",", " ")
 
 
 def _ratio(value: float | None, digits: int = 3) -> str:
@@ -84,7 +79,7 @@ def _share(value: float | None) -> str:
 
 
 def _seconds(value: float) -> str:
-    """A duration to two or three digits: 130 ms, 1.9 s, 48 s, 2 min 5 s, 3 h 20 min."""
+    """Format a duration: 130 ms, 1.9 s, 48 s, 2 min 5 s, 3 h 20 min."""
     if value < 1:
         return f"{value * 1e3:.0f} ms"
     if value < 100:
@@ -95,7 +90,7 @@ def _seconds(value: float) -> str:
 
 
 def _clock(value: float) -> Markup:
-    """The time of day of seconds since the epoch, in UTC; pointed at, the date too."""
+    """Format seconds since the epoch as the time of day in UTC, with the date as a tooltip."""
     at = datetime.fromtimestamp(value, UTC)
     return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
         at.isoformat(timespec="milliseconds"),
@@ -105,7 +100,7 @@ def _clock(value: float) -> Markup:
 
 
 def _coded(value: str) -> Markup:
-    """Text in which `backticks` are code."""
+    """Turn `backticks` into code."""
     parts = enumerate(value.split("`"))
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in parts
@@ -113,7 +108,7 @@ def _coded(value: str) -> Markup:
 
 
 def _when(value: float | str | None) -> Markup | str:
-    """A time, of seconds since the epoch or RFC 3339, to the second in UTC."""
+    """Format seconds since the epoch, or an RFC 3339 time, to the second in UTC."""
     if not value:
         return NONE
     try:
@@ -122,7 +117,7 @@ def _when(value: float | str | None) -> Markup | str:
             if isinstance(value, str)
             else datetime.fromtimestamp(value, UTC)
         ).astimezone(UTC)
-    except (ValueError, OverflowError):  # of an imported winner: whatever its file says
+    except (ValueError, OverflowError):  # an imported winner may have any text here
         return str(value)
     return Markup('<time datetime="{}">{} UTC</time>').format(
         at.isoformat(timespec="seconds"), at.strftime("%Y-%m-%d %H:%M:%S")
@@ -134,7 +129,7 @@ def _size(value: int) -> str:
 
 
 def _short(name: str, most: int = 44) -> str:
-    """A name that fits: of a long one its beginning and its end, in which most is said."""
+    """Shorten a long name to its beginning and its end, which differ most between kernels."""
     return name if len(name) <= most else f"{name[: most // 2 - 4]}…{name[-(most // 2 + 3) :]}"
 
 

@@ -1,6 +1,6 @@
 """The report as one HTML page: no scripts, no network, everything in the file.
 
-The same rows always give the same page: nothing of the moment of writing is in it.
+The same rows always give the same page: it has no time or name of the machine that wrote it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from service.charts.ratios import classes, ratios
 from service.pages.render import html
 from service.report import regimes
 from service.report.problem_rows import LOW, DeviceReport, ReportRow
-from service.report.reasons import baseline_note, notes, why
+from service.report.reasons import default_note, notes, why
 from service.report.roofs import measured_roof
 
 
 def page(reports: Sequence[DeviceReport]) -> str:
-    """The whole page."""
+    """Render the whole page."""
     return html(
         "report.html",
         reports=reports,
@@ -44,4 +44,4 @@ def _slowest_first(rows: Sequence[ReportRow]) -> list[ReportRow]:
 
 def _remarks(row: ReportRow) -> str:
     measured = regimes.summary(row.winner.regimes, row.winner.power_penalty)
-    return "; ".join(filter(None, (why(row), measured, baseline_note(row.problem))))
+    return "; ".join(filter(None, (why(row), measured, default_note(row.problem))))

@@ -1,9 +1,9 @@
-"""The search text of the problems' page: problems as they are printed, or parts of them.
+"""Parses the search text of the problems' page: a problem as it is printed, or parts of it.
 
-`8×512×512×512 bf16.group_rows tn` is a problem as every page and command prints it. Of its parts,
-`4096x6144` is M and N, `4096x6144x1024` K too, a fourth before them the batch, and `*` any size;
-`n=4096` names one, and a bare `4096` is M, N or K. `bf16` is an element type, `bf16.group_rows` an
-operation, `group_rows` what follows an operation's element type, and `tn` a layout.
+`8×512×512×512 bf16.group_rows tn` is a problem as every page and command prints it. Its parts:
+`4096x6144` is M and N, `4096x6144x1024` also K, and with a fourth size the first is the batch; `*`
+is any size; `n=4096` is an N, and a bare `4096` is M, N or K. `bf16` is an element type,
+`bf16.group_rows` an operation, `group_rows` the suffix of an operation, and `tn` a layout.
 """
 
 from __future__ import annotations
@@ -33,53 +33,54 @@ _NAMED = re.compile(r"(m|n|k|batch)=([0-9]{1,10})", re.ASCII)
 
 
 class SearchError(ValueError):
-    """A word that is none of those a search takes."""
+    """A word of the search text cannot be read; the message names it."""
 
 
 def parse(text: str, known: Sequence[Operation] = ()) -> Search:
-    """The search that a text means; of words that contradict each other, the last one counts.
+    """Parse a search text. If words contradict each other, the last one counts.
 
-    `known` lists the operations among which `group_rows` and the like choose.
+    A suffix such as `group_rows` without an element type means those of the `known` operations that
+    have it.
 
     Raises:
-        SearchError: a word of it cannot be read; the message names it.
+        SearchError: a word cannot be read.
     """
-    met: dict[str, Any] = {"extents": ()}
-    further = None
+    fields: dict[str, Any] = {"extents": ()}
+    suffix = None
     for word in text.lower().replace("×", "x").replace(",", " ").split():
         dtype, layout = named_layout(word)
         if dtype.partition(".")[0] in list(DType):
-            met["dtype"] = _dtype(dtype)
-            met |= {"layout": Layout(layout)} if layout else {}
+            fields["dtype"] = _dtype(dtype)
+            fields |= {"layout": Layout(layout)} if layout else {}
         elif word in list(Layout):
-            met["layout"] = Layout(word)
-        elif _follows_types(word):
-            further = word
+            fields["layout"] = Layout(word)
+        elif _is_suffix(word):
+            suffix = word
         elif named := _NAMED.fullmatch(word):
-            met[named[1]] = _extent(named[2], word)
+            fields[named[1]] = _extent(named[2], word)
         elif _SIZES.fullmatch(word):
             sizes = word.split("x")
             pairs = zip(("batch", "m", "n", "k")[len(sizes) < 4 :], sizes, strict=False)
-            met |= {name: _extent(size, word) for name, size in pairs if size != "*"}
+            fields |= {name: _extent(size, word) for name, size in pairs if size != "*"}
         elif word.isascii() and word.isdigit():
-            met["extents"] += (_extent(word, word),)
+            fields["extents"] += (_extent(word, word),)
         else:
-            words = [*DType, *Layout, PLAIN, *map(operations.further, known)]
+            words = [*DType, *Layout, PLAIN, *map(operations.suffix, known)]
             raise SearchError(f"cannot be read: {word!r:.80}{suggestion(word, words)}")
-    if further == PLAIN or (further and "dtype" not in met):
-        types = met.pop("dtype", None)
-        met["operations"] = tuple(
-            each.key
-            for each in known
-            if operations.further(each) == further and types in (None, each.types)
+    if suffix == PLAIN or (suffix and "dtype" not in fields):
+        types = fields.pop("dtype", None)
+        fields["operations"] = tuple(
+            operation.key
+            for operation in known
+            if operations.suffix(operation) == suffix and types in (None, operation.types)
         )
-    elif further:
-        met["dtype"] = _dtype(f"{met['dtype'].partition('.')[0]}.{further}")
-    return Search(**met)
+    elif suffix:
+        fields["dtype"] = _dtype(f"{fields['dtype'].partition('.')[0]}.{suffix}")
+    return Search(**fields)
 
 
-def _follows_types(word: str) -> bool:
-    """Whether a word is what some operation's `dtype` says behind its element type."""
+def _is_suffix(word: str) -> bool:
+    """Whether a word is the suffix of some operation's `dtype`."""
     if word == PLAIN:
         return True
     for types in DType:

@@ -1,7 +1,7 @@
 """`/ui/tune`: the form that requests a tuning job.
 
-What was typed stays in the form when a field is refused. The request itself is that of
-`POST /tune`, with the same checks and limits.
+The request is that of `POST /tune`, with the same checks and limits. If a field is wrong, the form
+comes back with what was typed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from service.http.requests import TuneBody
 from service.http.routes import tune as api
 from service.http.state import Service, State
 from service.pages import addresses
-from service.pages.callers import Tuner
-from service.pages.fields import Posted
+from service.pages.fields import Posted, Tuner
 from service.pages.render import page, see_other
 
 router = APIRouter(include_in_schema=False)
@@ -36,46 +35,44 @@ DEFAULTS = {
     if name in FIELDS and not field.is_required()
 }
 
-
 OFFERED = (*DType, "bf16.out_f32", "bf16.out_f32.accumulate")
-"""The operations that the form offers; an address may name any other, which is offered then too."""
+"""The operations that the form offers, besides one that the address names."""
 
 
 @router.get(addresses.TUNE)
 def form(service: Service, caller: Tuner, request: Request) -> Response:
-    """The form, filled in with what the query says."""
     return _form(service, caller, request.query_params)
 
 
 @router.post(addresses.TUNE)
 def order(service: Service, caller: Tuner, posted: Posted) -> Response:
-    """Request the job and go to its page, or say beside each field what is wrong with it."""
+    """Request the job and go to its page, or show the errors beside their fields."""
     try:
         reply = api.tune(service, caller, _body(posted))
     except InvalidProblem as error:
-        refused = invalid_field(error.field, str(error))
+        problem = invalid_field(error.field, str(error))
     except ProblemError as error:
-        refused = error
+        problem = error
     else:
         return see_other("/ui" + reply.headers["location"])
-    return _form(service, caller, posted, refused)
+    return _form(service, caller, posted, problem)
 
 
 def _body(posted: Mapping[str, str]) -> TuneBody:
-    """The request that was meant; fields left empty take their defaults."""
-    given: dict[str, str | int] = {}
+    """Make the request of a form's fields; empty ones take their defaults."""
+    fields: dict[str, str | int] = {}
     for name in FIELDS:
         text = posted.get(name, "").strip()
         if text:
-            given[name] = _number(text) if name in INTEGERS else text
+            fields[name] = _number(text) if name in INTEGERS else text
     try:
-        return TuneBody.model_validate(given)
+        return TuneBody.model_validate(fields)
     except ValidationError as error:
         raise from_validation(error.errors()) from None
 
 
 def _number(text: str) -> int | str:
-    """The integer, or the text for the check to refuse."""
+    """Return the integer, or the text itself, which the validation then refuses."""
     digits = text.removeprefix("-")
     return int(text) if digits.isascii() and digits.isdigit() and len(text) < 20 else text
 
@@ -84,24 +81,24 @@ def _form(
     service: State,
     caller: Caller,
     values: Mapping[str, str],
-    refused: ProblemError | None = None,
+    problem: ProblemError | None = None,
 ) -> Response:
-    errors: Sequence[FieldError] = refused.errors if refused else ()
+    errors: Sequence[FieldError] = problem.errors if problem else ()
     filled = {name: values.get(name, DEFAULTS.get(name, ""))[:200] for name in FIELDS}
     slugs = called(filled["device"], [model.slug for model in service.catalogue.known()])
     filled |= {"device": slugs[0]} if len(slugs) == 1 else {}
     beside = {error.field: error for error in errors if error.field in FIELDS}
     answer = page(
         "tune.html",
-        status=refused.status if refused else 200,
+        status=problem.status if problem else 200,
         nav=addresses.TUNE,
         caller=caller,
         values=filled,
-        further=[(filled["dtype"], filled["dtype"])] if filled["dtype"] not in OFFERED else [],
+        another=[(filled["dtype"], filled["dtype"])] if filled["dtype"] not in OFFERED else [],
         errors=beside,
-        refused=refused,
+        problem=problem,
         efforts=tuple(Effort),
         devices=service.catalogue.known(),
     )
-    answer.headers.update(refused.headers if refused else {})
+    answer.headers.update(problem.headers if problem else {})
     return answer

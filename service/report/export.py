@@ -1,7 +1,7 @@
-"""The rows as CSV and JSON: one list of columns serves both, so that they cannot differ.
+"""The rows as CSV and JSON, with the same columns.
 
 Units are in the names: `_us` microseconds, `_tflops` 10¹² FLOP a second, `_gb_per_s` 10⁹ bytes a
-second; shares are fractions. What is not known is an empty field and null.
+second; shares are fractions. An unknown value is an empty field in CSV and null in JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from gemmsmith.answers.answer import Regime, Statistics
 from service.cells import inert
 from service.report.problem_rows import DeviceReport, ReportRow, Side
-from service.report.reasons import baseline_note, notes, why
+from service.report.reasons import default_note, notes, why
 from tuner.measure.ceilings import document
 from tuner.trial import Winner
 
@@ -26,7 +26,7 @@ VERSION = 1
 
 
 def record(row: ReportRow) -> dict[str, Any]:
-    """A row's columns by name, as JSON takes them."""
+    """Return a row's columns by name, with values for JSON."""
     winner, problem = row.winner, row.problem
     speedup, conditions = winner.speedup, winner.conditions
     return {
@@ -50,7 +50,7 @@ def record(row: ReportRow) -> dict[str, Any]:
         "flop_per_byte": row.intensity,
         "ridge_flop_per_byte": row.ridge,
         "bound": row.bound.value if row.bound else None,
-        **_won(row),
+        **_candidate(row),
         "sm_clock_mhz": conditions.sm_clock_mhz if conditions else None,
         "power_w": conditions.power_w if conditions else None,
         "throttle": list(conditions.throttle) if conditions else [],
@@ -60,16 +60,15 @@ def record(row: ReportRow) -> dict[str, Any]:
         "replayed": winner.replayed,
         "promoted_at": winner.promoted_at,
         "driver": winner.environment.driver,
-        "baseline": baseline_note(problem),
+        "baseline": default_note(problem),
         "baseline_kernels": list(winner.baseline_kernels),
         "why": why(row),
     }
 
 
 def _regimes(winner: Winner) -> dict[str, Any]:
-    """The ratio in each regime, where it was measured and kept."""
-    ratios = {found.regime: found.speedup for found in winner.regimes}
-    medians = {regime: ratio.median for regime, ratio in ratios.items() if ratio}
+    """Return the ratio in each regime; None if it was not measured or not kept."""
+    medians = {item.regime: item.speedup.median for item in winner.regimes if item.speedup}
     return {f"ratio_{regime.value}": medians.get(regime) for regime in Regime}
 
 
@@ -98,8 +97,8 @@ _KERNEL = (
 )  # fmt: skip
 
 
-def _won(row: ReportRow) -> dict[str, Any]:
-    """The best CUTLASS candidate, kernel and launch."""
+def _candidate(row: ReportRow) -> dict[str, Any]:
+    """Return the columns of the best CUTLASS candidate: its kernel and its launch."""
     candidate = row.winner.candidate
     if candidate is None:
         return dict.fromkeys(
@@ -109,18 +108,18 @@ def _won(row: ReportRow) -> dict[str, Any]:
     for name in ("tile", "cluster"):
         if name in kernel:
             kernel[name] = "x".join(map(str, kernel[name]))
-    launch.pop("algorithm", None)  # bytes that mean something to cuBLASLt alone
+    launch.pop("algorithm", None)  # bytes that only cuBLASLt can read
     return {"kernel": kernel["name"], **{name: kernel.get(name) for name in _KERNEL}, **launch}
 
 
 def to_csv(reports: Sequence[DeviceReport]) -> str:
-    """All rows of all devices, lists joined by spaces."""
+    """Write all rows of all devices as CSV; items of lists are separated by spaces."""
     records = [record(row) for report in reports for row in report.rows]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
     writer.writeheader()
-    for found in records:
-        writer.writerow({name: _cell(value) for name, value in found.items()})
+    for columns in records:
+        writer.writerow({name: _cell(value) for name, value in columns.items()})
     return text.getvalue()
 
 
@@ -129,7 +128,6 @@ def _cell(value: Any) -> Any:
 
 
 def to_json(reports: Sequence[DeviceReport]) -> bytes:
-    """The whole report."""
     content = {"format": FORMAT, "version": VERSION, "devices": [_device(r) for r in reports]}
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 

@@ -1,7 +1,7 @@
-"""What the winners come to at a glance: by operation and GPU, and for the shipped suites.
+"""Sums over all winners: by operation and GPU, and for the shipped suites.
 
-Reading all winners takes a second where there are hundreds of thousands, so what was added up is
-kept while no other winner is served, and for `FRESH_S` at least.
+Reading hundreds of thousands of winners takes a second, so the sums are kept until another winner
+is served, and for `FRESH_S` at least.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from tuner.suites import Suite, SuiteError, load, shipped
 from tuner.trial import Winner
 
 FRESH_S = 5.0
-"""How long what was added up is told, whatever is promoted meanwhile."""
+"""Least time in seconds that sums are kept, even if winners are promoted meanwhile."""
 
 COVERED, FEWEST = 0.5, 20
-"""A suite is listed in the element types in which such a share, and so many, of its problems have a
-winner: of fewer a sum says little."""
+"""A suite is listed in an element type if at least this share of its problems, and this many, have
+a winner: a sum over fewer says little."""
 
 log = structlog.get_logger("gemmsmith.service")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteSaving:
-    """What a suite's problems take once each, or as often as the suite says they are run.
+    """The time of a suite's problems, each once or as often as the suite says it is run.
 
     Attributes:
-        problems: how many the suite has in these types; `covered` of them have a winner, and the
-            times are of those.
-        default_us: what the defaults take together.
-        saved_us: what callers are spared, from the paired ratios.
+        problems: how many the suite has in these types.
+        covered: how many of them have a winner; the times are sums over these.
+        default_us: time of the defaults.
+        saved_us: time that callers save, from the paired ratios.
         weighted: whether the suite says how often its problems are run.
     """
 
@@ -54,7 +54,6 @@ class SuiteSaving:
 
     @property
     def share(self) -> float:
-        """Of the defaults' time that is saved."""
         return self.saved_us / self.default_us
 
 
@@ -67,7 +66,7 @@ class Glance:
 
 
 class Glances:
-    """Glances at one store, by device model. Threads may share it."""
+    """Glances at a store, by device model. Threads may share it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -75,30 +74,33 @@ class Glances:
         self._kept: dict[str, tuple[int, float, Glance]] = {}
 
     def at(self, device: str) -> Glance:
-        """What there is, with the suites on the device model with that slug."""
-        with self._reading:  # once for all who ask
+        """Return the sums over all winners, and the suites on the device model with that slug."""
+        with self._reading:  # simultaneous requests wait, so that the winners are read once
             sequence, _ = self._store.changes.served()
-            known = self._kept.get(device)
-            if known and (known[0] == sequence or time.monotonic() - known[1] < FRESH_S):
-                return known[2]
+            if kept := self._kept.get(device):
+                read_sequence, read_at, glance = kept
+                if read_sequence == sequence or time.monotonic() - read_at < FRESH_S:
+                    return glance
             standings = tuple(self._store.overview.standings())
-            mine = sorted({each.dtype for each in standings if each.device == device})
-            glance = Glance(standings=standings, suites=tuple(_savings(self._store, device, mine)))
+            dtypes = sorted({item.dtype for item in standings if item.device == device})
+            savings = _savings(self._store, device, dtypes)
+            glance = Glance(standings=standings, suites=tuple(savings))
             self._kept[device] = (sequence, time.monotonic(), glance)
             return glance
 
 
 def _savings(store: Store, device: str, dtypes: Sequence[str]) -> Iterator[SuiteSaving]:
-    """Of every shipped suite in every type that the device has winners of, where enough have."""
+    """Yield the saving of each shipped suite in each type of `dtypes`, if enough is covered."""
+    # A suite is tuned for a plain product's types, though its entries may be grouped or fused.
     bases = sorted({Operation.of(dtype, _layout(dtype)).of_suites.dtype for dtype in dtypes})
-    asked = [
-        (suite, dtype, [(each.calls, problem) for each, problem in suite.problems(dtype)])
+    listings = [
+        (suite, dtype, [(entry.calls, problem) for entry, problem in suite.problems(dtype)])
         for suite in _suites()
         for dtype in bases
     ]
-    every = {problem for *_, listed in asked for _, problem in listed}
-    winners = {winner.problem: winner for winner in store.winners_of(every, device)}
-    for suite, dtype, listed in asked:
+    problems = {problem for *_, listed in listings for _, problem in listed}
+    winners = {winner.problem: winner for winner in store.winners_of(problems, device)}
+    for suite, dtype, listed in listings:
         saving = _saving(suite, dtype, listed, winners)
         if saving is not None:
             yield saving
@@ -118,8 +120,8 @@ def _saving(
         covered += 1
         default_us += winner.baseline.median_us * (calls or 1)
         if not winner.use.is_default and winner.speedup is not None:
-            spared = winner.baseline.median_us * (1 - 1 / winner.speedup.median)
-            saved_us += spared * (calls or 1)
+            share = 1 - 1 / winner.speedup.median
+            saved_us += winner.baseline.median_us * share * (calls or 1)
     if covered < max(FEWEST, COVERED * len(listed)):
         return None
     return SuiteSaving(
@@ -134,13 +136,12 @@ def _saving(
 
 
 def _layout(dtype: str) -> str:
-    """Any layout that the type exists in."""
     return layouts_of(dtype)[0].value
 
 
 @functools.cache
 def _suites() -> tuple[Suite, ...]:
-    """The shipped ones; one that cannot be read is left out, and the log says why."""
+    """Load the shipped suites. A suite that cannot be read is logged and left out."""
     return tuple(_read(sorted(shipped().glob("*.toml"))))
 
 

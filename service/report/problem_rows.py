@@ -1,9 +1,9 @@
-"""One row per problem, computed from its winner and from what the GPU does at best.
+"""One row per problem, computed from its winner and from the GPU's ceilings.
 
-Pure arithmetic: the same winners and ceilings always give the same rows. Where no ceilings were
-measured, everything that would need them is None. Times are in microseconds, rates in FLOP and
-bytes per second, shares in 0 … 1 (a little above 1 is possible: a product that mostly reads may
-outdo a copy, and a problem smaller than the peak's may run at a higher clock).
+Pure arithmetic: the same winners and ceilings always give the same rows. Without ceilings,
+everything that needs them is None. Times are in microseconds, rates in FLOP and bytes per second,
+shares in 0 … 1. A share may be slightly above 1: a product that mostly reads can be faster than a
+copy, and a problem smaller than the peak's may run at a higher clock.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from tuner.measure.ceilings import Ceilings
 from tuner.trial import Winner
 
 LOW = 0.97
-"""Ratios below this are counted: more than measuring again would explain (intervals are ±1%)."""
+"""Ratios below this are counted as slower; above it, noise may explain them (intervals are ±1%)."""
 
 TMA_BYTES = 16
-"""TMA's rule for the start of every row but the first."""
+"""TMA loads and stores rows that begin at multiples of this."""
 
 _WAVE_TILES = ((128, 128), (128, 256), (256, 128))
+"""The usual tiles of fast kernels; with any of them a problem may be just over a wave."""
 _OVER_A_WAVE = 1.1
+"""Up to this many waves count as just over one."""
 
 
 class ProblemClass(StrEnum):
-    """What kind of problem it is; a problem may be of several kinds."""
+    """A class of problems. A problem may be in several."""
 
     TOKENS_64 = "tokens_64"  # M ≤ 64: decoding
     TOKENS_256 = "tokens_256"  # 64 < M ≤ 512
     LARGE = "large"  # M ≥ 1024
     AWKWARD = "awkward"  # few tiles with a long K, one tile over a wave, tall and skinny
-    UNALIGNED = "unaligned"  # rows of A, B or D that are no multiple of 16 bytes
+    UNALIGNED = "unaligned"  # rows of A, B or D that are not a multiple of 16 bytes
     BATCHED = "batched"  # more than one product
     LAYOUT_TT = "layout_tt"  # input gradients
     LAYOUT_NT = "layout_nt"  # weight gradients
@@ -67,7 +69,7 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """One library's time and what it comes to.
+    """The time of one library, and the rates that follow from it.
 
     Attributes:
         flops_per_second: of the problem's `flops`.
@@ -87,7 +89,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportRow:
-    """A problem, its winner, both sides, and its place under the roofline.
+    """A problem with its winner, the rates of both libraries, and its place below the roofline.
 
     Attributes:
         intensity: FLOP per byte of operands, each moved once.
@@ -103,7 +105,6 @@ class ReportRow:
 
     @property
     def problem(self) -> Problem:
-        """What is computed."""
         return self.winner.problem
 
     @property
@@ -115,7 +116,7 @@ class ReportRow:
 
     @property
     def ratio(self) -> float | None:
-        """Time of cuBLAS over ours, median of paired rounds; None where nothing was paired."""
+        """Time of cuBLAS over ours, the median of paired rounds; None without paired rounds."""
         return self.winner.speedup.median if self.winner.speedup else None
 
 
@@ -124,10 +125,10 @@ class Summary:
     """Ratios of a group of problems.
 
     Attributes:
-        geometric_mean, median: beside each other, as a few outliers move the first alone.
-        below: how many are below LOW.
-        behind: how many are slower than cuBLAS with an interval wholly below 1.
-        won: how many are served by CUTLASS.
+        geometric_mean, median: both, because a few outliers move the mean only.
+        below: how many ratios are below `LOW`.
+        behind: how many have an interval wholly below 1.
+        won: how many problems are served by CUTLASS.
     """
 
     dtype: str
@@ -143,7 +144,6 @@ class Summary:
 
     @property
     def title(self) -> str:
-        """The group for people."""
         return TITLES[self.group] if self.group else "all"
 
 
@@ -158,30 +158,24 @@ class DeviceReport:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Element types that have rows."""
         return in_order(row.problem.dtype for row in self.rows)
 
     def of(self, dtype: str) -> tuple[ReportRow, ...]:
-        """The rows of some element types."""
         return tuple(row for row in self.rows if row.problem.dtype == dtype)
 
 
 def device_report(winners: Sequence[Winner], ceilings: Ceilings | None) -> DeviceReport:
-    """Rows and summaries of one device model's winners, of which there must be some."""
-    device = winners[0].device
-    place = {dtype: i for i, dtype in enumerate(in_order(w.problem.dtype for w in winners))}
-    ordered = sorted(winners, key=lambda w: (place[w.problem.dtype], w.problem))
+    """Compute rows and summaries of the winners of one device model; there must be at least one."""
+    rank = {dtype: i for i, dtype in enumerate(in_order(w.problem.dtype for w in winners))}
+    ordered = sorted(winners, key=lambda w: (rank[w.problem.dtype], w.problem))
     rows = tuple(row_of(winner, ceilings) for winner in ordered)
     return DeviceReport(
-        device=device,
-        ceilings=ceilings,
-        rows=rows,
-        summaries=summaries(rows),
+        device=winners[0].device, ceilings=ceilings, rows=rows, summaries=summaries(rows)
     )
 
 
 def row_of(winner: Winner, ceilings: Ceilings | None) -> ReportRow:
-    """The row of a winner."""
+    """Compute the row of a winner."""
     problem = winner.problem
     peak = ceilings.peak(problem.dtype) if ceilings else None
     return ReportRow(
@@ -212,8 +206,8 @@ def _side(problem: Problem, time: Statistics | None, ceilings: Ceilings | None) 
 
 
 def classes_of(problem: Problem, sm_count: int) -> tuple[ProblemClass, ...]:
-    """The kinds a problem is of, in the order of `ProblemClass`."""
-    holds = {
+    """Return the classes of a problem, in the order of `ProblemClass`."""
+    conditions = {
         ProblemClass.TOKENS_64: problem.m <= 64,
         ProblemClass.TOKENS_256: 64 < problem.m <= 512,
         ProblemClass.LARGE: problem.m >= 1024,
@@ -226,16 +220,16 @@ def classes_of(problem: Problem, sm_count: int) -> tuple[ProblemClass, ...]:
         ProblemClass.LAYOUT_NT: problem.layout is Layout.NT,
         ProblemClass.LAYOUT_NN: problem.layout is Layout.NN,
     }
-    return tuple(kind for kind, held in holds.items() if held)
+    return tuple(name for name, holds in conditions.items() if holds)
 
 
 def few_tiles_long_k(problem: Problem) -> bool:
-    """Few output tiles with a long K: split-K decides."""
+    """Whether there are few output tiles with a long K, so that a split along K decides."""
     return problem.m * problem.n <= 1024 * 1024 and problem.k >= 4096
 
 
 def over_a_wave(problem: Problem, sm_count: int) -> bool:
-    """Whether usual tiles make just over one wave: a few SMs work twice, the others wait."""
+    """Whether usual tiles make just over one wave, so that most SMs wait for a few."""
     for tile_m, tile_n in _WAVE_TILES:
         tiles = -(-problem.m // tile_m) * -(-problem.n // tile_n) * problem.batch
         if sm_count < tiles <= _OVER_A_WAVE * sm_count:
@@ -244,12 +238,11 @@ def over_a_wave(problem: Problem, sm_count: int) -> bool:
 
 
 def tall_and_skinny(problem: Problem) -> bool:
-    """Few columns, or many times more rows than columns."""
     return problem.n <= 128 or problem.m >= 64 * problem.n
 
 
 def unaligned_operands(problem: Problem) -> tuple[str, ...]:
-    """Those of A, B and D whose contiguous extent is no multiple of 16 bytes."""
+    """Return those of A, B and D whose rows (or columns) are not a multiple of 16 bytes."""
     extents = {
         "A": problem.contiguous_a * problem.operation.a.bytes,
         "B": problem.contiguous_b * problem.operation.b.bytes,
@@ -259,16 +252,16 @@ def unaligned_operands(problem: Problem) -> tuple[str, ...]:
 
 
 def summaries(rows: Iterable[ReportRow]) -> tuple[Summary, ...]:
-    """Per element types: all problems, then every class that has some."""
-    listed = [row for row in rows if row.winner.speedup is not None]
-    found = []
-    for dtype in in_order(row.problem.dtype for row in listed):
-        mine = [row for row in listed if row.problem.dtype == dtype]
+    """Summarise each element type: all its problems, then each class that has any."""
+    paired = [row for row in rows if row.winner.speedup is not None]
+    result = []
+    for dtype in in_order(row.problem.dtype for row in paired):
+        of_dtype = [row for row in paired if row.problem.dtype == dtype]
         for group in (None, *ProblemClass):
-            members = [row for row in mine if group is None or group in row.classes]
+            members = [row for row in of_dtype if group is None or group in row.classes]
             if members:
-                found.append(_summary(dtype, group, members))
-    return tuple(found)
+                result.append(_summary(dtype, group, members))
+    return tuple(result)
 
 
 def _summary(dtype: str, group: ProblemClass | None, rows: Sequence[ReportRow]) -> Summary:

@@ -1,8 +1,8 @@
-"""Why a problem stays with cuBLAS: one line, of facts on record only, and what to know besides.
+"""Says in one line why a problem stays with cuBLAS, and notes what a report lacks.
 
-Nothing is guessed: a fact is the interval, a share of a measured ceiling, how the winner's tiles
-fall into waves, what a split adds in traffic, rows that TMA cannot load, a throttle reason. Where
-none of them speaks, the line says by how much ours is behind and no more.
+Only recorded facts are used: the interval, a share of a measured ceiling, how the winner's tiles
+fill waves, the traffic that a split adds, rows that TMA cannot load, a throttle reason. Without any
+of them, the line only says by how much ours is slower.
 """
 
 from __future__ import annotations
@@ -14,26 +14,30 @@ from gemmsmith.core.kernel import Backend, CutlassKernel, MainloopSchedule, Tile
 from gemmsmith.core.launch import Decomposition
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tiles import tile_grid
-from service.report.power_penalty import why_cublas_stays
 from service.report.problem_rows import Bound, DeviceReport, ReportRow, unaligned_operands
+from service.report.verdict import why_cublas_stays
 from tuner.arch import architecture
 from tuner.search.hints import choice_of
 
 FULL = 0.95
-"""Waves filled and clocks held beyond this are not worth a word."""
+"""Shares of filled waves and of the clock above this are not mentioned."""
 
 PADDED = 1.15
-"""Tiles that cover this many times the output are: the tensor cores' work grows alike."""
+"""Tiles that cover at least this many times the output are mentioned: they cost as much work."""
 
 FP8_MULTIPLE = 16
-"""K and N that cuBLAS takes in FP8 (tuner.workloads.scaled, which needs torch, has the same)."""
+"""cuBLAS takes multiples of this for K and N in FP8.
 
-_MOST_OF_A_NAME = 60
+`tuner.workloads.scaled` has the same constant, but importing it needs torch.
+"""
+
+_NAME_LENGTH = 60
+"""Longer kernel names of cuBLAS are cut."""
 _SPLIT_SCHEDULERS = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
 
 
 def why(row: ReportRow) -> str:
-    """One line for a ratio below 1.00, or one that costs more than it gains; else empty."""
+    """Say why cuBLAS stays if the ratio is below 1, or costs more than it gains; else empty."""
     speedup, candidate = row.winner.speedup, row.winner.candidate
     if candidate is None:
         return "no CUTLASS candidate survived verification"
@@ -61,7 +65,7 @@ def _facts(row: ReportRow, candidate: Candidate) -> Iterator[str]:
         return
     yield alignment(row.problem, kernel)
     yield waves(row.problem, candidate, row.winner.device.sm_count)
-    yield alone(row.problem, candidate, row.winner.device.sm_count)
+    yield single_tiles(row.problem, candidate, row.winner.device.sm_count)
     yield partials(row.problem, candidate)
     if row.bound is not Bound.MEMORY:
         yield padding(row.problem, kernel)
@@ -70,29 +74,29 @@ def _facts(row: ReportRow, candidate: Candidate) -> Iterator[str]:
 
 
 def roof(row: ReportRow) -> str:
-    """How near both come to what bounds the problem; empty where that was not measured."""
+    """Say how near both libraries come to the limit of the problem; empty if not measured."""
     ours, theirs = row.cutlass, row.cublas
     if ours is None or theirs is None or row.bound is None:
         return ""
     if row.bound is Bound.COMPUTE:
         return _both(ours.peak_share, theirs.peak_share, "the measured peak", "compute-bound")
     if ours.copy_share is not None:
-        of = "the bandwidth of a copy of as many bytes"
-        return _both(ours.copy_share, theirs.copy_share, of, "memory-bound")
+        limit = "the bandwidth of a copy of as many bytes"
+        return _both(ours.copy_share, theirs.copy_share, limit, "memory-bound")
     return _both(ours.bandwidth_share, theirs.bandwidth_share, "copy bandwidth", "memory-bound")
 
 
-def _both(ours: float | None, theirs: float | None, of: str, bound: str) -> str:
+def _both(ours: float | None, theirs: float | None, limit: str, bound: str) -> str:
     if ours is None or theirs is None:
         return ""
-    here, there = f"{ours:.0%}", f"{theirs:.0%}"
-    if here == there:
-        return f"{bound}: both at {here} of {of}"
-    return f"{bound}: at {here} of {of}, cuBLAS at {there}"
+    our_share, their_share = f"{ours:.0%}", f"{theirs:.0%}"
+    if our_share == their_share:
+        return f"{bound}: both at {our_share} of {limit}"
+    return f"{bound}: at {our_share} of {limit}, cuBLAS at {their_share}"
 
 
 def alignment(problem: Problem, kernel: CutlassKernel) -> str:
-    """Rows that TMA cannot load or store, and what the winner does instead."""
+    """Say which rows TMA cannot load or store, and what the winner does instead."""
     operands = unaligned_operands(problem)
     if not operands:
         return ""
@@ -105,11 +109,11 @@ def alignment(problem: Problem, kernel: CutlassKernel) -> str:
 
 
 def waves(problem: Problem, candidate: Candidate, sm_count: int) -> str:
-    """How many SMs the winner's tiles keep busy; empty where nearly all, or where not known.
+    """Say how many SMs the winner's tiles keep busy; empty if nearly all, or if not known.
 
-    Known for one thread block an SM: a kernel of CUTLASS 3.x whose pipeline fills shared memory.
-    Others may run several at once, so for them only too few blocks for all SMs is a fact. Stream-K
-    spreads its last wave evenly and has no such loss.
+    The last wave is known if an SM runs one thread block: a kernel of CUTLASS 3.x whose pipeline
+    fills shared memory. Other kernels may run several at once, so only too few blocks for all SMs
+    is a fact for them. Stream-K spreads its last wave evenly.
     """
     kernel, launch = cutlass(candidate.kernel), candidate.launch
     blocks = tile_grid(kernel, problem).tiles
@@ -121,43 +125,46 @@ def waves(problem: Problem, candidate: Candidate, sm_count: int) -> str:
         if launch.decomposition is Decomposition.SPLIT_K:
             blocks *= launch.splits
     allowed = min(sm_count, launch.sm_budget) if launch.sm_budget else sm_count
-    together = kernel.cluster[0] * kernel.cluster[1]
+    cluster = kernel.cluster[0] * kernel.cluster[1]
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
-        together = launch.splits
-    resident = architecture(kernel.arch).resident_blocks(allowed, together)
+        cluster = launch.splits
+    resident = architecture(kernel.arch).resident_blocks(allowed, cluster)
     if blocks <= resident:
         if blocks >= FULL * sm_count:
             return ""
         return f"{blocks} of {sm_count} SMs busy in the only wave"
-    one_each = kernel.backend is Backend.CUTLASS3X and kernel.stages == 0
-    if not one_each:
+    fills_shared_memory = kernel.backend is Backend.CUTLASS3X and kernel.stages == 0
+    if not fills_shared_memory:
         return ""
     full, last = divmod(blocks, resident)
     count = full + bool(last)
     if blocks >= FULL * count * sm_count:
         return ""
-    filled = f"{last or resident} of {sm_count} SMs busy in the last of {count} waves"
+    reason = f"{last or resident} of {sm_count} SMs busy in the last of {count} waves"
     if resident < FULL * sm_count:
-        filled += f", clusters of {together} fit on {resident}"
-    return filled
+        reason += f", clusters of {cluster} fit on {resident}"
+    return reason
 
 
-def alone(problem: Problem, candidate: Candidate, sm_count: int) -> str:
-    """Ping-pong's second consumer warpgroup has nothing to do where an SM gets a single tile."""
+def single_tiles(problem: Problem, candidate: Candidate, sm_count: int) -> str:
+    """Say if ping-pong's second consumer warpgroup is idle because each SM gets a single tile."""
     kernel = cutlass(candidate.kernel)
-    together = kernel.cluster[0] * kernel.cluster[1]
     if kernel.mainloop is not MainloopSchedule.PINGPONG:
         return ""
     if kernel.scheduler is not TileScheduler.PERSISTENT:
         return ""
-    resident = architecture(kernel.arch).resident_blocks(sm_count, together)
+    cluster = kernel.cluster[0] * kernel.cluster[1]
+    resident = architecture(kernel.arch).resident_blocks(sm_count, cluster)
     if tile_grid(kernel, problem).tiles > resident:
         return ""
     return "ping-pong with one tile an SM: one of two consumer warpgroups idle"
 
 
 def partials(problem: Problem, candidate: Candidate) -> str:
-    """FP32 sums that a split writes to memory and reads again; within a cluster it needs none."""
+    """Say how many bytes of FP32 sums a split along K writes to memory and reads again.
+
+    Empty without a split, and for a split within a cluster, which adds them in shared memory.
+    """
     kernel, launch = cutlass(candidate.kernel), candidate.launch
     stream_k = kernel.scheduler is TileScheduler.STREAM_K
     by_stream_k = stream_k and launch.decomposition is Decomposition.SPLIT_K
@@ -171,7 +178,7 @@ def partials(problem: Problem, candidate: Candidate) -> str:
 
 
 def padding(problem: Problem, kernel: CutlassKernel) -> str:
-    """Output that tiles cover in vain."""
+    """Say if tiles cover much more than the output."""
     grid = tile_grid(kernel, problem)
     covered = grid.tiles * kernel.tile[0] * kernel.tile[1]
     share = covered / (problem.m * problem.n * problem.batch)
@@ -179,7 +186,7 @@ def padding(problem: Problem, kernel: CutlassKernel) -> str:
 
 
 def throttling(row: ReportRow) -> str:
-    """The power cap, where it was active while measuring."""
+    """Say at which clock the GPU ran if the power cap was active while measuring."""
     conditions, most = row.winner.conditions, row.winner.device.max_clock_mhz
     if conditions is None or "sw_power_cap" not in conditions.throttle:
         return ""
@@ -189,21 +196,21 @@ def throttling(row: ReportRow) -> str:
 
 
 def cublas_ran(names: Sequence[str]) -> str:
-    """What cuBLAS ran, tile and cluster along the problem's M and N; its own name if not known."""
+    """Say which tile and cluster cuBLAS ran, along the problem's M and N, or its kernels' names."""
     if not names:
         return ""
     choice = choice_of(names)
     if choice is None:
-        return f"cuBLAS ran {' + '.join(name[:_MOST_OF_A_NAME] for name in names)}"
+        return f"cuBLAS ran {' + '.join(name[:_NAME_LENGTH] for name in names)}"
     (tile_n, tile_m), (cluster_n, cluster_m) = choice.tile, choice.cluster  # its M is our N
-    said = f"cuBLAS ran tiles of {tile_m}×{tile_n}"
+    text = f"cuBLAS ran tiles of {tile_m}×{tile_n}"
     if cluster_m * cluster_n > 1:
-        said += f" in clusters of {cluster_m}×{cluster_n}"
-    return said + (", split along K" if choice.split_k else "")
+        text += f" in clusters of {cluster_m}×{cluster_n}"
+    return text + (", split along K" if choice.split_k else "")
 
 
-def baseline_note(problem: Problem) -> str:
-    """Where cuBLAS was not asked for this very product in one call: what was timed instead."""
+def default_note(problem: Problem) -> str:
+    """Say what was timed as the default if it was not one cuBLAS call of this product."""
     if not problem.operation.is_narrow_float:
         return ""
     if problem.k % FP8_MULTIPLE or problem.n % FP8_MULTIPLE:
@@ -212,31 +219,31 @@ def baseline_note(problem: Problem) -> str:
 
 
 def notes(report: DeviceReport) -> list[str]:
-    """What a device's report lacks, and what in it does not match."""
+    """Say what a device's report lacks, and what in it does not match."""
     winners = [row.winner for row in report.rows]
-    said = []
+    sentences = []
     unpaired = sum(winner.speedup is None for winner in winners)
     if unpaired:
-        said.append(f"{unpaired} of {len(winners)} problems have no paired ratio.")
+        sentences.append(f"{unpaired} of {len(winners)} problems have no paired ratio.")
     replayed = sum(winner.replayed for winner in winners)
     if replayed:
-        said.append(f"{replayed} of {len(winners)} winners were found on a recorded GPU.")
+        sentences.append(f"{replayed} of {len(winners)} winners were found on a recorded GPU.")
     ceilings = report.ceilings
     if ceilings is None:
         return [
             f"No ceilings were measured for {report.device.slug}: shares of peak and of bandwidth "
             "and the roofline's ridge are left out. Measure them on such a GPU: `gemmsmith "
             "ceilings --device cuda:0`.",
-            *said,
+            *sentences,
         ]
     missing = [str(dtype) for dtype in report.dtypes if ceilings.peak(dtype) is None]
     if missing:
-        said.append(f"No peak was measured for {', '.join(missing)}: its shares are left out.")
+        sentences.append(f"No peak was measured for {', '.join(missing)}: its shares are left out.")
     theirs = ceilings.environment
-    others = sum(not winner.environment.same_software(theirs) for winner in winners)
-    if others:
-        said.append(
-            f"{others} of {len(winners)} winners were measured with other software than the "
+    differing = sum(not winner.environment.same_software(theirs) for winner in winners)
+    if differing:
+        sentences.append(
+            f"{differing} of {len(winners)} winners were measured with other software than the "
             f"ceilings (driver {theirs.driver}, torch {theirs.torch}, cuBLAS {theirs.cublas})."
         )
-    return said
+    return sentences

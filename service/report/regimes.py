@@ -1,8 +1,7 @@
-"""How much faster than the default a winner is, regime by regime, in words for people.
+"""Says in words for people how much faster than the default a winner is in each regime.
 
-The speed-up that is served is that of the regime in which the winner gains least. The power penalty
-is compared with the geometric mean of the regimes, so a penalty above the served speed-up is no
-contradiction.
+An answer's speed-up is that of the regime in which the winner gains least. The power penalty is
+compared with the geometric mean of the regimes, so it may be above the answer's speed-up.
 """
 
 from __future__ import annotations
@@ -20,49 +19,47 @@ def lines(
     power_penalty: float | None,
     recorded: str = "",
 ) -> Iterator[tuple[str, str]]:
-    """A label and a text for each line: the speed-up, each regime, the power penalty.
+    """Yield a label and a text for each line: the speed-up, each regime, the power penalty.
 
-    `recorded` names the GPU model whose recorded times these are, if so.
+    `recorded` is the GPU model whose recorded times these are; empty for measured times.
     """
     if speedup is not None:
-        # What has a penalty was measured in all regimes, even if only the least was kept.
+        # A winner with a penalty was measured in all regimes, even if only the least was kept.
         several = len(regimes) > 1 or power_penalty is not None
         least = ", in the regime where it gains least" if several else ""
         yield "speed-up", f"{_ratio(speedup)} × the default{least}"
-    for found in regimes:
-        compared = f"{_ratio(found.speedup)}: " if found.speedup else ""
-        default = f", default {found.default_us:.2f} µs" if found.default_us is not None else ""
+    for item in regimes:
+        ratio = f"{_ratio(item.speedup)}: " if item.speedup else ""
+        default = f", default {item.default_us:.2f} µs" if item.default_us is not None else ""
         source = f" ({recording_of(recorded)})" if recorded else ""
-        times = f"{found.median_us:.2f} µs{default}{source}"
-        yield "regime", f"{found.regime.value:<11} {compared}{times}"
+        times = f"{item.median_us:.2f} µs{default}{source}"
+        yield "regime", f"{item.regime.value:<11} {ratio}{times}"
     if power_penalty is not None:
         yield "penalty", f"{power_penalty:.3f}{_against(regimes)}"
 
 
 def summary(regimes: Sequence[InRegime], power_penalty: float | None) -> str:
-    """The regimes and the power penalty in a clause; empty where nothing is known of them."""
-    parts = [
-        f"{found.regime.value} {found.speedup.median:.3f}" for found in regimes if found.speedup
-    ]
-    said = [f"regimes: {', '.join(parts)}"] if parts else []
+    """Say the regimes' ratios and the power penalty in one line; empty if neither is known."""
+    ratios = [f"{item.regime.value} {item.speedup.median:.3f}" for item in regimes if item.speedup]
+    clauses = [f"regimes: {', '.join(ratios)}"] if ratios else []
     if power_penalty is not None:
-        said.append(f"power penalty {power_penalty:.3f}")
-    return "; ".join(said)
+        clauses.append(f"power penalty {power_penalty:.3f}")
+    return "; ".join(clauses)
 
 
 def mean(regimes: Sequence[InRegime]) -> float | None:
-    """Geometric mean of the ratios; None where one is not known."""
-    ratios = [found.speedup.median for found in regimes if found.speedup]
+    """Return the geometric mean of the ratios; None if a ratio is unknown."""
+    ratios = [item.speedup.median for item in regimes if item.speedup]
     if not ratios or len(ratios) < len(regimes):
         return None
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 def _against(regimes: Sequence[InRegime]) -> str:
-    over_all = mean(regimes)
-    if over_all is None:
+    ratio = mean(regimes)
+    if ratio is None:
         return "; the mean of the regimes must exceed it, and was not kept"
-    return f"; the mean of the regimes must exceed it: {over_all:.3f}"
+    return f"; the mean of the regimes must exceed it: {ratio:.3f}"
 
 
 def _ratio(ratio: Ratio) -> str:

@@ -1,4 +1,4 @@
-"""Winners in words for people: how much faster what is served is, and what was chosen."""
+"""Winners in words for people: the gain over the default, and the choices of a candidate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIMES = 2.0
 
 
 def verdict(use: Use, speedup: Ratio | None, default: str) -> str:
-    """`12.3% faster`, `2.31 times as fast`, or `cuBLAS stays`, of what callers run."""
+    """Say how what is served compares: `12.3% faster`, `2.31 times as fast`, `cuBLAS stays`."""
     if use.is_default:
         return f"{default} stays"
     if speedup is None:
@@ -23,8 +23,21 @@ def verdict(use: Use, speedup: Ratio | None, default: str) -> str:
     return faster(speedup.median)
 
 
+def why_cublas_stays(use: Use, speedup: Ratio | None, power_penalty: float | None) -> str:
+    """Say why our kernel is not served although it was faster than cuBLAS; empty if it was not.
+
+    `speedup` is that of the regime in which it gains least; it must exceed `power_penalty`.
+    """
+    if not use.is_default or speedup is None or speedup.ci_low <= 1.0:
+        return ""
+    if power_penalty is not None and power_penalty <= speedup.ci_low:
+        return "is not reliably faster than cuBLAS's in every regime"
+    least = f": it must be {power_penalty:.3f} × as fast" if power_penalty else ""
+    return f"gains less than its higher power draw costs a program at the power limit{least}"
+
+
 def faster(ratio: float) -> str:
-    """A ratio of times in words: how much faster, or slower, than what it was compared with."""
+    """Say a ratio of the default's time to ours in words: how much faster or slower ours is."""
     if ratio >= _TIMES:
         return f"{ratio:.2f} times as fast"
     share = f"{abs(ratio - 1):.1%}"
@@ -34,7 +47,7 @@ def faster(ratio: float) -> str:
 
 
 def choices(candidate: Candidate | None) -> tuple[str, ...]:
-    """Tile and cluster, schedule, scheduler, launch: what the winner is."""
+    """Return tile and cluster, schedule, scheduler and launch of a candidate as four texts."""
     if candidate is None:
         return (NONE,) * 4
     kernel, launch = candidate.kernel, candidate.launch

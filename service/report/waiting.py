@@ -1,4 +1,4 @@
-"""What a waiting job waits for, in a clause for people: whether a worker lives that takes it."""
+"""Says in words for people what a waiting job waits for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tuner.jobs import Job, LivingWorker, taker
 
 
 def waiting(job: Job, workers: Sequence[LivingWorker]) -> str:
-    """Of a job that waits, with all the workers that live."""
+    """Say what a waiting job waits for; `workers` are all that are alive."""
     if not workers:
         return "waits: no worker is alive; start one with gemmsmith worker"
     worker = taker(workers, job)

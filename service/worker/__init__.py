@@ -1,1 +1,1 @@
-"""The worker's process: what it builds and measures with, and who restarts it."""
+"""The worker's process, its compiler and its GPU, and the supervisor that restarts it."""

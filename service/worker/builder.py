@@ -1,14 +1,14 @@
 """A builder that also records its packs in the store, so that answers can name them.
 
-A shipped winner has no pack of its own; once its kernel is compiled here, or taken from another
-service, for whatever reason, `GET /best` says in which pack.
+A shipped winner has no pack of its own. Once its kernel was compiled here for any job, or taken
+from another service, `GET /best` names the pack.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import structlog
@@ -28,6 +28,8 @@ from tuner.compile import (
     find_toolchain,
 )
 from tuner.compile.installed import TakenIn, take
+from tuner.errors import LeaseLost, StoreError
+from tuner.jobs import LeasedJob
 from tuner.store import Store
 from tuner.trial import Failure, FailureKind
 
@@ -36,7 +38,10 @@ log = structlog.get_logger("gemmsmith.winners.packs")
 
 @dataclass(kw_only=True)
 class Tally:
-    """How kernels were come by: `compile_s` is the wall time of compiler runs, which overlap."""
+    """How many kernels were in packs already, compiled, or not compilable.
+
+    `compile_s` is the sum of the compiler runs' times, which overlap.
+    """
 
     found: int = 0
     compiled: int = 0
@@ -48,8 +53,8 @@ class RecordingBuilder(Builder):
     """Builds kernels and records the packs that hold them.
 
     Attributes:
-        records: where the packs are recorded; a worker puts each job's fenced store here.
-        tally: of what was built; whoever wants to start anew puts a new one here.
+        records: where packs are recorded. A worker sets each job's fenced store here.
+        tally: counts what was built since the last report.
     """
 
     def __init__(
@@ -68,13 +73,13 @@ class RecordingBuilder(Builder):
         """See `Builder.build`."""
         known = {kernel.name: kernel for kernel in kernels}
         fresh: set[str] = set()
-        # Closed with this generator, so that abandoned compilers are killed at once.
+        # Closed with this generator, so that compilers of an abandoned build are killed at once.
         with closing(super().build(kernels)) as results:  # type: ignore[type-var]
             for built in results:
                 pack = built.pack
                 self._count(built)
                 if pack is not None and not built.cached and pack.hash not in fresh:
-                    # It may have been here before, recorded, and evicted.
+                    # A recorded pack may have been evicted; compiled again, it is recorded again.
                     fresh.add(pack.hash)
                     self._recorded.discard(pack.hash)
                     self.tally.compile_s += built.seconds
@@ -82,6 +87,13 @@ class RecordingBuilder(Builder):
                     record(self.records, pack, known)
                     self._recorded.add(pack.hash)
                 yield built
+
+    def report(self, leased: LeasedJob) -> None:
+        """Record for `/metrics` what was built since the last report, also after a failure."""
+        tally, self.tally = self.tally, Tally()
+        if tally != Tally():
+            with suppress(LeaseLost, StoreError):  # a job must not fail for want of these figures
+                leased.event("built", asdict(tally))
 
     def _count(self, built: Built) -> None:
         if built.cached:
@@ -96,18 +108,18 @@ class RecordingBuilder(Builder):
 def record(records: Store, pack: Pack, known: Mapping[str, AnyKernel]) -> None:
     """Record a pack of the packs folder, so that lookups can name it.
 
-    `known` kernels, by name, are those that the store may not have met yet.
+    `known` has kernels by name that may not be in the store yet.
     """
-    held = [
+    kernels = [
         None if name is None else known.get(name) or records.kernel(name) for name in pack.kernels
     ]
-    records.add_pack(pack.hash, pack.toolchain, held, pack.path.stat().st_size)
+    records.add_pack(pack.hash, pack.toolchain, kernels, pack.path.stat().st_size)
 
 
 class WithoutCompiler:
-    """In a builder's place where nothing can be compiled: gives what the packs folder holds.
+    """A builder for machines without a compiler: its kernels come from the packs folder.
 
-    `reason` says why there is no toolchain, and how to get one.
+    `reason` says why there is no compiler, and how to get one.
     """
 
     def __init__(self, artifacts: ArtifactStore, records: Store, reason: str) -> None:
@@ -116,7 +128,7 @@ class WithoutCompiler:
         self._reason = reason
 
     def build(self, kernels: Sequence[AnyKernel]) -> Iterator[Built]:
-        """The newest pack of each kernel, whatever toolchain built it; else a failure."""
+        """Yield the newest pack of each kernel, of any toolchain, or a failure."""
         known = {kernel.name: kernel for kernel in kernels}
         recorded: set[str] = set()
         for kernel in known.values():
@@ -133,11 +145,11 @@ class WithoutCompiler:
 
 
 def open_artifacts(settings: Settings, records: Store) -> ArtifactStore:
-    """The packs folder, held to its limit; winners' packs stay, and the store forgets what goes.
+    """Open the packs folder, with its size limit, and take in packs that were installed with pip.
 
-    Packs that were installed with pip are in it from then on, and known to the store. What is
-    published there is signed with the installation's key; what nobody who is believed has signed is
-    not found, unless `unsigned` is set.
+    Packs beyond the limit are removed from the folder and from the store, but never those of
+    winners. New packs are signed with the installation's key. Packs that no trusted key has signed
+    are not used, unless `unsigned` is set.
 
     Raises:
         SettingsError: the keys cannot be used.
@@ -165,7 +177,7 @@ def open_artifacts(settings: Settings, records: Store) -> ArtifactStore:
 def _record_installed(
     artifacts: ArtifactStore, records: Store, folders: Sequence[Path], taken: Iterable[TakenIn]
 ) -> None:
-    """Record the packs that were installed with pip, and report those that are not used."""
+    """Record the packs that were installed with pip, and log those that are not used."""
     refused = [item for item in taken if item.pack is None]
     if refused:
         log.warning(
@@ -175,7 +187,7 @@ def _record_installed(
             reason=refused[0].refusal,
         )
     recorded = {pack_hash for pack_hash, _ in records.changes.packed()}
-    for path in (path for folder in folders for path in folder.glob("*.json")):
+    for path in (manifest for folder in folders for manifest in folder.glob("*.json")):
         pack = None if path.stem in recorded else artifacts.get(path.stem)
         if pack is not None:
             record(records, pack, {})
@@ -184,10 +196,10 @@ def _record_installed(
 def open_builder(
     settings: Settings, records: Store, workers: int | None = None
 ) -> RecordingBuilder:
-    """The compile pool over the packs folder.
+    """Open a compile pool over the packs folder.
 
     Raises:
-        CompilerNotFound: no nvcc; the message says how to get one.
+        CompilerNotFound: there is no nvcc; the message says how to get it.
         SettingsError: the keys cannot be used.
     """
     return RecordingBuilder(open_artifacts(settings, records), find_toolchain(), records, workers)

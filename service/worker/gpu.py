@@ -1,4 +1,4 @@
-"""This machine's GPU, as far as gemmsmith can use it."""
+"""This machine's GPU, if gemmsmith can use it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from tuner.devices import local_gpu
 
 
 def usable_gpu() -> DeviceModel | None:
-    """The model of the local GPU; None without one, or where there are no kernels for it.
+    """Return the model of the local GPU; None without a GPU, or without kernels for it.
 
-    A workstation's GPU of another architecture must not hide the winners that are known.
+    A workstation's GPU of another architecture must not hide the winners in the database: lookups
+    without a device are about the local GPU if there is one.
     """
     model = local_gpu()
     return model if model is not None and model.arch in MEASURED else None

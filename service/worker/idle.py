@@ -1,7 +1,7 @@
-"""What a worker on a real GPU does beside its orders: it reports the GPU, and orders re-checks.
+"""Idle work of a worker on a real GPU: it reports the GPU, and requests re-checks.
 
-Re-checks are orders of its own (`tuner.jobs.rechecks`), for idle time, one at a time. Whatever goes
-wrong here is logged and tried again later: it must not keep a worker from its orders.
+Re-checks are jobs for idle time (`tuner.jobs.rechecks`), one after the other. An error here is
+logged, and the work tried again later: it must not keep a worker from its jobs.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ REPORT_EVERY_S = 3600.0
 """How often a GPU is reported; it counts for 30 days, see `tuner.store.gpus`."""
 
 LOOK_EVERY_S = 60.0
-"""How often an idle worker looks for stale winners, once it has found none: that reads all winners
-of its device model."""
+"""How often an idle worker looks for stale winners after finding none. Looking reads all winners of
+its device model."""
 
 
 class Idle:
-    """The idle work of one worker. On a recorded GPU there is none.
+    """The idle work of a worker. It does nothing on a recorded GPU.
 
     Args:
-        environment: tells what the GPU runs at the moment; may start the measuring process.
-        queue: as the worker sees it, of whose orders some are not for it yet; by default all are.
+        environment: returns the software that the GPU runs now; may start the measuring process.
+        queue: the worker's queue, if it takes only jobs of a stage; by default a queue of all jobs.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Idle:
             log.warning("gpu_not_reported", error=str(error))
 
     def order(self) -> None:
-        """Order a re-check, if something is stale; the worker then takes it from the queue."""
+        """Request a re-check if a winner is stale; the worker then takes it from the queue."""
         if time.monotonic() < self._look_at:
             return
         try:
@@ -75,8 +75,9 @@ class Idle:
             log.info("recheck_ordered", job=job.id, problem=str(job.problem))
 
     def should_stop(self, leased: LeasedJob) -> bool:
-        """Whether to stop with a job: as it says itself, or because it is idle work and an order
-        has come. That is noticed before the next candidate, and within a second of compiling.
+        """Whether to stop a job: because of its lease, or because it is a re-check and a job waits.
+
+        This is called before each candidate, and every second while compiling.
         """
         try:
             if self._rechecks.outranked(leased.job):

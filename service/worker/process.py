@@ -1,8 +1,8 @@
 """The worker's process: takes tuning jobs from the queue and runs them on its device.
 
-This is the only part of the service that touches a GPU, a compiler or torch. Killed at any time
-it loses at most the candidate in flight: its lease expires, and another worker continues from the
-trials in the store. SIGTERM or SIGINT hands the job back between two candidates.
+Only this part of the service uses a GPU, a compiler or torch. If it is killed, at most the current
+candidate is lost: its lease expires, and another worker continues from the trials in the store. On
+SIGTERM or SIGINT it hands the job back before the next candidate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -25,13 +24,13 @@ from gemmsmith.core.device import Environment
 from gemmsmith.core.tuning import Effort
 from service import identity, logging
 from service.settings import Settings, SettingsError
-from service.worker.builder import RecordingBuilder, Tally, open_builder
+from service.worker.builder import RecordingBuilder, open_builder
 from service.worker.gpu import usable_gpu
 from service.worker.idle import Idle
-from service.worker.supervisor import BEAT_S
+from service.worker.supervisor import BEAT_S, SUPERVISED
 from tuner.devices import open_device
 from tuner.devices.base import Device
-from tuner.errors import LeaseLost, StoreError, TunerError
+from tuner.errors import TunerError
 from tuner.jobs import LeasedJob, Queue, Worker
 from tuner.merge import is_for_a_third
 from tuner.search.cost_model import AnalyticModel
@@ -42,34 +41,30 @@ from tuner.store import Store
 log = structlog.get_logger("gemmsmith.worker")
 
 RECORDED_DEVICE = "replay:nvidia-h200-132sm"
-"""What stands in for a GPU where there is none: the sweeps shipped with gemmsmith."""
+"""The device of a machine without a GPU: the recorded sweeps that are shipped with gemmsmith."""
 
 KEEP_DEVICE_S = 30.0
-"""How long the device stays entered after a job: starting its process again costs about 4 s."""
+"""How long the device stays open after a job: starting its process again takes about 4 s."""
 
 PROGRESS_EVERY_S = 0.2
-"""Least time between two progress events of a phase; each is a durable write."""
+"""Least time between two progress events of a phase, because each is a durable write."""
 
 THIRD_LOOKS_S = 20.0
-"""How long a re-check that this GPU should not make waits for another one of the model."""
+"""How long a re-check that needs a third GPU of the model waits before workers see it again."""
 
 THIRD_WITHIN = 10
-"""Attempts of such a re-check after which any GPU makes it: the others may be busy, or gone."""
+"""Attempts of such a re-check after which any GPU runs it: the others may be busy, or gone."""
 
 NICENESS = 10
-"""Of a worker beside a service, and of its compilers: lookups have the processor first."""
-
-SUPERVISED = "GEMMSMITH_SUPERVISED"
-"""Set by `service.worker.supervisor`: standard input is its socket."""
+"""Niceness of a worker beside a service, and of its compilers, so that lookups run first."""
 
 
 def device_name(settings: Settings) -> str:
-    """What this machine's worker measures on."""
     return settings.device or ("cuda:0" if usable_gpu() is not None else RECORDED_DEVICE)
 
 
 def open_worker_device(settings: Settings) -> Device:
-    """The worker's device, not entered yet.
+    """Open the worker's device without entering it.
 
     Raises:
         DeviceError: there is no such device, or no such recording.
@@ -78,11 +73,11 @@ def open_worker_device(settings: Settings) -> Device:
 
 
 class Tuning:
-    """Works on one job after the other; what `tuner.jobs.Worker` calls.
+    """Runs jobs one after the other; `tuner.jobs.Worker` calls it.
 
-    The device stays entered from one job to the next, so that a queue of jobs starts the measuring
-    process once; `rest` leaves it when no job has come for a while, so an idle worker holds no GPU
-    memory. Compiler and artifact store are looked for when the first job needs them.
+    The device stays entered between jobs, so that a queue of jobs starts the measuring process
+    once. `idle` leaves it after a while without jobs, so that an idle worker holds no GPU memory.
+    Compiler and packs folder are opened when a job first needs them.
     """
 
     def __init__(
@@ -98,17 +93,15 @@ class Tuning:
         self._idle = Idle(store, device, self._environment, queue)
 
     def begin(self) -> None:
-        """Let it be known what this GPU runs, before the first job."""
         self._idle.report()
 
     def idle(self) -> None:
-        """What there is to do without a job: order a re-check, or leave the device for a while."""
+        """Report the GPU, request a re-check, and leave the device after a while without jobs."""
         self._idle.report()
         self._idle.order()
         self._rest()
 
     def _rest(self) -> None:
-        """Leave the device if the last job ended KEEP_DEVICE_S ago or earlier."""
         if self._worked_at is not None and time.monotonic() - self._worked_at >= KEEP_DEVICE_S:
             self.close()
 
@@ -118,7 +111,7 @@ class Tuning:
         self._entered.close()
 
     def __call__(self, leased: LeasedJob) -> int | None:
-        """Tune the job's problem; the winner's revision."""
+        """Tune the job's problem and return the winner's revision."""
         job = leased.job
         store = self._store.fenced(leased.fence)
         self._enter()
@@ -139,7 +132,8 @@ class Tuning:
             )
         finally:
             self._worked_at = time.monotonic()
-            self._report_built(leased)
+            if self._builder is not None:
+                self._builder.report(leased)
         self._idle.report()
         median = winner.statistics.median_us if winner.statistics else None
         leased.complete(
@@ -157,7 +151,7 @@ class Tuning:
         return winner.revision
 
     def _leaves_to_a_third(self, leased: LeasedJob) -> bool:
-        """Whether another GPU should measure again what this one and a third party differ about."""
+        """Whether a third GPU should measure a winner about which this one and another differ."""
         job, device = leased.job, self._device
         if job.effort is not Effort.RECHECK or device.replayed or job.attempt > THIRD_WITHIN:
             return False
@@ -173,29 +167,24 @@ class Tuning:
         self._enter()
         return self._device.environment
 
-    def _report_built(self, leased: LeasedJob) -> None:
-        """Let `/metrics` know what the attempt built, however it ended."""
-        if self._builder is None or self._builder.tally == Tally():
-            return
-        tally, self._builder.tally = self._builder.tally, Tally()
-        with suppress(LeaseLost, StoreError):  # these figures are not worth an attempt
-            leased.event("built", asdict(tally))
-
     def _find_builder(self, records: Store) -> RecordingBuilder:
         if self._builder is None:
-            # The folder says what is evicted, whoever has the job: that is written without a fence.
+            # Evictions concern the folder, not the job: they are written without the job's fence.
             self._builder = open_builder(self._settings, self._store)
         self._builder.records = records
         return self._builder
 
 
 def run(settings: Settings, *, until_idle: bool = False) -> int:
-    """Work until SIGTERM or SIGINT (with `until_idle`: until the queue is empty); jobs worked on.
+    """Work until SIGTERM or SIGINT, or with `until_idle` until the queue is empty.
+
+    Returns:
+        The number of jobs.
 
     Raises:
         DeviceError: there is no such device, or no such recording.
         StoreError: the database cannot be used.
-        SettingsError: the key that winners are signed with cannot.
+        SettingsError: the signing key cannot be used.
     """
     with Store.open(settings.database, signer=identity.signer(settings)) as store:
         device = open_worker_device(settings)
@@ -214,16 +203,16 @@ def run(settings: Settings, *, until_idle: bool = False) -> int:
 
 
 def _reporter(leased: LeasedJob) -> Callable[[Progress], None]:
-    """Passes progress on to the job: every change of phase, else a few a second."""
-    phase, spoke = "", 0.0
+    """Return a function that records progress: each change of phase, else a few times a second."""
+    phase, reported_at = "", 0.0
 
     def report(progress: Progress) -> None:
-        nonlocal phase, spoke
+        nonlocal phase, reported_at
         now = time.monotonic()
         complete = progress.done >= progress.total
-        if progress.phase == phase and not complete and now - spoke < PROGRESS_EVERY_S:
+        if progress.phase == phase and not complete and now - reported_at < PROGRESS_EVERY_S:
             return
-        phase, spoke = progress.phase, now
+        phase, reported_at = progress.phase, now
         leased.progress(
             progress.phase,
             progress.done,
@@ -238,33 +227,34 @@ def _reporter(leased: LeasedJob) -> Callable[[Progress], None]:
 
 
 def _answer_supervisor() -> None:
-    """Say again and again that this process runs; when the supervisor ends, SIGTERM to ourselves.
+    """Send a byte to the supervisor every second; stop this process when the supervisor has ended.
 
-    By its socket, which is standard input. The programs that this one starts get nothing of it.
+    The supervisor's socket is standard input, which is then replaced by the null device, so that
+    compilers and the measuring process do not inherit the socket.
     """
     line = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     line.settimeout(BEAT_S)
-    with Path(os.devnull).open() as nothing:
-        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    with Path(os.devnull).open() as null:
+        os.dup2(null.fileno(), sys.stdin.fileno())
 
     def answer() -> None:
-        there = True
-        while there:
-            with suppress(OSError):  # nobody there; `recv` says so as well
+        connected = True
+        while connected:
+            with suppress(OSError):  # the supervisor has ended; `recv` reports it too
                 line.send(b".")
             try:
-                there = bool(line.recv(1))
-            except TimeoutError:
+                connected = bool(line.recv(1))
+            except TimeoutError:  # the supervisor sends nothing while it lives
                 continue
             except OSError:
-                there = False
+                connected = False
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=answer, name="supervisor", daemon=True).start()
 
 
 def main() -> int:
-    """`python -m service.worker.process`: settings from the environment; the exit status."""
+    """Run `python -m service.worker.process` with settings from the environment."""
     try:
         settings = Settings.load()
     except SettingsError as error:
@@ -277,7 +267,7 @@ def main() -> int:
     try:
         run(settings)
     except (SettingsError, TunerError) as error:
-        log.error("worker cannot work", error=str(error))  # noqa: TRY400 - made for people
+        log.error("worker cannot work", error=str(error))  # noqa: TRY400 - the message is for people
         return 1
     return 0
 

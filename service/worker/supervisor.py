@@ -1,9 +1,9 @@
 """Keeps one worker process running beside the service.
 
-A worker that dies is started again after a pause that doubles up to a minute, and is short again
-once a worker has stayed up for long. The worker's standard input is one end of a socket. If this
-process is killed, the socket closes and the worker stops too, so no orphan is left on the GPU. The
-other way round the worker says every second that it runs: one that was stopped (SIGSTOP), or whose
+A worker that dies is started again after a pause. The pause doubles up to a minute, and is short
+again after a worker has run for `HEALTHY_AFTER_S`. The worker's standard input is one end of a
+socket. If this process is killed, the socket closes and the worker stops too, so that no orphan is
+left on the GPU. The worker sends a byte every second: one that was stopped (SIGSTOP), or whose
 interpreter hangs, keeps its locks, so after `SILENT_S` it is killed and another one started.
 """
 
@@ -24,25 +24,28 @@ from service.settings import Settings
 
 log = structlog.get_logger("gemmsmith.serve")
 
+SUPERVISED = "GEMMSMITH_SUPERVISED"
+"""Set for a worker whose standard input is the supervisor's socket."""
+
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 HEALTHY_AFTER_S = 60.0
-"""A worker that lived this long did not die of starting."""
+"""A worker that ran this long did not fail at its start."""
 
 BEAT_S = 1.0
-"""How often the worker says that it runs."""
+"""How often the worker sends a byte."""
 
 SILENT_S = 20.0
-"""Silence after which a worker is killed. Less than writers wait for each other
-(`tuner.store.database.BUSY_TIMEOUT_S`), so that whoever waits for its transaction still writes; far
-more than a busy machine keeps a thread from running."""
+"""Silence after which a worker is killed. It is less than writers wait for each other
+(`tuner.store.database.BUSY_TIMEOUT_S`), so that a writer that waits for the worker's transaction
+does not fail; it is far more than a busy machine keeps a thread from running."""
 
 BEGINS_WITHIN_S = 120.0
-"""Silence of a worker that has yet to be heard: it imports its libraries, maybe over a network."""
+"""The same before a worker's first byte: it imports its libraries, maybe over a network."""
 
 
 class WorkerSupervisor:
-    """Starts the worker, restarts it, stops it. The other arguments are there for tests."""
+    """Starts, restarts and stops the worker. Arguments other than `settings` are for tests."""
 
     def __init__(
         self,
@@ -63,16 +66,14 @@ class WorkerSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id while one runs."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
     def start(self) -> None:
-        """Start the worker and watch it from a thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """SIGTERM to the worker, wait for it to hand back its job; kill it if it does not."""
+        """Stop the worker with SIGTERM, so that it hands back its job; kill it if it does not."""
         self._stopping.set()
         with self._lock:
             process = self._process
@@ -104,12 +105,12 @@ class WorkerSupervisor:
             if self._stopping.is_set():
                 return 0
             ours, theirs = socket.socketpair()
-            # A session of its own: Ctrl-C reaches the service alone, which then stops the worker.
+            # A session of its own, so that Ctrl-C reaches the service only, which stops the worker.
             with theirs:
                 self._process = process = subprocess.Popen(
                     self._command,
                     stdin=theirs.fileno(),
-                    env={**os.environ, **self._settings.environment(), "GEMMSMITH_SUPERVISED": "1"},
+                    env={**os.environ, **self._settings.environment(), SUPERVISED: "1"},
                     start_new_session=True,
                 )
             self.starts += 1
@@ -121,7 +122,7 @@ class WorkerSupervisor:
             return process.wait()
 
     def _listen(self, line: socket.socket, process: subprocess.Popen[bytes]) -> bool:
-        """Return when the worker ends, True, or has been silent for too long, False."""
+        """Return True when the worker has ended, and False if it was silent for too long."""
         line.settimeout(BEAT_S)
         silent_s, limit_s = 0.0, BEGINS_WITHIN_S
         while process.poll() is None and silent_s < limit_s:
@@ -129,7 +130,8 @@ class WorkerSupervisor:
                 if not line.recv(4096):
                     return True
             except TimeoutError:
-                # Counted, not timed: where both processes were frozen, neither is to blame.
+                # Timeouts are counted instead of reading a clock: if the whole machine was frozen
+                # (suspended), the worker is not to blame for the silence.
                 silent_s += BEAT_S
             except ConnectionResetError:
                 return True

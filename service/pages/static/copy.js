@@ -1,4 +1,4 @@
-// A button beside every text that is to be copied, where the browser lets a page copy at all.
+// Puts a button beside every text to copy, if the browser allows a page to copy.
 "use strict";
 
 for (const text of navigator.clipboard ? document.querySelectorAll("[data-copy]") : []) {

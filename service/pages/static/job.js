@@ -1,6 +1,6 @@
-// Follows a job's event stream and keeps its page current. When the job is over, the page is
-// loaded again: the server then shows all there is to say. EventSource reconnects by itself and
-// resumes after the last event it has seen.
+// Follows a job's event stream and updates its page. When the job is over, the page is loaded again,
+// because the server then shows more. EventSource reconnects by itself and resumes after the last
+// event that it received.
 "use strict";
 
 const card = document.getElementById("job");
@@ -21,7 +21,7 @@ function show(data) {
   }
 }
 
-// The chart of the best so far is drawn by the service; it is fetched again after some progress.
+// The service draws the chart of the best time so far; it is fetched again after progress.
 const AT_MOST_EVERY_MS = 1500;
 let drawnAt = 0;
 
@@ -51,16 +51,16 @@ function note(kind, data) {
   when.append(at);
   const name = document.createElement("b");
   name.textContent = kind;
-  const said = data.phase === undefined ? [] : [`${data.phase} ${data.done} of ${data.total}`];
+  const words = data.phase === undefined ? [] : [`${data.phase} ${data.done} of ${data.total}`];
   if (kind === "built") {
-    said.push(`${data.compiled} kernels compiled, ${data.found} found, ${data.failed} failed`);
+    words.push(`${data.compiled} kernels compiled, ${data.found} found, ${data.failed} failed`);
   }
   for (const key of ["message", "error", "reason", "use", "candidate", "owner"]) {
     const before = { message: "· ", owner: "by " }[key] ?? "";
-    if (data[key]) said.push(before + data[key]);
+    if (data[key]) words.push(before + data[key]);
   }
   const item = document.createElement("li");
-  item.append(when, " ", name, " ", said.join(" "));
+  item.append(when, " ", name, " ", words.join(" "));
   byId("log").prepend(item);
 }
 

@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from service.pages import addresses, report
-from service.pages.ceilings import ceilings_of
 from service.report.problem_rows import device_report
+from service.report.roofs import ceilings_of
 from tests.support.browsing import FOCUSABLE, IMPERFECT, LINKS, Watch
 from tests.support.content import BATCHED, CUBLAS_WINS, HOPELESS, SHIPPED, TRIED
 from tests.support.serving import H200

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.session import core, stability, waiting
 from benchmarks.session.core import ROOT, Session
-from benchmarks.session.waiting import Wanted
+from benchmarks.session.waiting import Target
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.config import Use
 from gemmsmith.core.problem import DType, Problem
@@ -23,8 +23,8 @@ from tuner.exchange import read_winners
 from tuner.suites import load
 
 PROBLEM = Problem(m=256, n=4096, k=4096)
-WANTED = Wanted(m=256, n=4096, k=4096, dtype="bf16")
-OTHER = Wanted(m=512, n=512, k=1024, dtype="bf16")
+TARGET = Target(m=256, n=4096, k=4096, dtype="bf16")
+OTHER = Target(m=512, n=512, k=1024, dtype="bf16")
 PACK = {"kernels": ["one", "two"]}
 
 
@@ -67,11 +67,11 @@ def _kept(session: Session, stem: str) -> Any:
 
 def test_cold_begins_with_nothing(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     _put_pack(waiting.STATE / "packs")
-    fp8 = Wanted(m=64, n=64, k=64, dtype="fp8_e4m3")  # not of this session
-    monkeypatch.setattr(waiting, "COLD", (WANTED, fp8, OTHER))
+    fp8 = Target(m=64, n=64, k=64, dtype="fp8_e4m3")  # not of this session
+    monkeypatch.setattr(waiting, "COLD", (TARGET, fp8, OTHER))
     assert waiting.cold(session) == 0
     first, second = _kept(session, "cold")["problems"]
-    assert (first["problem"], second["problem"]) == (str(WANTED), "512x512x1024 bf16 tn")
+    assert (first["problem"], second["problem"]) == (str(TARGET), "512x512x1024 bf16 tn")
     assert first["seconds"] > first["tuning"] > 0
     assert first["status"] == second["status"] == "tuned"
     assert first["speedup"] == pytest.approx(CUBLAS_US / BEST_US, rel=0.01)
@@ -84,8 +84,8 @@ def test_cold_begins_with_nothing(session: Session, monkeypatch: pytest.MonkeyPa
 def test_what_cannot_be_tuned_is_a_row_with_its_status(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unknown = Wanted(m=7, n=9, k=11, dtype="bf16")
-    monkeypatch.setattr(waiting, "COLD", (unknown, WANTED))
+    unknown = Target(m=7, n=9, k=11, dtype="bf16")
+    monkeypatch.setattr(waiting, "COLD", (unknown, TARGET))
     assert waiting.cold(session) == 1
     first, second = _kept(session, "cold")["problems"]
     assert (first["exit"], first["status"]) == (1, "no answer")
@@ -104,11 +104,11 @@ def test_waiting_starts_every_time_from_the_base(
 ) -> None:
     _put_pack(waiting.STATE / "base-packs-replay")
     suite = tmp_path / "unseen.toml"
-    suite.write_text("".join(_entry(wanted) for wanted in (WANTED, OTHER)))
+    suite.write_text("".join(_entry(wanted) for wanted in (TARGET, OTHER)))
     monkeypatch.setattr(waiting, "UNSEEN", str(suite))
     assert waiting.waiting(session) == 0
     found = _kept(session, "waiting")
-    assert [row["problem"] for row in found["one_by_one"]] == [str(WANTED), str(OTHER)]
+    assert [row["problem"] for row in found["one_by_one"]] == [str(TARGET), str(OTHER)]
     assert [row["compiled"] for row in found["one_by_one"]] == [0, 0]
     together = found["together"]
     assert [row["status"] for row in together["problems"]] == ["tuned", "tuned"]
@@ -120,7 +120,7 @@ def test_waiting_starts_every_time_from_the_base(
         assert linked.samefile(waiting.STATE / "base-packs-replay" / "ab.so")
 
 
-def _entry(wanted: Wanted) -> str:
+def _entry(wanted: Target) -> str:
     return f"[[problem]]\nname = 'x'\nm = {wanted.m}\nn = {wanted.n}\nk = {wanted.k}\n"
 
 
@@ -176,7 +176,7 @@ def test_stability_tunes_again_with_a_new_database_and_races_the_winners(
     session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     suite = tmp_path / "stable.toml"
-    suite.write_text(_entry(WANTED))
+    suite.write_text(_entry(TARGET))
     monkeypatch.setattr(waiting, "STABLE", str(suite))
     monkeypatch.setattr(waiting, "RUNS", 2)
     assert waiting.stability(session) == 0

@@ -167,7 +167,7 @@ def test_the_pages_search_reads_every_problem() -> None:
         for text in texts(problem):
             if "*" not in text:  # any size
                 assert parse(text, known()) == parse(str(problem), known())
-        further = operations.further(problem.operation)
+        further = operations.suffix(problem.operation)
         for text in (further, problem.dtype, problem.operation.key, f"{further} {problem.layout}"):
             assert meets(parse(text, known()), problem), text
 
@@ -175,7 +175,7 @@ def test_the_pages_search_reads_every_problem() -> None:
 def test_a_search_for_what_follows_the_types_finds_nothing_else() -> None:
     found = parse("group_rows", known()).operations
     assert found
-    assert all(operations.further(Operation.parse(key)) == "group_rows" for key in found)
+    assert all(operations.suffix(Operation.parse(key)) == "group_rows" for key in found)
     assert parse("fp16 group_rows", known()).dtype == "fp16.group_rows"
     plain = parse("bf16 plain", known()).operations
     assert plain == tuple(op.key for op in known() if op.dtype == "bf16")
@@ -186,7 +186,7 @@ def test_a_search_for_what_follows_the_types_finds_nothing_else() -> None:
 def test_a_dtype_without_a_type_is_of_the_default_one() -> None:
     for operation in known():
         if operation.types is DType.BF16 and not operation.is_plain:
-            assert of_dtype(operations.further(operation)).dtype == operation.dtype
+            assert of_dtype(operations.suffix(operation)).dtype == operation.dtype
 
 
 def names(model: DeviceModel) -> tuple[str, ...]:

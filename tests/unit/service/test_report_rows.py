@@ -14,7 +14,7 @@ from gemmsmith.core.kernel import TileScheduler
 from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
 from service.report.problem_rows import Bound, ProblemClass, classes_of, device_report, row_of
-from service.report.reasons import baseline_note, notes, why
+from service.report.reasons import default_note, notes, why
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H200, winner
 from tuner.exchange import read_winners
@@ -253,10 +253,10 @@ def test_what_cublas_ran() -> None:
 
 
 def test_where_the_baseline_is_another_product() -> None:
-    assert baseline_note(Problem(m=64, n=50257, k=768)) == ""
+    assert default_note(Problem(m=64, n=50257, k=768)) == ""
     fp8 = Problem(m=64, n=50257, k=768, dtype=DType.FP8_E4M3)
-    assert "bf16 product" in baseline_note(fp8)
-    assert "8 calls" in baseline_note(replace(fp8, n=4096, batch=8))
+    assert "bf16 product" in default_note(fp8)
+    assert "8 calls" in default_note(replace(fp8, n=4096, batch=8))
 
 
 def test_a_problem_that_nothing_survived() -> None:

@@ -7,7 +7,7 @@ import pytest
 from gemmsmith.answers.answer import InRegime, Ratio, Regime
 from gemmsmith.core.config import Use
 from service.report import regimes
-from service.report.power_penalty import why_cublas_stays
+from service.report.verdict import why_cublas_stays
 
 FASTER = Ratio(median=1.05, ci_low=1.04, ci_high=1.06)
 SLOWER = Ratio(median=0.99, ci_low=0.98, ci_high=1.01)
