@@ -12,44 +12,32 @@ from gemmsmith.core.device import recording_of, time_text
 from gemmsmith.core.problem import Problem
 from service.cli.options import (
     AsJson,
-    Batch,
-    Database,
     DeviceSlug,
-    DTypeName,
-    K,
-    LayoutName,
-    M,
-    N,
-    Url,
-    connect,
+    ProblemOptions,
+    SourceOptions,
     load_settings,
-    problem_of,
     typed,
 )
 from service.cli.output import CommandError, emit, note, say
+from service.cli.session import connect, model_of, say_made
 from service.report import regimes
 from service.report.power_penalty import why_cublas_stays
 
 
 def best(
-    m: M,
-    n: N,
-    k: K,
-    dtype: DTypeName = "bf16",
-    layout: LayoutName = None,
-    batch: Batch = 1,
+    shape: ProblemOptions,
     device: DeviceSlug = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Only a winner that was measured on this very problem.")
     ] = False,
-    url: Url = None,
-    database: Database = None,
+    *,
+    source: SourceOptions,
     as_json: AsJson = False,
 ) -> None:
     """Look up the fastest known kernel for M N K, at a service or in the local database."""
-    problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
-    if url:
-        with connect(url) as client:
+    problem = shape.problem
+    if source.url:
+        with connect(source.url) as client:
             answer = client.best(
                 *(problem.m, problem.n, problem.k),
                 batch=problem.batch,
@@ -61,7 +49,7 @@ def best(
             if client.last_from_cache:
                 note("the service cannot be reached: this is its last known answer")
     else:
-        answer = _from_database(problem, device, exact, database)
+        answer = _from_database(problem, device, exact, source.database)
     if as_json:
         emit(answer)
     else:
@@ -71,23 +59,22 @@ def best(
 def _from_database(
     problem: Problem, device: str | None, exact: bool, database: str | None
 ) -> Answer:
-    from service.cli.session import model_of, say_made
     from service.database import open_store, prepare
     from service.lookup import find
     from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     settings = load_settings(database=database)
-    # A database that is named and not there is a mistake; the usual one is made.
+    # The usual database is made if it is missing; a missing database that was named is an error.
     with (
         open_store(settings, on_made=say_made) if database is None else Store.open(database)
     ) as store:
         if database is None and not store.winners(limit=1):
-            # Somebody made it without them. Without any winner the advice would be to tune, which
-            # on a recorded GPU finds worse answers than those that are shipped.
+            # It was made without the shipped winners. The advice for an empty database would be to
+            # tune, and on a recorded GPU that finds worse winners than the shipped ones.
             loaded = sum(imported.added for _, imported in prepare(settings))
             note(f"loaded {loaded} shipped winners into a database that had none")
-        model = model_of(settings, device)
+        model = model_of(settings, device, store)
         answer = find.find(
             store,
             problem,
@@ -136,7 +123,7 @@ def show(answer: Answer) -> None:
 
 
 def _print_default(answer: Answer, default: str) -> None:
-    """What is served where the default stays, then the candidate that lost to it."""
+    """Print the default's time, then the candidate that lost to it."""
     say(f"  time       {_time(answer, answer.baseline)}  ({default})")
     if answer.config is None:
         return

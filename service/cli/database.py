@@ -1,4 +1,4 @@
-"""`gemmsmith db`: the database's schema, its backups, and putting them back."""
+"""`gemmsmith db`: the database's schema, backup and restore."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from typing import Annotated
 
 import typer
 
-from service.cli.guard import example
 from service.cli.options import AsJson, Database, load_settings
 from service.cli.output import MisuseError, emit, note, say, writable_bytes
-
-app = typer.Typer(
-    help="Create, migrate, check, back up and restore the database.", no_args_is_help=True
-)
 
 WithPacks = Annotated[
     bool,
@@ -23,7 +18,6 @@ WithPacks = Annotated[
 ]
 
 
-@app.command("upgrade", epilog=example("db upgrade"))
 def upgrade(database: Database = None, as_json: AsJson = False) -> None:
     """Create the database, or migrate it to the schema of this version. Safe to repeat.
 
@@ -47,29 +41,27 @@ def upgrade(database: Database = None, as_json: AsJson = False) -> None:
         say(f"{where}: schema {before or 'none'} → {after}")
 
 
-@app.command("current", epilog=example("db current"))
 def current(database: Database = None, as_json: AsJson = False) -> None:
     """Print the database's schema and the one this version needs. Status 1 if they differ."""
     from tuner import store
 
     where = load_settings(database=database).database
-    found, needed = store.current(where), store.head()
+    schema, needed = store.current(where), store.head()
     if as_json:
-        emit({"database": where, "current": found, "head": needed, "up_to_date": found == needed})
+        emit({"database": where, "current": schema, "head": needed, "up_to_date": schema == needed})
     else:
-        say(f"{where}: schema {found or 'none'}, this gemmsmith needs {needed}")
-        if found != needed and store.is_known(found):
+        say(f"{where}: schema {schema or 'none'}, this gemmsmith needs {needed}")
+        if schema != needed and store.is_known(schema):
             say(f"run: gemmsmith db upgrade --database {where}")
-        elif found != needed:
+        elif schema != needed:
             say(
                 "a newer gemmsmith wrote it: run that one, or put back a backup from before its "
                 f"upgrade: gemmsmith db restore FILE --force --database {where}"
             )
-    if found != needed:
+    if schema != needed:
         raise typer.Exit(1)
 
 
-@app.command("backup", epilog=example("db backup gemmsmith.backup"))
 def backup(
     file: Annotated[
         Path,
@@ -108,7 +100,6 @@ def backup(
         say(f"{archived}: {number} packs, {archived.stat().st_size / 1e6:.1f} MB")
 
 
-@app.command("restore", epilog=example("db restore gemmsmith.backup"))
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file written by `db backup`.")],
     packs: WithPacks = False,

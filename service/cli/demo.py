@@ -1,8 +1,7 @@
 """`gemmsmith demo`: watch a search on a recorded GPU; no GPU, no compiler, no service needed.
 
-Everything is what a tuning run does, on real measurements that are served back one trial at a
-time. It only waits between two trials, so that people can watch. Its database is its own: a
-replayed winner must not stand beside those that were measured.
+The search is a tuning run on recorded measurements, with a pause after every trial so that people
+can watch. It uses a database of its own: a replayed winner must not stand beside measured ones.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ from service.cli.options import (
     DeviceName,
     DTypeName,
     LayoutName,
-    OptionalK,
-    OptionalM,
-    OptionalN,
+    SizeOptions,
     Sweeps,
     load_settings,
     problem_of,
@@ -46,9 +43,7 @@ NAME = "demo.db"
 
 
 def demo(
-    m: OptionalM = None,
-    n: OptionalN = None,
-    k: OptionalK = None,
+    sizes: SizeOptions,
     dtype: DTypeName = "bf16",
     layout: LayoutName = None,
     batch: Batch = 1,
@@ -66,13 +61,12 @@ def demo(
     """
     settings = load_settings(device=device or "replay:", sweeps=sweeps)
     recorded = _open(settings)
-    sizes = [size for size in (m, n, k) if size is not None]
-    if not sizes:
+    if sizes == SizeOptions():
         _list(recorded, as_json)
         return
-    if m is None or n is None or k is None:
-        raise MisuseError(f"three sizes M N K are needed, got {len(sizes)}; none lists them all")
-    problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+    problem = problem_of(
+        *sizes.three("none lists them all"), batch=batch, dtype=dtype, layout=layout
+    )
     folder = settings.volumes().get("database", places.state())
     private_folder(folder)
     database = folder / NAME
@@ -89,7 +83,7 @@ def _open(settings: Settings) -> ReplayDevice:
     """The recorded GPU.
 
     Raises:
-        MisuseError: the device that was named is none.
+        MisuseError: the device that was named is not a recording.
     """
     from tuner.devices import open_device
     from tuner.devices.replay import ReplayDevice
@@ -101,10 +95,7 @@ def _open(settings: Settings) -> ReplayDevice:
 
 
 def _list(recorded: ReplayDevice, as_json: bool) -> None:
-    rows = []
-    for problem in recorded.problems:
-        trials = len(recorded.recorded(problem) or ())
-        rows.append((problem, trials))
+    rows = [(problem, len(recorded.recorded(problem) or ())) for problem in recorded.problems]
     if as_json:
         emit({"device": recorded.model.slug, "problems": [problem for problem, _ in rows]})
         return
@@ -115,10 +106,10 @@ def _list(recorded: ReplayDevice, as_json: bool) -> None:
 
 
 def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: float) -> Winner:
-    """Tune the problem in a fresh database, slowly, with a line whenever there is a better one.
+    """Tune the problem in a new database, slowly, with a line for every better candidate.
 
     Raises:
-        NotRecorded: the recording does not hold it; names some that it does.
+        NotRecorded: the recording does not hold the problem; names some that it holds.
     """
     from gemmsmith.core.tuning import Effort
     from tuner.search.budget import BUDGETS
@@ -127,7 +118,7 @@ def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: f
     from tuner.search.run import tune
     from tuner.store import Store, upgrade
 
-    for file in database.parent.glob(f"{NAME}*"):  # SQLite's own files beside it, too
+    for file in database.parent.glob(f"{NAME}*"):  # also SQLite's own files beside it
         file.unlink()
     upgrade(f"sqlite:///{database}")
     best: list[float] = []
@@ -158,7 +149,7 @@ def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: f
 
 
 def _compare(recorded: ReplayDevice, winner: Winner, as_json: bool) -> None:
-    """Print the winner against all that was recorded."""
+    """Print the winner, and how many candidates it was chosen from."""
     if as_json:
         emit(winner)
         return

@@ -1,7 +1,8 @@
-"""`gemmsmith enumerate`: what could run a problem, and how fast the cost model thinks it is."""
+"""`gemmsmith enumerate`: the candidates of a problem, with their predicted times."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,18 +11,12 @@ from gemmsmith.core.choices import member, not_one_of
 from service.cli import completion
 from service.cli.options import (
     AsJson,
-    Batch,
     Database,
     DeviceSlug,
-    DTypeName,
-    K,
-    LayoutName,
     LevelName,
-    M,
-    N,
+    ProblemOptions,
     Sweeps,
     load_settings,
-    problem_of,
 )
 from service.cli.output import MisuseError, emit, say, table
 from service.cli.session import model_of
@@ -33,13 +28,16 @@ if TYPE_CHECKING:
     from tuner.backends import Level
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Where device models are known."""
+
+    database: Database = None
+    sweeps: Sweeps = None
+
+
 def enumerate_(
-    m: M,
-    n: N,
-    k: K,
-    dtype: DTypeName = "bf16",
-    layout: LayoutName = None,
-    batch: Batch = 1,
+    shape: ProblemOptions,
     level: LevelName = "core",
     device: DeviceSlug = None,
     arch: Annotated[
@@ -54,23 +52,23 @@ def enumerate_(
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Candidates shown, fastest first.")] = 20,
-    database: Database = None,
-    sweeps: Sweeps = None,
+    *,
+    models: ModelOptions,
     as_json: AsJson = False,
 ) -> None:
     """List the legal kernels and launches for M N K, by predicted time. Compiles nothing.
 
     With --arch only the kernels, unordered: launches depend on the device model.
     """
-    problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
-    wanted = level_of(level)
+    problem = shape.problem
+    checked = level_of(level)
     if arch is not None:
         if device is not None:
             raise MisuseError("--device has an architecture: give it or --arch, not both")
-        _list_kernels(problem, arch, wanted, limit, as_json=as_json)
+        _list_kernels(problem, arch, checked, limit, as_json=as_json)
         return
-    model = model_of(load_settings(database=database, sweeps=sweeps), device)
-    order = predicted(problem, model, wanted)
+    model = model_of(load_settings(**vars(models)), device)
+    order = predicted(problem, model, checked)
     kernels = {candidate.kernel.name for _, candidate in order}
     if as_json:
         emit(
@@ -94,13 +92,13 @@ def enumerate_(
 
 
 def _list_kernels(problem: Problem, arch: str, level: Level, limit: int, *, as_json: bool) -> None:
-    """The legal kernels of an architecture, whatever GPU has it."""
+    """Print the legal kernels of an architecture."""
     from tuner.arch import ARCHITECTURES
     from tuner.backends import kernels
 
     if arch not in ARCHITECTURES:
         raise not_one_of("arch", ARCHITECTURES, arch)
-    found = kernels(problem, arch, level=level)
+    legal = kernels(problem, arch, level=level)
     measured = ARCHITECTURES[arch].measured
     if as_json:
         emit(
@@ -109,20 +107,20 @@ def _list_kernels(problem: Problem, arch: str, level: Level, limit: int, *, as_j
                 "arch": arch,
                 "measured": measured,
                 "level": level,
-                "counts": {"kernels": len(found)},
-                "kernels": found[:limit],
+                "counts": {"kernels": len(legal)},
+                "kernels": legal[:limit],
             }
         )
         return
     state = "measured" if measured else "can be compiled here, not measured"
-    say(f"{problem} on {arch} ({ARCHITECTURES[arch].gpus}), {state}: {len(found)} kernels")
-    rows = [(kernel.name, kernel.backend) for kernel in found[:limit]]
+    say(f"{problem} on {arch} ({ARCHITECTURES[arch].gpus}), {state}: {len(legal)} kernels")
+    rows = [(kernel.name, kernel.backend) for kernel in legal[:limit]]
     if rows:
         table("", ("kernel", "backend"), rows, left=2)
 
 
 def level_of(name: str) -> Level:
-    """The level by its name.
+    """The level with this name.
 
     Raises:
         InvalidProblem: names what is accepted.
@@ -138,9 +136,9 @@ def predicted(problem: Problem, model: DeviceModel, level: Level) -> list[tuple[
     from tuner.search.cost_model import AnalyticModel
     from tuner.search.ranking import by_time, predictions
 
-    found = candidates(problem, model, level=level)
-    times = predictions(problem, found, model, AnalyticModel())
-    return [(times[candidate.key], candidate) for candidate in by_time(found, times)]
+    legal = candidates(problem, model, level=level)
+    times = predictions(problem, legal, model, AnalyticModel())
+    return [(times[candidate.key], candidate) for candidate in by_time(legal, times)]
 
 
 def _document(us: float, candidate: Candidate) -> dict[str, Any]:

@@ -39,7 +39,7 @@ _ADVICE = {
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:
-    """The line and the exit status for an expected failure; None for an error of our own."""
+    """The line and the exit status for an expected failure; None if this is a bug of ours."""
     from service.settings import SettingsError  # pydantic: most commands that fail have it by then
 
     match error:
@@ -60,34 +60,29 @@ def explain(error: BaseException) -> tuple[str, int] | None:
 
 
 class GuardedGroup(TyperGroup):
-    """The root command."""
+    """The root command: expected failures of its commands become a line and a status."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, reporting its expected failures as one line."""
         Stdout.is_a_file = False
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # Whoever read our output has seen enough (`| head`).
+            # The reader of our output has closed it (`| head`).
             raise typer.Exit(0) from None
         except (Exception, KeyboardInterrupt) as error:
-            found = None if ctx.params.get("debug") else explain(error)
-            if found is None:
+            explained = None if ctx.params.get("debug") else explain(error)
+            if explained is None:
                 raise
-            line, code = found
+            line, code = explained
             note(f"error: {line}")
             raise typer.Exit(code) from None
 
 
-def example(command: str) -> str:
-    """What a command's help ends with: a call that works as it stands."""
-    return f"Example: gemmsmith {command}"
-
-
 def spread(word: str) -> tuple[list[str], dict[str, str]]:
-    """A problem, or a part of one, as sizes and as options with their values.
+    """A problem, or a part of it, as sizes and as options with their values.
 
-    `8×256×256×64 bf16.out_f32 nt` is a whole problem. A word that is no part of any stays a size.
+    `8×256×256×64 bf16.out_f32 nt` is a whole problem. A word that is no part of a problem is taken
+    for a size, which the command then refuses.
     """
     sizes: list[str] = []
     options: dict[str, str] = {}
@@ -110,14 +105,14 @@ def _is_dtype(text: str) -> bool:
     try:
         return bool(of_dtype(text))
     except InvalidProblem:
-        # Its refusal says more than that of a size would.
+        # A wrong dtype, such as bf16.nonsense, gets the dtype's own error, which says more.
         return text.partition(".")[0] in list(DType)
 
 
 class ProblemCommand(TyperCommand):
     """A command that takes M N K, also as MxNxK, or a whole problem as commands print it.
 
-    It says what is wrong with `-1` instead of 'no such option'.
+    For a negative size its error names the accepted range, instead of 'no such option'.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -133,7 +128,7 @@ class ProblemCommand(TyperCommand):
         """The arguments, with problems as sizes and options.
 
         Raises:
-            MisuseError: an option says something else than the problem.
+            MisuseError: an option contradicts the problem.
         """
         single = {
             name

@@ -1,4 +1,4 @@
-"""`gemmsmith winners`: a problem's history of winners, and what is to be served from it."""
+"""`gemmsmith winners`: all winners of a problem, and which of them is served."""
 
 from __future__ import annotations
 
@@ -10,24 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemmsmith.core.device import recording_of
-from service.cli.guard import ProblemCommand, example
 from service.cli.options import (
     AsJson,
-    Batch,
-    Database,
     DeviceSlug,
-    DTypeName,
-    K,
-    LayoutName,
     Limit,
-    M,
-    N,
-    Url,
-    connect,
+    ProblemOptions,
+    SourceOptions,
     load_settings,
-    problem_of,
 )
 from service.cli.output import MisuseError, emit, microseconds, ratio, say, table
+from service.cli.session import connect, model_of
 
 if TYPE_CHECKING:
     from gemmsmith.answers.history import Revision
@@ -38,109 +30,74 @@ if TYPE_CHECKING:
     from tuner.store import Store
     from tuner.store.revisions import WinnerRevision as Stored
 
-app = typer.Typer(
-    help="The winners of a problem: history, pin, unpin, rollback; sign files.",
-    no_args_is_help=True,
-)
 
-Number = Annotated[
-    int,
-    typer.Argument(
-        metavar="REVISION", min=1, help="Its number in the history.", show_default=False
-    ),
-]
-
-
-@app.command("history", cls=ProblemCommand, epilog=example("winners history 4096 6144 1024"))
 def history(
-    m: M,
-    n: N,
-    k: K,
-    dtype: DTypeName = "bf16",
-    layout: LayoutName = None,
-    batch: Batch = 1,
+    shape: ProblemOptions,
     device: DeviceSlug = None,
     limit: Limit = None,
-    url: Url = None,
-    database: Database = None,
+    *,
+    source: SourceOptions,
     as_json: AsJson = False,
 ) -> None:
     """List all winners of M N K, newest first."""
-    problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
-    with _opened(url, database) as winners:
-        found = winners.history(problem, device=device, limit=limit)
+    problem = shape.problem
+    with _opened(source) as winners:
+        revisions = winners.history(problem, device=device, limit=limit)
     if as_json:
-        emit({"revisions": found})
+        emit({"revisions": revisions})
         return
     columns = (
         *("revision", "served", "origin", "status", "use", "tile"),
         *("µs", "default µs", "speed-up", "driver", "promoted"),
     )
-    table(f"{problem} on {found[0].answer.device.name}", columns, map(_row, found), left=6)
+    table(f"{problem} on {revisions[0].answer.device.name}", columns, map(_row, revisions), left=6)
 
 
-@app.command("pin", cls=ProblemCommand, epilog=example("winners pin 4096 6144 1024 1"))
 def pin(
-    m: M,
-    n: N,
-    k: K,
-    revision: Number,
-    dtype: DTypeName = "bf16",
-    layout: LayoutName = None,
-    batch: Batch = 1,
+    shape: ProblemOptions,
+    revision: Annotated[
+        int,
+        typer.Argument(
+            metavar="REVISION", min=1, help="Its number in the history.", show_default=False
+        ),
+    ],
     device: DeviceSlug = None,
-    url: Url = None,
-    database: Database = None,
+    *,
+    source: SourceOptions,
     as_json: AsJson = False,
 ) -> None:
     """Serve REVISION until it is unpinned, even if M N K is tuned, imported or re-checked."""
-    problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
-    with _opened(url, database) as winners:
-        chosen = winners.pin(problem, revision, device=device)
-    _say_served(chosen, as_json)
+    problem = shape.problem
+    with _opened(source) as winners:
+        _say_served(winners.pin(problem, revision, device=device), as_json)
 
 
-@app.command("unpin", cls=ProblemCommand, epilog=example("winners unpin 4096 6144 1024"))
 def unpin(
-    m: M,
-    n: N,
-    k: K,
-    dtype: DTypeName = "bf16",
-    layout: LayoutName = None,
-    batch: Batch = 1,
+    shape: ProblemOptions,
     device: DeviceSlug = None,
-    url: Url = None,
-    database: Database = None,
+    *,
+    source: SourceOptions,
     as_json: AsJson = False,
 ) -> None:
     """Serve the newest winner of the best origin again: measured, imported, then replayed."""
-    problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
-    with _opened(url, database) as winners:
-        chosen = winners.unpin(problem, device=device)
-    _say_served(chosen, as_json)
+    problem = shape.problem
+    with _opened(source) as winners:
+        _say_served(winners.unpin(problem, device=device), as_json)
 
 
-@app.command("rollback", cls=ProblemCommand, epilog=example("winners rollback 4096 6144 1024"))
 def rollback(
-    m: M,
-    n: N,
-    k: K,
-    dtype: DTypeName = "bf16",
-    layout: LayoutName = None,
-    batch: Batch = 1,
+    shape: ProblemOptions,
     device: DeviceSlug = None,
-    url: Url = None,
-    database: Database = None,
+    *,
+    source: SourceOptions,
     as_json: AsJson = False,
 ) -> None:
     """Serve and pin the previous revision. A second rollback undoes the first."""
-    problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
-    with _opened(url, database) as winners:
-        chosen = winners.rollback(problem, device=device)
-    _say_served(chosen, as_json)
+    problem = shape.problem
+    with _opened(source) as winners:
+        _say_served(winners.rollback(problem, device=device), as_json)
 
 
-@app.command("sign", epilog=example("winners sign winners.jsonl"))
 def sign(
     paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Winners files.")],
     key: Annotated[
@@ -175,7 +132,7 @@ def sign(
 
 
 class _Local:
-    """The local database, asked as a service is."""
+    """The local database, with the calls of a service's client."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
@@ -185,26 +142,24 @@ class _Local:
         from tuner.errors import NoSuchWinner
 
         slug = self._slug(device)
-        found = self._store.revisions(problem, slug, limit=limit)
-        if not found:
+        revisions = self._store.revisions(problem, slug, limit=limit)
+        if not revisions:
             raise NoSuchWinner(f"no winner is known for {problem} on {slug}; tune it first")
-        return [self._as_told(revision) for revision in found]
+        return [self._for_client(revision) for revision in revisions]
 
     def pin(self, problem: Problem, revision: int, *, device: str | None) -> Revision:
-        return self._as_told(self._store.pin(problem, self._slug(device), revision))
+        return self._for_client(self._store.pin(problem, self._slug(device), revision))
 
     def unpin(self, problem: Problem, *, device: str | None) -> Revision:
-        return self._as_told(self._store.unpin(problem, self._slug(device)))
+        return self._for_client(self._store.unpin(problem, self._slug(device)))
 
     def rollback(self, problem: Problem, *, device: str | None) -> Revision:
-        return self._as_told(self._store.roll_back(problem, self._slug(device)))
+        return self._for_client(self._store.roll_back(problem, self._slug(device)))
 
     def _slug(self, device: str | None) -> str:
-        from service.cli.session import model_of
+        return model_of(self._settings, device, self._store).slug
 
-        return model_of(self._settings, device).slug
-
-    def _as_told(self, revision: Stored) -> Revision:
+    def _for_client(self, revision: Stored) -> Revision:
         from gemmsmith.answers.history import Revision
         from service.lookup import find
 
@@ -216,24 +171,23 @@ class _Local:
 
 
 @contextmanager
-def _opened(url: str | None, database: str | None) -> Iterator[Client | _Local]:
-    """The service at `url`, else the local database."""
-    if url:
-        with connect(url) as client:
+def _opened(source: SourceOptions) -> Iterator[Client | _Local]:
+    if source.url:
+        with connect(source.url) as client:
             yield client
         return
     from tuner.store import Store
 
-    settings = load_settings(database=database)
+    settings = load_settings(database=source.database)
     with Store.open(settings.database) as store:
         yield _Local(store, settings)
 
 
-def _say_served(chosen: Revision, as_json: bool) -> None:
+def _say_served(revision: Revision, as_json: bool) -> None:
     if as_json:
-        emit(chosen)
+        emit(revision)
         return
-    answer = chosen.answer
+    answer = revision.answer
     pinned = ", pinned" if answer.pinned else ""
     say(f"{answer.problem} on {answer.device.name}: revision {answer.revision} is served{pinned}")
 

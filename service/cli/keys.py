@@ -1,4 +1,4 @@
-"""`gemmsmith keys` and `gemmsmith audit`: who may use the service, and who did what."""
+"""`gemmsmith keys` and `gemmsmith audit`: API keys, and the log of what their owners changed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ import typer
 
 from gemmsmith.core.choices import member
 from service.cli import completion
-from service.cli.guard import example
 from service.cli.options import AsJson, Database, Limit, load_settings
 from service.cli.output import CommandError, MisuseError, emit, note, say, table
+from service.cli.session import say_made
 
 if TYPE_CHECKING:
     from tuner.store.keys import ApiKey
-
-app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 
 _LIFE = re.compile(r"([0-9]{1,9})([mhdw])", re.ASCII)
 _HEAD = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
-@app.command("create", epilog=example("keys create me --scope tune"))
 def create(
     name: Annotated[str, typer.Argument(help="Name of the key, shown in the audit log.")],
     scope: Annotated[
@@ -59,7 +56,6 @@ def create(
 
     A running service accepts it at once.
     """
-    from service.cli.session import say_made
     from service.database import open_store
     from tuner.errors import KeyNameTaken
     from tuner.store.keys import MOST_JOBS, NAME_RULE, Scope, is_name
@@ -84,7 +80,6 @@ def create(
     note("`Authorization: Bearer gsk_…`.")
 
 
-@app.command("list", epilog=example("keys list"))
 def list_(
     inactive: Annotated[bool, typer.Option("--all", help="Also revoked and expired ones.")] = False,
     database: Database = None,
@@ -112,7 +107,6 @@ def list_(
     table("", columns, rows, left=3)
 
 
-@app.command("revoke", epilog=example("keys revoke me"))
 def revoke(
     name: Annotated[str, typer.Argument(help="The key's name, see `gemmsmith keys list`.")],
     database: Database = None,
@@ -180,9 +174,9 @@ def audit(
     if verify:
         _verify(load_settings(database=database).database, head, as_json=as_json)
         return
-    wanted = None if action is None else member("action", Action, action)
+    only = None if action is None else member("action", Action, action)
     with Store.open(load_settings(database=database).database) as store:
-        entries = store.audit.entries(action=wanted, actor=actor, limit=limit)
+        entries = store.audit.entries(action=only, actor=actor, limit=limit)
     if as_json:
         emit({"entries": [{**msgspec.to_builtins(e), "at": _time(e.at)} for e in entries]})
         return
@@ -218,8 +212,8 @@ def _verify(url: str, head: str | None, *, as_json: bool) -> None:
 def _seconds(text: str) -> int:
     from tuner.store.keys import LONGEST_LIFE_S
 
-    found = _LIFE.fullmatch(text)
-    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+    life = _LIFE.fullmatch(text)
+    seconds = int(life[1]) * _UNITS[life[2]] if life else 0
     if not 1 <= seconds <= LONGEST_LIFE_S:
         raise MisuseError(
             f"expires must be a number of m, h, d or w, such as 90d, up to "

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
-from inspect import cleandoc
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from inspect import cleandoc, signature
+from typing import Annotated, Any
 
 import typer
 
@@ -17,29 +17,26 @@ from gemmsmith.version import VERSION
 from service.cli import (
     bake,
     best,
-    capture,
-    ceilings,
     compiling,
     database,
     demo,
     doctor,
+    enumerating,
     evaluate,
-    fleet,
+    exchange,
     history,
     jobs,
     keys,
+    program,
     recording,
     report,
     results,
-    run,
     running,
     signing,
-    sync,
     tuning,
-    winners,
 )
-from service.cli import enumerating as space
-from service.cli.guard import GuardedGroup, ProblemCommand, example
+from service.cli.guard import GuardedGroup, ProblemCommand
+from service.cli.options import flattened
 from service.cli.output import open_streams, say
 
 app = typer.Typer(
@@ -52,113 +49,111 @@ app = typer.Typer(
     epilog="Exit status: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted.",
 )
 
-_ASK = "Look up and tune"
-_RUN = "Use in your program"
-_SERVE = "Run a service"
-_PREPARE = "Prepare and compare"
-_LOOK_AFTER = "Maintain an installation"
+_PANELS: Mapping[str, Mapping[str, tuple[Callable[..., None], str]]] = {
+    "Look up and tune": {
+        "best": (best.best, "4096 6144 1024"),
+        "tune": (tuning.tune, "4096x6144x1024 --dtype bf16"),
+        "demo": (demo.demo, "512 512 8192"),
+        "enumerate": (enumerating.enumerate_, "4096 6144 1024 --limit 5"),
+        "jobs list": (jobs.list_, "--state failed"),
+        "jobs show": (jobs.show, "latest"),
+        "jobs watch": (jobs.watch, "latest"),
+        "jobs cancel": (jobs.cancel, "3f2a9c"),
+        "jobs retry": (jobs.retry, "3f2a9c"),
+        "winners history": (history.history, "4096 6144 1024"),
+        "winners pin": (history.pin, "4096 6144 1024 1"),
+        "winners unpin": (history.unpin, "4096 6144 1024"),
+        "winners rollback": (history.rollback, "4096 6144 1024"),
+        "winners sign": (history.sign, "winners.jsonl"),
+        "results": (results.results, "--problem 4096 6144 1024 --limit 10"),
+    },
+    "Use in your program": {
+        "run": (program.run, "--tune -- torchrun train.py"),
+        "capture": (program.capture, "-o suite.toml -- python train.py --steps 1"),
+        "bake": (bake.bake, "--suite suite.toml -o winners.gspack"),
+    },
+    "Run a service": {
+        "serve": (running.serve, "--worker --port 8000"),
+        "worker": (running.worker, "--device cuda:0"),
+        "fleet": (running.fleet, "--address local"),
+        "keys create": (keys.create, "me --scope tune"),
+        "keys list": (keys.list_, ""),
+        "keys revoke": (keys.revoke, "me"),
+        "audit": (keys.audit, "--limit 20"),
+        "signing show": (signing.show, ""),
+        "signing trust": (signing.trust, "http://127.0.0.1:8000"),
+        "signing list": (signing.list_, ""),
+        "signing revoke": (signing.revoke, "1f2e3d"),
+        "signing packs": (signing.packs, ""),
+    },
+    "Prepare and compare": {
+        "compile": (compiling.compile_, "--base"),
+        "record": (recording.record, "512 512 8192 -o h200.jsonl.zst"),
+        "report": (report.report, "--dtype bf16 -o report"),
+        "ceilings": (report.ceilings, "--device cuda:0"),
+        "eval": (evaluate.evaluate, "-o regret.svg"),
+    },
+    "Maintain an installation": {
+        "doctor": (doctor.doctor, "--deep"),
+        "db upgrade": (database.upgrade, ""),
+        "db current": (database.current, ""),
+        "db backup": (database.backup, "gemmsmith.backup"),
+        "db restore": (database.restore, "gemmsmith.backup"),
+        "export": (exchange.export, "winners.jsonl"),
+        "import": (exchange.import_, "winners.jsonl"),
+        "sync": (exchange.sync, "https://other.example"),
+    },
+}
+"""Every command, with the words of an example, which works as it stands."""
 
-app.command(
-    "best", cls=ProblemCommand, rich_help_panel=_ASK, epilog=example("best 4096 6144 1024")
-)(best.best)
-app.command(
-    "tune",
-    cls=ProblemCommand,
-    rich_help_panel=_ASK,
-    epilog=example("tune 4096x6144x1024 --dtype bf16"),
-)(tuning.tune)
-app.command("demo", cls=ProblemCommand, rich_help_panel=_ASK, epilog=example("demo 512 512 8192"))(
-    demo.demo
-)
-app.command(
-    "enumerate",
-    cls=ProblemCommand,
-    rich_help_panel=_ASK,
-    epilog=example("enumerate 4096 6144 1024 --limit 5"),
-)(space.enumerate_)
-app.add_typer(jobs.app, name="jobs", rich_help_panel=_ASK)
-app.add_typer(history.app, name="winners", rich_help_panel=_ASK)
-app.command(
-    "results",
-    cls=ProblemCommand,
-    rich_help_panel=_ASK,
-    epilog=example("results --problem 4096 6144 1024 --limit 10"),
-)(results.results)
-
-app.command(
-    "run",
-    # What follows the program's name is the program's.
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    rich_help_panel=_RUN,
-    epilog=example("run --tune -- torchrun train.py"),
-)(run.run)
-app.command(
-    "capture",
-    # Likewise.
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    rich_help_panel=_RUN,
-    epilog=example("capture -o suite.toml -- python train.py --steps 1"),
-)(capture.capture)
-app.command(
-    "bake", rich_help_panel=_RUN, epilog=example("bake --suite suite.toml -o winners.gspack")
-)(bake.bake)
-
-app.command("serve", rich_help_panel=_SERVE, epilog=example("serve --worker --port 8000"))(
-    running.serve
-)
-app.command("worker", rich_help_panel=_SERVE, epilog=example("worker --device cuda:0"))(
-    running.worker
-)
-app.command("fleet", rich_help_panel=_SERVE, epilog=example("fleet --address local"))(fleet.fleet)
-app.add_typer(keys.app, name="keys", rich_help_panel=_SERVE)
-app.command("audit", rich_help_panel=_SERVE, epilog=example("audit --limit 20"))(keys.audit)
-app.add_typer(signing.app, name="signing", rich_help_panel=_SERVE)
-
-app.command(
-    "compile", cls=ProblemCommand, rich_help_panel=_PREPARE, epilog=example("compile --base")
-)(compiling.compile_)
-app.command(
-    "record",
-    cls=ProblemCommand,
-    rich_help_panel=_PREPARE,
-    epilog=example("record 512 512 8192 -o h200.jsonl.zst"),
-)(recording.record)
-app.command("report", rich_help_panel=_PREPARE, epilog=example("report --dtype bf16 -o report"))(
-    report.report
-)
-app.command("ceilings", rich_help_panel=_PREPARE, epilog=example("ceilings --device cuda:0"))(
-    ceilings.ceilings
-)
-app.command("eval", rich_help_panel=_PREPARE, epilog=example("eval -o regret.svg"))(
-    evaluate.evaluate
-)
-
-app.command("doctor", rich_help_panel=_LOOK_AFTER, epilog=example("doctor --deep"))(doctor.doctor)
-app.add_typer(database.app, name="db", rich_help_panel=_LOOK_AFTER)
-app.command("export", rich_help_panel=_LOOK_AFTER, epilog=example("export winners.jsonl"))(
-    winners.export
-)
-app.command("import", rich_help_panel=_LOOK_AFTER, epilog=example("import winners.jsonl"))(
-    winners.import_
-)
-app.command("sync", rich_help_panel=_LOOK_AFTER, epilog=example("sync https://other.example"))(
-    sync.sync
-)
+_GROUPS = {
+    "jobs": "Tuning jobs: list, watch, show, cancel and retry them.",
+    "winners": "The winners of a problem: history, pin, unpin, rollback; sign files.",
+    "keys": "Create, list and revoke API keys.",
+    "signing": "Show the signing key of this installation, and manage trusted keys.",
+    "db": "Create, migrate, check, back up and restore the database.",
+}
 
 
-def _wrap_help_anew() -> None:
-    """Let terminals break the lines of help, not the docstrings that it is from."""
-    groups = [app, *(group.typer_instance for group in app.registered_groups)]
-    for command in (command for group in groups if group for command in group.registered_commands):
-        paragraphs = cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
-        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+def _add(panel: str, words: str, function: Callable[..., None], example: str) -> None:
+    """Add a command to its panel of the help, or to its group."""
+    command = flattened(function)
+    options = signature(command).parameters
+    settings: dict[str, Any] = {
+        "epilog": f"Example: gemmsmith {words} {example}".rstrip(),
+        "help": _paragraphs(function.__doc__ or ""),
+    }
+    if "m" in options or "problem" in options:
+        settings["cls"] = ProblemCommand
+    if "command" in options:  # what follows the name of a program are its own arguments
+        settings["context_settings"] = {
+            "ignore_unknown_options": True,
+            "allow_interspersed_args": False,
+        }
+    name, _, member = words.partition(" ")
+    if not member:
+        app.command(name, rich_help_panel=panel, **settings)(command)
+        return
+    if name not in _groups:
+        _groups[name] = typer.Typer(help=_GROUPS[name], no_args_is_help=True)
+        app.add_typer(_groups[name], name=name, rich_help_panel=panel)
+    _groups[name].command(member, **settings)(command)
 
 
-_wrap_help_anew()
+def _paragraphs(docstring: str) -> str:
+    """The text with a line for each paragraph: terminals break lines of help by themselves."""
+    paragraphs = cleandoc(docstring).split("\n\n")
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+_groups: dict[str, typer.Typer] = {}
+for _panel, _commands in _PANELS.items():
+    for _words, (_function, _example) in _commands.items():
+        _add(_panel, _words, _function, _example)
+
+
+def _version(asked: bool) -> None:
+    if asked:
         say(VERSION)
         raise typer.Exit
 
@@ -180,10 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     open_streams()
     # An interrupt within SQLAlchemy's own code is raised again, after a traceback in its log.
     logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if "--debug" in given:
-        given = ["--debug", *(word for word in given if word != "--debug")]
-    app(given, prog_name="gemmsmith")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--debug" in words:
+        words = ["--debug", *(word for word in words if word != "--debug")]
+    app(words, prog_name="gemmsmith")
 
 
 if __name__ == "__main__":

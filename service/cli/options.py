@@ -1,44 +1,34 @@
-"""The options that commands share, and how their words become the program's types.
+"""The options that commands share, as records; and how their words become the program's types.
 
 Precedence everywhere: option, then environment variable `GEMMSMITH_…`, then default.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from gemmsmith.core.device import called
 from gemmsmith.core.names import named_layout
 from gemmsmith.core.operation import Layout, of_dtype
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.errors import InvalidProblem
 from service.cli import completion
-from service.cli.output import CommandError, MisuseError
+from service.cli.output import MisuseError
 
 if TYPE_CHECKING:
-    from gemmsmith.http.client import Client
     from service.settings import Settings
-
-
-_NO_HOST = re.compile(r"Name or service not known|No address associated|failure in name resolution")
-_NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|wrong version number|RECORD_LAYER_FAILURE")
-_REFUSED = re.compile(r"Connection refused|All connection attempts failed|No route to host")
-_NO_ROUTE = (404, "Not Found")
-"""What a service says of a path that is none of its own."""
 
 
 def extent(text: str | int) -> int:
     """A size as typed.
 
     Raises:
-        MisuseError: not an integer. Whether it is in range is the problem's own to say.
+        MisuseError: it is not an integer. Its range is checked by `Problem`.
     """
     try:
         return int(text)
@@ -54,10 +44,7 @@ _K = "Columns of A, rows of B."
 
 M = Annotated[int, typer.Argument(metavar="M", help=_M, parser=extent, show_default=False)]
 N = Annotated[int, typer.Argument(metavar="N", help=_N, parser=extent, show_default=False)]
-K = Annotated[
-    int,
-    typer.Argument(metavar="K", help=_K, parser=extent, show_default=False),
-]
+K = Annotated[int, typer.Argument(metavar="K", help=_K, parser=extent, show_default=False)]
 OptionalM = Annotated[
     int | None, typer.Argument(metavar="M", help=_M, parser=extent, show_default=False)
 ]
@@ -111,17 +98,6 @@ Sweeps = Annotated[
         show_default=False,
     ),
 ]
-DTypeNames = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dtype",
-        "--dtypes",
-        help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32; repeatable, or with "
-        "commas. Default: what the suite's problems say, else bf16.",
-        autocompletion=completion.dtypes,
-        show_default=False,
-    ),
-]
 DeviceName = Annotated[
     str | None,
     typer.Option(
@@ -159,17 +135,6 @@ Url = Annotated[
         show_default=False,
     ),
 ]
-Calls = Annotated[
-    int | None,
-    typer.Option(
-        "--calls",
-        metavar="N",
-        help="How often you run each problem, per step, per day or in any other period. At equal "
-        "priority, the problem that saves most time in all its calls goes first. Counts in a suite "
-        "take precedence.",
-        show_default=False,
-    ),
-]
 LevelName = Annotated[
     str,
     typer.Option(
@@ -179,10 +144,130 @@ LevelName = Annotated[
     ),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number.")]
+CompiledOnly = Annotated[
+    bool,
+    typer.Option("--compiled-only", help="Only kernels compiled before: no waiting for nvcc."),
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Parallel compilers; default: by cores and memory.")
+]
+Unsigned = Annotated[
+    bool | None,
+    typer.Option(
+        "--unsigned",
+        help="Also serve winners without a trusted signature.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemOptions:
+    """The options of one problem."""
+
+    m: M
+    n: N
+    k: K
+    dtype: DTypeName = "bf16"
+    layout: LayoutName = None
+    batch: Batch = 1
+
+    @property
+    def problem(self) -> Problem:
+        """The problem; raises InvalidProblem, see `problem_of`."""
+        return problem_of(
+            *(self.m, self.n, self.k), batch=self.batch, dtype=self.dtype, layout=self.layout
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    """M N K of a command that also does without them."""
+
+    m: OptionalM = None
+    n: OptionalN = None
+    k: OptionalK = None
+
+    def three(self, instead: str) -> tuple[int, int, int]:
+        """All three sizes; `instead` ends the error with what the command also takes.
+
+        Raises:
+            MisuseError: some are missing.
+        """
+        if self.m is None or self.n is None or self.k is None:
+            count = 3 - (self.m, self.n, self.k).count(None)
+            raise MisuseError(f"three sizes M N K are needed, got {count}; {instead}")
+        return self.m, self.n, self.k
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """Where answers and jobs are: at a service, else in a database of this machine."""
+
+    url: Url = None
+    database: Database = None
+
+    @property
+    def words(self) -> Sequence[str]:
+        """The option that names the same place to another command."""
+        if self.url:
+            return ("--url", self.url)
+        return ("--database", self.database) if self.database else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """Where this installation keeps what it knows."""
+
+    database: Database = None
+    packs: Packs = None
+    sweeps: Sweeps = None
+
+    def settings(self, **others: Any) -> Settings:
+        """The settings with these places and `others`; raises MisuseError, see `load_settings`."""
+        return load_settings(**vars(self), **others)
+
+
+def flattened(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose every option is a parameter, as typer reads them.
+
+    The function takes records: the fields of each become options at the record's place.
+    """
+    records: dict[str, type] = {}
+    parameters: list[Parameter] = []
+    for parameter in signature(function, eval_str=True).parameters.values():
+        record = parameter.annotation
+        if not is_dataclass(record):
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+            continue
+        records[parameter.name] = parameter.annotation
+        hints = get_type_hints(record, include_extras=True)
+        for field in fields(record):
+            default = Parameter.empty if field.default is MISSING else field.default
+            parameters.append(
+                Parameter(
+                    field.name,
+                    Parameter.KEYWORD_ONLY,
+                    default=default,
+                    annotation=hints[field.name],
+                )
+            )
+
+    def command(**options: Any) -> None:
+        for name, record in records.items():
+            options[name] = record(**{f.name: options.pop(f.name) for f in fields(record)})
+        function(**options)
+
+    command.__doc__ = function.__doc__
+    command.__name__ = function.__name__
+    # typer reads the signature for the options and the annotations for their types.
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """The settings with the options that were given.
+    """The settings, with the options that were typed.
 
     Raises:
         MisuseError: a value that cannot be used; names the variable.
@@ -196,7 +281,7 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str | None) -> Problem:
-    """The problem that was asked for; the layout may stand in the dtype, as `bf16.nt`.
+    """The problem that these words name; `dtype` may end in the layout, as `bf16.nt`.
 
     Raises:
         InvalidProblem: names the field and what it accepts.
@@ -210,24 +295,8 @@ def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str | 
     return requests.problem_of(m, n, k, batch=batch, dtype=name, layout=layout)
 
 
-def device_called(name: str, slugs: Iterable[str]) -> str:
-    """The slug of the device model that people call by this name, see
-    `device.called`.
-
-    Raises:
-        CommandError: no such device, or several.
-    """
-    known = list(dict.fromkeys(slugs))
-    fitting = called(name, known)
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        raise CommandError(f"device {name!r} is ambiguous: say {' or '.join(fitting)}")
-    raise CommandError(f"no device {name!r}; there is {', '.join(known) or 'none'}")
-
-
 def typed(problem: Problem) -> str:
-    """A problem as a command takes it."""
+    """The words that name a problem to a command."""
     batch = f" --batch {problem.batch}" if problem.batch > 1 else ""
     sizes = f"{problem.m} {problem.n} {problem.k}"
     return f"{sizes} --dtype {problem.dtype} --layout {problem.layout}{batch}"
@@ -239,71 +308,10 @@ def dtypes_of(names: list[str]) -> list[str]:
     Raises:
         MisuseError: names what is accepted.
     """
-    found: dict[str, None] = {}
+    dtypes: dict[str, None] = {}
     for name in ",".join(names).split(","):
         try:
-            found[of_dtype(name.strip()).dtype] = None
+            dtypes[of_dtype(name.strip()).dtype] = None
         except InvalidProblem as error:
             raise MisuseError(str(error)) from None
-    return list(found)
-
-
-@contextmanager
-def connect(url: str, **options: Any) -> Iterator[Client]:
-    """A client of the service at `url`.
-
-    Raises:
-        MisuseError: not a URL, or not one of a gemmsmith service.
-        CommandError: nothing answers there.
-    """
-    from gemmsmith.http.client import Client
-
-    try:
-        client = Client(url, **options)
-    except ValueError as error:
-        raise MisuseError(str(error)) from error
-    with blaming(url), client:
-        yield client
-
-
-@contextmanager
-def blaming(url: str) -> Iterator[None]:
-    """Within it, failures to reach a service say what is wrong with its URL, where that is it.
-
-    Raises:
-        MisuseError, CommandError: as `connect`.
-    """
-    from gemmsmith.errors import ServiceError, ServiceUnavailable
-
-    try:
-        yield
-    except ServiceUnavailable as error:
-        if _NO_HOST.search(str(error)):
-            raise MisuseError(f"the URL {url} is wrong: there is no such host") from error
-        if _NO_TLS.search(str(error)):
-            plain = url.replace("https:", "http:", 1)
-            raise MisuseError(
-                f"the URL {url} is wrong: what answers there speaks no TLS; try {plain}"
-            ) from error
-        if _REFUSED.search(str(error)):
-            raise CommandError(
-                f"nothing answers at {url}: start a service there with `gemmsmith serve`, or "
-                "correct the URL (--url, GEMMSMITH_URL)"
-            ) from error
-        raise
-    except ServiceError as error:
-        if 300 <= error.status < 400:
-            raise MisuseError(f"the URL {url} is wrong: {error.detail}") from error
-        if not error.document.keys() - {"detail"}:
-            raise MisuseError(
-                f"the URL {url} is wrong: what answers there is no gemmsmith service "
-                f"({error.status} {error.title})"
-            ) from error
-        if (root := _root(url)) != url.rstrip("/") and (error.status, error.title) == _NO_ROUTE:
-            raise MisuseError(f"the URL {url} is wrong: the service is at {root}") from error
-        raise
-
-
-def _root(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
+    return list(dtypes)

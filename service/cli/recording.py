@@ -12,36 +12,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemmsmith.version import VERSION
-from service.cli import completion
 from service.cli.enumerating import level_of, predicted
 from service.cli.options import (
     AsJson,
-    Batch,
+    CompiledOnly,
     Database,
     DeviceName,
-    DTypeNames,
-    LayoutName,
     LevelName,
     Limit,
-    OptionalK,
-    OptionalM,
-    OptionalN,
     Packs,
     load_settings,
 )
 from service.cli.output import CommandError, MisuseError, emit, say, writable
 from service.cli.progress import Reporter, reporter
-from service.cli.session import StopFlag, TuningSession, local
-from service.cli.tuning import tasks
+from service.cli.session import StopFlag, TuningSession, signed_store, tuning_session
+from service.cli.tuning import Task, TaskOptions
 
 if TYPE_CHECKING:
     from gemmsmith.core.candidate import Candidate
     from gemmsmith.core.problem import Problem
-    from service.cli.tasks import Task
     from tuner.backends import Level
     from tuner.compile import Built
     from tuner.devices.cuda import CudaDevice
     from tuner.devices.recording import RecordedProblem
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Which candidates are measured, and on which device."""
+
+    level: LevelName = "core"
+    limit: Limit = None
+    candidates: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum number of candidates per problem, best predicted first."),
+    ] = None
+    compiled_only: CompiledOnly = False
+    device: DeviceName = None
+    database: Database = None
+    packs: Packs = None
 
 
 def record(
@@ -51,33 +60,8 @@ def record(
             "-o", "--output", help="Sweep file to write: NAME.jsonl.zst.", callback=writable
         ),
     ],
-    m: OptionalM = None,
-    n: OptionalN = None,
-    k: OptionalK = None,
-    suite: Annotated[
-        Path | None,
-        typer.Option(
-            "--suite",
-            help="Every problem of this file instead of M N K.",
-            autocompletion=completion.suites,
-        ),
-    ] = None,
-    dtype: DTypeNames = None,
-    layout: LayoutName = None,
-    batch: Batch = 1,
-    level: LevelName = "core",
-    limit: Limit = None,
-    candidates: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum number of candidates per problem, best predicted first."),
-    ] = None,
-    compiled_only: Annotated[
-        bool,
-        typer.Option("--compiled-only", help="Only kernels compiled before: no waiting for nvcc."),
-    ] = False,
-    device: DeviceName = None,
-    database: Database = None,
-    packs: Packs = None,
+    problems: TaskOptions,
+    options: SweepOptions,
     as_json: AsJson = False,
 ) -> None:
     """Measure every candidate of the problems (at most --limit of them) and write a sweep file.
@@ -86,17 +70,22 @@ def record(
     """
     began = time.monotonic()
     _check_output(output)
-    found = tasks(m, n, k, suite, dtype, layout, batch, limit)
-    wanted = level_of(level)
-    settings = load_settings(device=device, database=database, packs=packs)
-    with StopFlag() as stop, local(settings) as session, reporter() as says:
+    tasks = problems.tasks(options.limit)
+    level = level_of(options.level)
+    settings = load_settings(device=options.device, database=options.database, packs=options.packs)
+    with (
+        StopFlag() as stop,
+        signed_store(settings) as store,
+        tuning_session(settings, store) as session,
+        reporter() as says,
+    ):
         if session.device.replayed:
             raise CommandError(
                 f"{session.device.name} is a recording itself; recording needs a GPU (--device "
                 "cuda:0)"
             )
-        recorder = _SweepRecorder(session, says, stop, compiled_only)
-        recorder.run(found, wanted, candidates, output)
+        recorder = _SweepRecorder(session, says, stop, options.compiled_only)
+        recorder.run(tasks, level, options.candidates, output)
     if as_json:
         emit(
             {
@@ -127,7 +116,7 @@ def _check_output(output: Path) -> None:
 
 @dataclass
 class _SweepRecorder:
-    """Compiles everything, then measures problem after problem."""
+    """Compiles all kernels, then measures problem after problem."""
 
     session: TuningSession
     says: Reporter
@@ -138,27 +127,27 @@ class _SweepRecorder:
     failed_trials: int = 0
     failures: list[dict[str, Any]] = field(default_factory=list)
 
-    def run(self, found: Sequence[Task], level: Level, most: int | None, output: Path) -> None:
+    def run(self, tasks: Sequence[Task], level: Level, most: int | None, output: Path) -> None:
         from tuner.devices.recording import SweepWriter
         from tuner.errors import DeviceError, NoGpu
 
         model = self.session.device.model
-        wanted = {
+        candidates = {
             task.problem: [
                 candidate
                 for _, candidate in predicted(task.problem, model, level)
                 if self._may_run(candidate)
             ][:most]
-            for task in found
+            for task in tasks
         }
-        built = self._compile([c for listed in wanted.values() for c in listed])
+        built = self._compile([c for listed in candidates.values() for c in listed])
         with SweepWriter(output, self._header()) as writer:
-            for i, (problem, listed) in enumerate(wanted.items()):
+            for i, (problem, listed) in enumerate(candidates.items()):
                 if problem in writer.done:
                     continue
                 if self.stop():
                     raise KeyboardInterrupt
-                self.says.overall(i, len(wanted), str(problem))
+                self.says.overall(i, len(candidates), str(problem))
                 self.says.update("sweep", 0, len(listed), message=f"{len(listed)} candidates")
                 try:
                     recorded = self._sweep(problem, listed, built)

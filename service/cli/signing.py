@@ -1,4 +1,4 @@
-"""`gemmsmith signing`: the key that this installation signs with, and those that it believes."""
+"""`gemmsmith signing`: this installation's signing key, and the keys that it trusts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.guard import example
 from service.cli.options import AsJson, Packs, load_settings
 from service.cli.output import MisuseError, emit, note, say, table
 
@@ -16,15 +15,9 @@ if TYPE_CHECKING:
     from gemmsmith.signing import PublicKey
     from service.settings import Settings
 
-app = typer.Typer(
-    help="Show the signing key of this installation, and manage trusted keys.",
-    no_args_is_help=True,
-)
-
 _AGAIN = "services and workers that run already know it when they are started again"
 
 
-@app.command("show", epilog=example("signing show"))
 def show(as_json: AsJson = False) -> None:
     """Print this installation's public key, which others need to trust its signatures.
 
@@ -43,7 +36,6 @@ def show(as_json: AsJson = False) -> None:
     note("or without the application: python -m gemmsmith trust FILE, with this line in FILE")
 
 
-@app.command("trust", epilog=example("signing trust http://127.0.0.1:8000"))
 def trust(
     source: Annotated[
         str, typer.Argument(metavar="URL|KEY.pub", help="A service, or a key in a file.")
@@ -59,21 +51,20 @@ def trust(
     yes: Annotated[bool, typer.Option("--yes", help="Trust any key without confirmation.")] = False,
 ) -> None:
     """Trust the key of a service, or a key in a file."""
-    from gemmsmith.http.trusting import trust as believe
+    from gemmsmith.http.trusting import trust as add_trust
 
     def confirm(text: str) -> bool:
         note(text)
         return yes or typer.confirm("Believe it from now on?", err=True)
 
     try:
-        path = believe(source, load_settings().trusted, identifier=identifier, confirm=confirm)
+        path = add_trust(source, load_settings().trusted, identifier=identifier, confirm=confirm)
     except ValueError as error:
         raise MisuseError(str(error)) from error
     say(str(path))
     note(_AGAIN)
 
 
-@app.command("list", epilog=example("signing list"))
 def list_(as_json: AsJson = False) -> None:
     """List the keys that are trusted here, and for what."""
     from service import identity
@@ -82,7 +73,7 @@ def list_(as_json: AsJson = False) -> None:
     trusted = identity.trusted(settings)
     listed = [
         {"id": key.id, "for": sorted(trusted.purposes[key.id]), "file": str(path)}
-        for path, key in _believed(settings)
+        for path, key in _trusted(settings)
     ]
     if as_json:
         emit({"keys": listed})
@@ -91,7 +82,6 @@ def list_(as_json: AsJson = False) -> None:
     table("", ("key", "for", "file"), rows, left=3)
 
 
-@app.command("revoke", epilog=example("signing revoke 1f2e3d"))
 def revoke(
     identifier: Annotated[str, typer.Argument(metavar="ID", help="See `gemmsmith signing list`.")],
 ) -> None:
@@ -99,21 +89,20 @@ def revoke(
     from service import identity
 
     settings = load_settings()
-    found = [path for path, key in _believed(settings) if key.id == identifier]
-    if not found:
+    paths = [path for path, key in _trusted(settings) if key.id == identifier]
+    if not paths:
         raise MisuseError(f"no key {identifier!r:.40} is trusted; see `gemmsmith signing list`")
     if identifier == identity.signer(settings).public.id:
         raise MisuseError(
             f"{identifier} is this installation's own: move {settings.signing_key} away first, and "
             "the next command makes another"
         )
-    for path in found:
+    for path in paths:
         path.unlink()
         say(f"{path} is removed")
     note(_AGAIN)
 
 
-@app.command("packs", epilog=example("signing packs"))
 def packs(folder: Packs = None) -> None:
     """Sign the unsigned packs here, which an older gemmsmith compiled.
 
@@ -128,7 +117,7 @@ def packs(folder: Packs = None) -> None:
     say(f"{settings.packs}: {number} packs signed")
 
 
-def _believed(settings: Settings) -> list[tuple[Path, PublicKey]]:
+def _trusted(settings: Settings) -> list[tuple[Path, PublicKey]]:
     from gemmsmith.signing import keys_in
 
     try:

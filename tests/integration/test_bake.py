@@ -18,6 +18,7 @@ from service import identity
 from service.cli import of_run
 from service.cli.main import app
 from service.cli.output import counted
+from service.cli.program import RunOptions
 from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.machines import compile_, document
@@ -157,12 +158,14 @@ def test_a_run_counts_the_winners_that_are_new(
     record(settings.sweeps, recorded)
     settings = settings.model_copy(update={"device": "replay:h200"})
     bundle = tmp_path / "next.gspack"
-    assert of_run.tune(settings, found, bundle, None, Effort.QUICK, None) == 0
+    winners = of_run.ProgramWinners(settings, bundle, None)
+    options = RunOptions(effort=Effort.QUICK)
+    assert of_run.tune(winners, found, options) == 0
     said = capsys.readouterr()
     assert "1 unrecorded" in said.out
     assert f"winners for the next run: 1, 0 of them new, in {bundle}" in said.err
     found.problems.update({recorded: 3})
-    assert of_run.tune(settings, found, bundle, None, Effort.QUICK, None) == 0
+    assert of_run.tune(winners, found, options) == 0
     assert f"winners for the next run: 2, 1 of them new, in {bundle}" in capsys.readouterr().err
 
 

@@ -1,10 +1,11 @@
-"""What a command was asked to do, one problem at a time, and what came of each."""
+"""What came of tasks: for each a line, a row of a table or a JSON document, and totals."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,42 +18,19 @@ from gemmsmith.core.config import Config, Use
 from gemmsmith.core.device import recording_of, time_text
 from gemmsmith.core.problem import Problem
 from service.cli.output import emit, microseconds, ratio, say, table
+from service.cli.tuning import Task
 from service.report.power_penalty import why_cublas_stays
 from tuner.trial import Winner
 
 _LISTED = 3
-"""So many problems are named where there may be hundreds."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """A problem and where it comes from; `origin` is empty for one typed by hand.
-
-    `calls` is how often the user runs it, 0 where nothing is said about that.
-    """
-
-    problem: Problem
-    origin: str
-    calls: int = 0
-
-
-def by_stake(tasks: Sequence[Task], saving_us: Callable[[Problem], float]) -> list[Task]:
-    """The tasks, most time at stake first: calls × what tuning is expected to save of one.
-
-    Those with nothing at stake, as all are that say no calls, keep their order and come last.
-    """
-
-    def stake(task: Task) -> float:
-        return task.calls * saving_us(task.problem) if task.calls else 0.0
-
-    return sorted(tasks, key=stake, reverse=True)
+"""Problems named in a line that may be about hundreds."""
 
 
 class Status(StrEnum):
     """What came of a task."""
 
     TUNED = "tuned"  # a winner was promoted
-    CURRENT = "current"  # it had a winner of this very environment already
+    CURRENT = "current"  # it already had a winner of this very environment
     UNRECORDED = "unrecorded"  # the recorded GPU does not hold it
     FAILED = "failed"  # see `error`
     SKIPPED = "skipped"  # stopped or out of time before its turn, or in the middle of it
@@ -60,10 +38,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOutcome:
-    """What came of one task; `result` is the winner, or the service's answer.
+    """What came of one task.
 
-    `answered` is when a first winner was known, `seconds` when the last one was. `kept` says that
-    what was found is not what is served, and why.
+    Attributes:
+        result: the winner, or the service's answer.
+        seconds: how long it took; `answered` is how long it took to a first winner.
+        kept: says that the new winner is not the one that is served, and why.
     """
 
     task: Task
@@ -75,15 +55,22 @@ class TaskOutcome:
     answered: float | None = None
     kept: str = ""
 
+    @classmethod
+    def without_winner(
+        cls, task: Task, status: Status, error: str, began: float, job: str | None = None
+    ) -> TaskOutcome:
+        """An outcome without a result; `began` is the monotonic time at which its work began."""
+        seconds = time.monotonic() - began
+        return cls(task=task, status=status, error=error, job=job, seconds=seconds)
+
     @property
     def chosen(self) -> Candidate | Config | None:
-        """The best CUTLASS candidate, if there is one."""
+        """The best CUTLASS candidate; None if there is no result, or no candidate in it."""
         if isinstance(self.result, Winner):
             return self.result.candidate
         return self.result.config if self.result else None
 
     def document(self) -> dict[str, Any]:
-        """The outcome as JSON."""
         return {
             "problem": msgspec.to_builtins(self.task.problem),
             "origin": self.task.origin,
@@ -96,7 +83,6 @@ class TaskOutcome:
         }
 
     def line(self) -> str:
-        """The outcome in one line, for a log."""
         if self.result is None:
             return f"{self.task.problem}: {self.status}{f': {self.error}' if self.error else ''}"
         return f"{self.task.problem}: {summary(self.result)}"
@@ -108,43 +94,44 @@ def summary(result: Winner | Answer) -> str:
     gain = f"{result.speedup.median:.3f} × {default}" if result.speedup else "not compared"
     recorded = result.device.name if result.replayed else ""
 
-    def time(statistics: Statistics | None) -> str:
+    def measured(statistics: Statistics | None) -> str:
         return time_text(statistics.median_us, recorded) if statistics else "no time"
 
     if result.use.is_default:
         stays = why_cublas_stays(Use.CUBLAS, result.speedup, result.power_penalty)
         lost = f"best CUTLASS kernel {gain}{f', {stays}' if stays else ''}"
-        return f"keep {default}, {time(result.baseline)}; {lost}"
+        return f"keep {default}, {measured(result.baseline)}; {lost}"
     chosen = result.candidate if isinstance(result, Winner) else result.config
     name = chosen.kernel.name if chosen else "no kernel"
-    return f"{time(result.statistics)}, {gain}, {name}"
+    return f"{measured(result.statistics)}, {gain}, {name}"
 
 
 def _device(result: Winner | Answer) -> str:
-    """Where times are from: `H200`, or `recorded H200`."""
+    """The device of the times: `H200`, or `recorded H200`."""
     name = result.device.name
     return recording_of(name) if result.replayed else name.removeprefix("NVIDIA ")
 
 
-def not_served(found: int | None, served: Winner | Answer | None) -> str:
-    """Why revision `found`, a new winner, is kept while another is served; empty if it is served.
+def not_served(revision: int | None, served: Winner | Answer | None) -> str:
+    """Why the new winner `revision` is kept while another is served; empty if it is served.
 
-    People who tune on a recorded GPU would else take the one for the other.
+    Without this line, users who tune on a recorded GPU would expect their new winner to be served.
     """
-    if served is None or found is None or served.revision in (None, found):
+    if served is None or revision is None or served.revision in (None, revision):
         return ""
-    why = ", which is pinned," if served.pinned else ""
-    if not (why or served.replayed):
-        why = ", which a GPU has measured,"
+    reason = ", which is pinned," if served.pinned else ""
+    if not (reason or served.replayed):
+        reason = ", which a GPU has measured,"
     return (
-        f"kept as revision {found}; revision {served.revision}{why} stays served: {summary(served)}"
+        f"kept as revision {revision}; revision {served.revision}{reason} stays served: "
+        f"{summary(served)}"
     )
 
 
 def report(outcomes: Sequence[TaskOutcome], *, whole: bool, as_json: bool, seconds: float) -> int:
-    """Print what came of the tasks; the exit status.
+    """Print the outcomes; the exit status.
 
-    `whole` prints a suite: a table (or one document of all outcomes) with totals.
+    With `whole`, they are a suite's: a table, or one document of all outcomes, with totals.
     """
     if as_json:
         documents = [outcome.document() for outcome in outcomes]
@@ -165,7 +152,7 @@ def report(outcomes: Sequence[TaskOutcome], *, whole: bool, as_json: bool, secon
 
 
 def totals(outcomes: Sequence[TaskOutcome]) -> dict[str, Any]:
-    """Counts by status, and the speed-up over cuBLAS of what callers are told to run."""
+    """Counts by status, and the speed-up over the default of what callers will run."""
     counts = {status.value: 0 for status in Status}
     for outcome in outcomes:
         counts[outcome.status] += 1
@@ -185,7 +172,6 @@ def totals(outcomes: Sequence[TaskOutcome]) -> dict[str, Any]:
 
 
 def _some(problems: Sequence[Problem]) -> str:
-    """The first few, and how many more there are."""
     left = len(problems) - _LISTED
     return "; ".join(map(str, problems[:_LISTED])) + (f"; and {left} more" if left > 0 else "")
 
@@ -200,15 +186,15 @@ def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
         statistics: Statistics | None = result.statistics if result else None
         baseline: Statistics | None = result.baseline if result else None
         speedup: Ratio | None = result.speedup if result else None
-        what = outcome.status.value  # why it failed was said when it did
+        winner = outcome.status.value  # the reason of a failure was printed when it happened
         if result is not None:
             kernel = outcome.chosen.kernel.name if outcome.chosen else "–"
-            what = result.problem.operation.default if result.use.is_default else kernel
+            winner = result.problem.operation.default if result.use.is_default else kernel
         rows.append(
             (
                 outcome.task.problem,
                 outcome.task.origin,
-                what,
+                winner,
                 _device(result) if result else None,
                 microseconds(statistics.median_us if statistics else None),
                 microseconds(baseline.median_us if baseline else None),
