@@ -31,7 +31,7 @@ from benchmarks.breaking import Breaker, effects, wait
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.problem import Problem
 from service.cli.runner import fleet_order
-from service.cli.tuning import Task
+from service.cli.tasks import Task
 from service.fleet.plan import Machine, compile_tasks
 from tests.support import fake_nvcc, postgresql
 from tests.support.cluster import LocalCluster

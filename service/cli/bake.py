@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,7 @@ from service.cli.output import (
 )
 from service.cli.progress import reporter
 from service.cli.session import model_of
-from service.cli.tuning import load_suite
+from service.cli.tasks import load_suite
 
 if TYPE_CHECKING:
     from gemmsmith.answers.snapshot import Snapshot
@@ -80,6 +80,7 @@ def bake(
     first. Packs are included whole, with kernels that did not win. The file is signed with this
     installation's key.
     """
+    from tuner.exchange import of_types
     from tuner.store import Store
 
     suite = chosen.suite
@@ -92,9 +93,8 @@ def bake(
     settings.create_folders()
     slug = model_of(settings, chosen.device).slug
     with Store.open(settings.database) as store:
-        baked = write(
-            output, settings, store, slug, problems=problems, dtypes=dtypes, workers=workers
-        )
+        winners = of_types(store.winners(device=slug), dtypes)
+        baked = write(output, settings, store, slug, winners, problems=problems, workers=workers)
     missing = sum(baked.unanswered.issuperset(entry) for entry in entries)
     counts = {
         "winners": len(baked.snapshot.rows),
@@ -138,12 +138,14 @@ def write(
     settings: Settings,
     store: Store,
     slug: str,
+    winners: Sequence[Winner],
     *,
     problems: Sequence[Problem] | None = None,
-    dtypes: Sequence[str] = (),
     workers: int | None = None,
 ) -> Baked:
-    """Write the winners that answer for `problems`, or all, to a bundle; compile what is needed.
+    """Write winners of the device model `slug` to a bundle; compile the kernels that need it.
+
+    With `problems`, only the winners that answer for them, as they do for clients.
 
     Raises:
         CommandError: there are no winners, or a kernel cannot be compiled.
@@ -152,20 +154,15 @@ def write(
     from gemmsmith.winners.bundle import write_bundle
     from service import identity
     from service.http import documents
-    from tuner.exchange import of_types
 
     signer = identity.signer(settings)
     unanswered: frozenset[Problem] = frozenset()
-    if problems is None:
-        winners = store.winners(device=slug)
-    else:
-        near = of_types(_near(store, slug, problems), dtypes)
-        snapshot = documents.snapshot(slug, near, pack_of=lambda _: None)
+    if problems is not None:
+        snapshot = documents.snapshot(slug, winners, pack_of=lambda _: None)
         rows = {problem: snapshot.row_for(problem) for problem in problems}
         unanswered = frozenset(problem for problem, row in rows.items() if row is None)
         answering = {row.problem for row in rows.values() if row is not None}
-        winners = [winner for winner in near if winner.problem in answering]
-    winners = of_types(winners, dtypes)
+        winners = [winner for winner in winners if winner.problem in answering]
     if not winners:
         raise CommandError(f"no winner to bake on {slug}: run `gemmsmith tune --suite` first")
     files = _packs(settings, store, winners, workers)
@@ -193,32 +190,6 @@ def _entries(suite: Path, dtypes: Sequence[str]) -> list[list[Problem]]:
         for entry, problem in loaded.problems(dtype):
             entries.setdefault((entry, dtype if dtypes else None), []).append(problem)
     return list(entries.values())
-
-
-def answering(store: Store, slug: str, problems: Iterable[Problem]) -> Snapshot:
-    """The snapshot of those winners that may answer for the problems, their own and near ones."""
-    from service.http import documents
-
-    return documents.snapshot(slug, _near(store, slug, problems), pack_of=lambda _: None)
-
-
-def _near(store: Store, slug: str, problems: Iterable[Problem]) -> list[Winner]:
-    """The winners that decide about `Snapshot.row_for` of the problems, each once.
-
-    There may be hundreds of thousands of others, which need not be read.
-    """
-    from gemmsmith.core.neighbours import NEIGHBOURS, run_reach
-
-    winners: dict[Problem, Winner] = {}
-    for problem in problems:
-        winner = store.winner(problem, slug)
-        if winner is not None:
-            winners[problem] = winner
-        elif reach := run_reach(problem):
-            # Databases round logarithms in their own way: `row_for` decides what is within reach.
-            near = store.near_winners(problem, slug, NEIGHBOURS, reach + 0.01)
-            winners |= {winner.problem: winner for winner in near}
-    return list(winners.values())
 
 
 def _packs(

@@ -1,8 +1,17 @@
-"""`gemmsmith best`: look up the fastest known kernel."""
+"""`gemmsmith best`: look up the fastest known kernel. `gemmsmith demo`: watch a search for it.
+
+The demo is a tuning run on recorded measurements, with a pause after every trial so that people can
+watch. It needs no GPU, no compiler and no service. It uses a database of its own: a replayed winner
+must not stand beside measured ones.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,18 +19,34 @@ from gemmsmith.answers.answer import Answer, Statistics
 from gemmsmith.core.config import Match
 from gemmsmith.core.device import recording_of, time_text
 from gemmsmith.core.problem import Problem
+from gemmsmith.files import private_folder
 from service.cli.options import (
     AsJson,
+    Batch,
+    DeviceName,
     DeviceSlug,
+    DTypeName,
+    LayoutName,
     ProblemOptions,
+    SizeOptions,
     SourceOptions,
+    Sweeps,
     load_settings,
+    problem_of,
     typed,
 )
-from service.cli.output import CommandError, emit, note, say
+from service.cli.output import CommandError, MisuseError, emit, note, say, table
 from service.cli.session import connect, model_of, say_made
 from service.report import regimes
 from service.report.power_penalty import why_cublas_stays
+from tuner import places
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+    from tuner.devices.base import Device
+    from tuner.devices.replay import ReplayDevice
+    from tuner.search.progress import Progress
+    from tuner.trial import Winner
 
 
 def best(
@@ -155,3 +180,151 @@ def _print_predicted(answer: Answer) -> None:
         say(f"  time       the cost model expects {answer.predicted_us:.2f} µs of")
         _print_config(answer)
     say(f"  tune it    gemmsmith tune {typed(answer.problem)}")
+
+
+NAME = "demo.db"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(SizeOptions):
+    """The problem of the demo; without M N K it lists the problems."""
+
+    dtype: DTypeName = "bf16"
+    layout: LayoutName = None
+    batch: Batch = 1
+
+
+def demo(
+    options: DemoOptions,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="About how long the search takes; 0: no waiting.")
+    ] = 10.0,
+    device: DeviceName = None,
+    sweeps: Sweeps = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the problems of the recorded GPU, or watch the search on one of them.
+
+    The new winner is then looked up, as by `gemmsmith best`. Needs no GPU, and only changes a
+    database of its own.
+    """
+    settings = load_settings(device=device or "replay:", sweeps=sweeps)
+    recorded = _open(settings)
+    if (options.m, options.n, options.k) == (None, None, None):
+        _list(recorded, as_json)
+        return
+    problem = problem_of(
+        *options.three("none lists them all"),
+        batch=options.batch,
+        dtype=options.dtype,
+        layout=options.layout,
+    )
+    folder = settings.volumes().get("database", places.state())
+    private_folder(folder)
+    database = folder / NAME
+    winner = _search(recorded, problem, database, seconds)
+    _compare(recorded, winner, as_json)
+    if not as_json:
+        url = f"sqlite:///{database}"
+        say("")
+        say(f"$ gemmsmith best {typed(problem)} --database {url}")
+        _look_up(problem, recorded, url)
+
+
+def _open(settings: Settings) -> ReplayDevice:
+    """The recorded GPU.
+
+    Raises:
+        MisuseError: the device that was named is not a recording.
+    """
+    from tuner.devices import open_device
+    from tuner.devices.replay import ReplayDevice
+
+    device: Device = open_device(settings.device, sweeps=settings.sweeps)
+    if not isinstance(device, ReplayDevice):
+        raise MisuseError(f"{settings.device} is no recording: --device replay:NAME")
+    return device
+
+
+def _list(recorded: ReplayDevice, as_json: bool) -> None:
+    rows = [(problem, len(recorded.recorded(problem) or ())) for problem in recorded.problems]
+    if as_json:
+        emit({"device": recorded.model.slug, "problems": [problem for problem, _ in rows]})
+        return
+    table(f"recorded on {recorded.model.name}", ("problem", "trials"), rows)
+    first = recorded.problems[0]
+    say("")
+    say(f"watch one: gemmsmith demo {typed(first)}")
+
+
+def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: float) -> Winner:
+    """Tune the problem in a new database, slowly, with a line for every better candidate.
+
+    Raises:
+        NotRecorded: the recording does not hold the problem; names some that it holds.
+    """
+    from gemmsmith.core.tuning import Effort
+    from tuner.search.budget import BUDGETS
+    from tuner.search.cost_model import AnalyticModel
+    from tuner.search.progress import Step
+    from tuner.search.run import tune
+    from tuner.store import Store, upgrade
+
+    for file in database.parent.glob(f"{NAME}*"):  # also SQLite's own files beside it
+        file.unlink()
+    upgrade(f"sqlite:///{database}")
+    best: list[float] = []
+
+    def on_event(progress: Progress) -> None:
+        if progress.phase is Step.SCREEN:
+            if progress.best_us is not None and (not best or progress.best_us < best[-1]):
+                best.append(progress.best_us)
+                note(f"  trial {progress.done:>3}  {progress.best_us:8.2f} µs  {progress.best}")
+            time.sleep(seconds / BUDGETS[Effort.DEFAULT].trials)
+        elif progress.message:
+            longer = (
+                ", in long rounds: a warm GPU is slower" if progress.phase is Step.FINALS else ""
+            )
+            note(f"  {progress.phase}: {progress.message}{longer}")
+
+    note(f"{problem} on {recorded.name}, real measurements of {recorded.model.name}")
+    with Store.open(f"sqlite:///{database}") as store, recorded:
+        return tune(
+            problem,
+            device=recorded,
+            store=store,
+            builder=None,
+            ranker=AnalyticModel(),
+            job=f"demo-{secrets.token_hex(6)}",
+            on_event=on_event,
+        )
+
+
+def _compare(recorded: ReplayDevice, winner: Winner, as_json: bool) -> None:
+    """Print the winner, and how many candidates it was chosen from."""
+    if as_json:
+        emit(winner)
+        return
+    every = len(recorded.recorded(winner.problem) or ())
+    statistics = winner.statistics or winner.baseline
+    median = time_text(statistics.median_us, recorded.model.name) if statistics else "no time"
+    gain = f", {winner.speedup.median:.3f} × the default" if winner.speedup else ""
+    say(f"found {median}{gain}; the recording has {every} candidates of this problem")
+
+
+def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:
+    from service.lookup import find
+    from tuner.search.cost_model import AnalyticModel
+    from tuner.store import Store
+
+    with Store.open(url) as store:
+        answer = find.find(
+            store,
+            problem,
+            recorded.model,
+            exact=True,
+            pack_of=store.pack_for,
+            ranker=AnalyticModel(),
+        )
+    if answer is not None:
+        show(answer)

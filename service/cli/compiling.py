@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.cli import completion
-from service.cli.enumerating import level_of, predicted
+from service.cli.candidates import level_of, predicted
 from service.cli.options import AsJson, DataOptions, DeviceSlug, LevelName, Workers, dtypes_of
 from service.cli.output import MisuseError, emit, note, say
 from service.cli.progress import reporter
 from service.cli.session import connect, device_called, model_of, say_made
-from service.cli.tuning import Task, TaskOptions
+from service.cli.tasks import Task, TaskOptions
 
 if TYPE_CHECKING:
     from gemmsmith.core.device import DeviceModel
@@ -149,7 +149,7 @@ def _chosen(
 def _of_problems(
     store: Store, tasks: Sequence[Task], model: DeviceModel, level: Level, limit: int | None
 ) -> list[AnyKernel]:
-    """KernelOptions of all problems, each once; of each problem the `limit` most promising ones.
+    """Kernels of all problems, each once; of each problem the `limit` most promising ones.
 
     As in a tuning run, winners of near problems come first, then what resembles cuBLAS's choice,
     where an earlier run recorded it, then the best predicted ones. Problems of a suite for which

@@ -1,4 +1,4 @@
-"""What a shell completes option values with: closed lists, and the files that are there."""
+"""The values that a shell completes options with: closed lists, and files on this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 
 
 def _values(all_of: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """A completion from a list that is only made when somebody presses Tab."""
+    """A completion from a list that is only made when the user presses Tab."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")  # `--dtype bf16,fp`
@@ -17,12 +17,12 @@ def _values(all_of: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 
 def _members(module: str, name: str) -> Callable[[str], list[str]]:
-    """A completion from a collection in a module, which is not imported before."""
+    """A completion from a collection in a module, which is imported only for a completion."""
     return _values(lambda: list(getattr(import_module(module), name)))
 
 
 def _slugs() -> list[str]:
-    """Device models that winners are shipped of."""
+    """Device models that have shipped winners."""
     from tuner import places
 
     files = places.shipped("configs/winners").glob("*.jsonl")

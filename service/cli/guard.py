@@ -1,7 +1,8 @@
-"""Turns exceptions into one line and an exit status, and bad sizes into words.
+"""How commands end and how problems are typed.
 
-Exit statuses: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted. `--debug` before or
-after the command shows the traceback instead.
+Exceptions become one line and an exit status: 1 failed, 2 wrong usage or input, 130 interrupted.
+`--debug` before or after the command shows the traceback instead. A problem may be typed as three
+sizes, in one word, or whole as commands print it.
 """
 
 from __future__ import annotations

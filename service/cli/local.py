@@ -13,7 +13,7 @@ from gemmsmith.http.requests import effort_of
 from service.cli.outcomes import Status, TaskOutcome, not_served
 from service.cli.progress import Reporter
 from service.cli.session import StopFlag, TuningSession
-from service.cli.tuning import Task, TuningOptions, by_stake
+from service.cli.tasks import Task, TuningOptions, by_stake
 from tuner.errors import (
     CompilerNotFound,
     DeviceError,

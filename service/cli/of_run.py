@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 
 from gemmsmith.answers.snapshot import Row, Snapshot
+from gemmsmith.core.neighbours import NEIGHBOURS, run_reach
 from gemmsmith.core.operation import Epilogue
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import GemmsmithError
@@ -18,21 +19,22 @@ from gemmsmith.program.captured import Captured, tune_command
 from gemmsmith.winners.bundle import Bundle
 from service.cli import bake, runner
 from service.cli.output import CommandError, counted, note
-from service.cli.program import RunOptions
 from service.cli.session import connect, model_of, say_made, signed_store
-from service.cli.tuning import Task, TuningOptions
+from service.cli.tasks import Task, TuningOptions
 from service.database import open_store
+from service.http import documents
 from service.settings import Settings
 from tuner.devices import local_gpu
 from tuner.errors import TunerError
 from tuner.search import demand
 from tuner.store import Store
+from tuner.trial import Winner
 
 MATTERS = 0.01
 """Share of the time of all captured products from which a product without a winner is reported."""
 
-NEIGHBOURS = 8
-"""Winners near a problem, from which the time of its default is guessed."""
+_MEASURED = 8
+"""Winners near a problem from which the time of its default is guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def _model() -> str | None:
     return None if model is None else model.slug
 
 
-def tune(winners: ProgramWinners, captured: Captured, options: RunOptions) -> int:
+def tune(winners: ProgramWinners, captured: Captured, tuning: TuningOptions) -> int:
     """Tune what was captured, and add the winners to the bundle; the status.
 
     A service tunes and keeps them itself. What takes most time, by its calls and what tuning is
@@ -63,28 +65,26 @@ def tune(winners: ProgramWinners, captured: Captured, options: RunOptions) -> in
     Raises:
         TunerError, GemmsmithError: nothing can be tuned.
     """
-    problems = list(captured.problems)
-    tuning = TuningOptions(
-        effort=options.effort, time_limit=options.time_limit, url=winners.url, device=_model()
-    )
     if winners.url or winners.bundle is None:
         with connect(str(winners.url)) as client:
             stored = client.snapshot(_model())
         tasks = _tasks(captured, stored)
-        return runner.run(runner.service(tuning), tasks, whole=True, as_json=False)
+        place = runner.service(replace(tuning, url=winners.url, device=_model()))
+        return runner.run(place, tasks, whole=True, as_json=False)
     settings, bundle = winners.settings, winners.bundle
     with signed_store(settings) as store:
         slug = model_of(settings, None, store).slug
-        if (before := _read(bundle)) is not None:
-            problems += [row.problem for row in before.rows if row.problem not in captured.problems]
-        stored = bake.answering(store, slug, problems)
+        known = near(store, slug, _problems(captured, bundle))
+        stored = documents.snapshot(slug, known, pack_of=lambda _: None)
         tasks = _tasks(captured, stored)
         with _winners_compiled(settings, store, list(captured.problems)):
-            place = runner.on_device(settings, store, tuning)
-            status = runner.run(place, tasks, whole=True, as_json=False)
+            device = runner.on_device(settings, store, tuning)
+            status = runner.run(device, tasks, whole=True, as_json=False)
         private_folder(bundle.parent)
+        problems = _problems(captured, bundle)  # another run may have written it meanwhile
+        known = near(store, slug, problems)
         try:
-            baked = bake.write(bundle, settings, store, slug, problems=problems)
+            baked = bake.write(bundle, settings, store, slug, known, problems=problems)
         except CommandError as error:
             note(f"gemmsmith: no winners for the next run: {error}")
             return status or 1
@@ -92,6 +92,30 @@ def tune(winners: ProgramWinners, captured: Captured, options: RunOptions) -> in
     new = len({*map(_measurement, rows)} - {*map(_measurement, stored.rows)})
     note(f"gemmsmith: winners for the next run: {len(rows)}, {new} of them new, in {bundle}")
     return status
+
+
+def _problems(captured: Captured, bundle: Path) -> list[Problem]:
+    """What the bundle is to answer: the captured problems, then those it has already."""
+    snapshot = _read(bundle)
+    rows = () if snapshot is None else snapshot.rows
+    return list(dict.fromkeys([*captured.problems, *(row.problem for row in rows)]))
+
+
+def near(store: Store, slug: str, problems: Iterable[Problem]) -> list[Winner]:
+    """The winners that decide about `Snapshot.row_for` of the problems, each once.
+
+    The database may have hundreds of thousands of others, which need not be read.
+    """
+    winners: dict[Problem, Winner] = {}
+    for problem in problems:
+        winner = store.winner(problem, slug)
+        if winner is not None:
+            winners[problem] = winner
+        elif reach := run_reach(problem):
+            # Databases round logarithms in their own way: `row_for` decides what is within reach.
+            neighbours = store.near_winners(problem, slug, NEIGHBOURS, reach + 0.01)
+            winners |= {winner.problem: winner for winner in neighbours}
+    return list(winners.values())
 
 
 def _tasks(captured: Captured, stored: Snapshot) -> list[Task]:
@@ -227,11 +251,12 @@ def _known(
     settings.create_folders()
     with open_store(settings, on_made=say_made) as store:
         model = model_of(settings, None, store)
-        stored = bake.answering(store, model.slug, problems)
+        winners_near = near(store, model.slug, problems)
+        stored = documents.snapshot(model.slug, winners_near, pack_of=lambda _: None)
         times = {}
         for problem, calls in problems.items():
-            near = store.near_winners(problem, model.slug, NEIGHBOURS)
-            times[problem] = calls * demand.default_us(problem, model, near)
+            measured = store.near_winners(problem, model.slug, _MEASURED)
+            times[problem] = calls * demand.default_us(problem, model, measured)
     return _read(winners.bundle), stored, times
 
 

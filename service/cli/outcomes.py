@@ -18,7 +18,7 @@ from gemmsmith.core.config import Config, Use
 from gemmsmith.core.device import recording_of, time_text
 from gemmsmith.core.problem import Problem
 from service.cli.output import emit, microseconds, ratio, say, table
-from service.cli.tuning import Task
+from service.cli.tasks import Task
 from service.report.power_penalty import why_cublas_stays
 from tuner.trial import Winner
 

@@ -4,8 +4,8 @@ With `--json` stdout holds exactly one JSON document (`results`: one a line) and
 that it can be piped. A file that a command writes to stdout (`-`) is alone there too: then all that
 the command prints goes to stderr. Errors are one line `error: …` on stderr, whatever the format.
 
-Much of it comes from services, files and databases. Nothing of that commands the terminal or begins
-a line of its own, and no password of a URL is printed (`gemmsmith.showing`).
+Much of it comes from services, files and databases. `gemmsmith.showing` keeps such text from
+controlling the terminal or beginning a new line, and leaves out passwords of URLs.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Stdout:
     """What this command's stdout is for."""
 
     is_a_file = False
-    """A file that the command writes: nothing else may be printed there."""
+    """The command writes a file to stdout: nothing else may be printed there."""
 
 
 _PLAIN = {
     "…": "...", "×": "x", "µ": "u", "–": "-", "→": "->", "≤": "<=", "≥": ">=", "±": "+-", "°": " "
 }  # fmt: skip
-"""For terminals that lack a character."""
+"""Replacements for characters that the terminal's encoding lacks."""
 
 
 class CommandError(Exception):
-    """A command that cannot go on; the message says what to do. Exit status 1."""
+    """The command cannot go on; the message says what to do. Exit status 1."""
 
     exit_code = 1
 
@@ -49,9 +49,7 @@ class MisuseError(CommandError):
 
 
 def writable(path: Path | None) -> Path | None:
-    """A file that is to be written, as an option gives it: refused before the work.
-
-    `-` is stdout.
+    """Check the file of an option before the work that it is for; `-` is stdout.
 
     Raises:
         MisuseError: it cannot be written.
@@ -74,12 +72,12 @@ def writable(path: Path | None) -> Path | None:
 
 
 def readable(paths: Sequence[Path]) -> list[Path]:
-    """Files that are to be read, as an argument gives them; `-` is stdin."""
+    """The files of an argument; `-` is stdin."""
     return [Path("/dev/stdin") if str(path) == "-" else path for path in paths]
 
 
 def writable_bytes(path: Path | None) -> Path | None:
-    """The same of a file that is no text.
+    """As `writable`, for a binary file.
 
     Raises:
         MisuseError: it cannot be written, or would be printed on a terminal.
@@ -91,7 +89,7 @@ def writable_bytes(path: Path | None) -> Path | None:
 
 
 def writable_folder(path: Path) -> Path:
-    """The same of a folder, which need not be there yet.
+    """As `writable`, for a folder, which may not exist yet.
 
     Raises:
         MisuseError: it cannot be written to.
@@ -110,11 +108,11 @@ def _check_folder(path: Path, folders: Iterable[Path]) -> None:
 
 
 def open_streams() -> None:
-    """Make stdout and stderr fit to print on, whatever they are.
+    """Make it safe to print on stdout and stderr.
 
-    A character that the terminal's encoding lacks is printed in a plainer form. A stream that is
-    closed prints nothing; else its descriptor would become that of the next file that is opened,
-    the database perhaps.
+    A character that the terminal's encoding lacks is printed in a plainer form. A closed stream
+    prints nothing. Left closed, its descriptor would go to the next file that is opened, such as
+    the database, and messages would be written into that file.
     """
     for number in (0, 1, 2):
         try:
@@ -131,7 +129,7 @@ def open_streams() -> None:
 
 
 def _plainer(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Handle a character that an encoding lacks; bytes of a path that are no text are kept."""
+    """Replace a character that the encoding lacks; keep the bytes of a path that is not text."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     character = error.object[error.start]
@@ -155,7 +153,7 @@ def emit(data: Any, *, line: bool = False) -> None:
             encoded = msgspec.json.format(encoded, indent=2)
         text = encoded.decode()
         plain = text.isascii() or codecs.lookup(out.encoding or "utf-8").name == "utf-8"
-    except UnicodeEncodeError:  # a path that is no text
+    except UnicodeEncodeError:  # a path that is not text
         plain = False
     if not plain:
         text = json.dumps(msgspec.to_builtins(data), indent=None if line else 2)
@@ -163,7 +161,7 @@ def emit(data: Any, *, line: bool = False) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of the result to stdout."""
+    """Print a line of the result."""
     _print(showing.line(text), _out())
 
 
@@ -173,7 +171,7 @@ def note(text: str) -> None:
 
 
 def _print(text: str, stream: TextIO) -> None:
-    # Not by typer, which prints UTF-8 on a terminal that is not.
+    # typer's own printing would write UTF-8 on a terminal with another encoding.
     stream.write(f"{text}\n")
     stream.flush()
 
@@ -198,15 +196,13 @@ def table(
 
 
 def counted(number: int, thing: str) -> str:
-    """`1 winner`, `2 winners`."""
+    """The number with its noun: `1 winner`, `2 winners`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def microseconds(value: float | None) -> str | None:
-    """A time for people."""
     return None if value is None else f"{value:.2f}"
 
 
 def ratio(value: float | None) -> str | None:
-    """A speed-up for people."""
     return None if value is None else f"{value:.3f}"

@@ -36,6 +36,7 @@ from gemmsmith.program.variables import (
 from service.cli import completion
 from service.cli.options import DataOptions, DeviceName, Url
 from service.cli.output import CommandError, MisuseError, note, writable
+from service.cli.tasks import TuningOptions
 from tuner.extras import library
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -135,7 +136,8 @@ def run(
         raise typer.Exit(1 if tune else 0)
     kept_winners = of_run.ProgramWinners(settings, kept, url)
     if tune:
-        status = of_run.tune(kept_winners, captured, options)
+        tuning = TuningOptions(effort=options.effort, time_limit=options.time_limit)
+        status = of_run.tune(kept_winners, captured, tuning)
         if ended.stopped:
             status = run_plainly(command, winners()) or status
         elif rehearse:

@@ -1,6 +1,6 @@
 """Progress on stderr: a bar on a terminal, plain lines elsewhere, nothing but errors when quiet.
 
-Every reporter is a context manager and takes the same calls, so commands never ask which it is.
+Every reporter is a context manager with the same methods, so no command depends on its kind.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ EVERY_S = 5.0
 
 
 class Reporter(Protocol):
-    """Tells people how far a long command is."""
+    """Shows the progress of a long command."""
 
     def span(self, low: float, high: float) -> None:
-        """Say which part of the whole, in 0 … 1, the next list of problems is."""
+        """Set the part of the whole, in 0 … 1, that the next list of problems takes."""
         ...
 
     def overall(self, done: int, total: int, title: str) -> None:
-        """Say which of several problems is worked on."""
+        """Begin the next of `total` problems, of which `done` are done."""
         ...
 
     def update(
@@ -41,11 +41,11 @@ class Reporter(Protocol):
         best: str = "",
         message: str = "",
     ) -> None:
-        """Say how far the work on one problem is."""
+        """Show the progress of the current problem: `done` of `total` in this phase."""
         ...
 
     def line(self, text: str) -> None:
-        """Say something that stays on the screen."""
+        """Print a line that stays on the screen."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -59,10 +59,10 @@ class Reporter(Protocol):
 
 
 Stages = Mapping[str, tuple[float, float]]
-"""Where each phase of one problem begins and ends, in 0 … 1; phases may overlap."""
+"""The parts of a problem's bar, in 0 … 1, that its phases take; they may overlap."""
 
 ALONE: Stages = {}
-"""A command of one phase."""
+"""A command with a single phase."""
 
 TUNING: Stages = {
     "enumerate": (0.0, 0.02),
@@ -71,21 +71,20 @@ TUNING: Stages = {
     "finals": (0.85, 0.85),
     "promote": (1.0, 1.0),
 }
-"""A tuning run. A second look at a problem grows no bar: it is filled by then."""
+"""A tuning run. When a problem is tuned again, its part of the bar is already filled."""
 
 
 def reporter(stages: Stages = ALONE) -> Reporter:
-    """The reporter that suits stderr."""
     return Bars(stages) if sys.stderr.isatty() else Lines()
 
 
 def _counted(phase: str, done: int, total: int) -> str:
-    """`screen 3/8`; the phase alone while nothing can be counted, as of a waiting job."""
+    """`screen 3/8`; the phase alone if there is no count, such as for a waiting job."""
     return f"{phase} {done}/{total}" if total else phase
 
 
 class Lines:
-    """Plain lines: at every change of phase, at its end, and every few seconds between."""
+    """Plain lines: when a phase begins and ends, and every few seconds in between."""
 
     def __init__(self) -> None:
         self._title = ""
@@ -105,12 +104,11 @@ class Lines:
         pass
 
     def span(self, low: float, high: float) -> None:
-        """Nothing: lines have no length."""
+        pass  # lines have no length
 
     def overall(self, done: int, total: int, title: str) -> None:
-        """Begin the next problem."""
         self._phase = self._said = ""
-        if title == self._title:  # the same list of kernels, one further
+        if title == self._title:  # the next kernel of the same list
             return
         self._title = title
         note(f"[{done + 1}/{total}] {title}")
@@ -124,7 +122,6 @@ class Lines:
         best: str = "",
         message: str = "",
     ) -> None:
-        """Print a line if it is time for one."""
         now = time.monotonic()
         fresh = phase != self._phase
         if fresh:
@@ -144,12 +141,11 @@ class Lines:
             note(f"  {line}")
 
     def line(self, text: str) -> None:
-        """Print the text."""
         note(text)
 
 
 class Bars:
-    """One bar for the whole command, which only grows, and what is being done beside it."""
+    """One bar for the whole command, which only grows, with the current step beside it."""
 
     def __init__(self, stages: Stages = ALONE) -> None:
         from rich.console import Console
@@ -166,7 +162,7 @@ class Bars:
             transient=True,
         )
         self._stages = stages
-        self._low, self._high = 0.0, 1.0  # the part of the bar that is being filled
+        self._low, self._high = 0.0, 1.0  # the part of the bar for the current list of problems
         self._problems = (0, 1)  # done, of
         self._filled = 0.0
         self._task: TaskID | None = None
@@ -185,11 +181,9 @@ class Bars:
         self._progress.stop()
 
     def span(self, low: float, high: float) -> None:
-        """Fill this part of the bar with the next list of problems."""
         self._low, self._high = low, high
 
     def overall(self, done: int, total: int, title: str) -> None:
-        """Begin the next problem."""
         self._problems = (done, max(total, 1))
         self._title = title if total == 1 else f"[{done + 1}/{total}] {title}"
         self._draw(0.0, "")
@@ -203,18 +197,16 @@ class Bars:
         best: str = "",
         message: str = "",
     ) -> None:
-        """Say what is being done, and let the bar grow by it."""
         low, high = self._stages.get(phase, (0.0, 0.0) if self._stages else (0.0, 1.0))
         share = min(done / total, 1.0) if total else 0.0
         doing = f"best {best}" if best else message
         self._draw(low + (high - low) * share, f"{_counted(phase, done, total)}  {doing}".rstrip())
 
     def line(self, text: str) -> None:
-        """Print above the bar."""
         self._progress.console.print(line(text), markup=False)
 
     def _draw(self, within: float, doing: str) -> None:
-        """Fill the bar as far as the problem at hand is, never less than it was."""
+        """Fill the bar up to `within` the current problem; it never shrinks."""
         done, total = self._problems
         reached = self._low + (self._high - self._low) * (done + within) / total
         self._filled = max(self._filled, min(reached, 1.0))

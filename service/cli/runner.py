@@ -31,7 +31,7 @@ from service.cli.session import (
     signed_store,
     tuning_session,
 )
-from service.cli.tuning import Task, TuningOptions, by_stake
+from service.cli.tasks import Task, TuningOptions, by_stake
 
 if TYPE_CHECKING:
     from gemmsmith.core.device import DeviceModel

@@ -62,13 +62,13 @@ def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None
     `say` gets the banner with the lines to try, once the service answers.
 
     Raises:
-        SettingsError: the address cannot be bound, or it takes API keys and there are none.
+        SettingsError: the address cannot be bound, or requests need API keys and none exist.
         StoreError: the database cannot be used.
     """
     logging.configure(json=settings.log_json)
     raise_file_limit()
     sys.setswitchinterval(SWITCH_S)
-    # Bound first: a second `serve` must fail before it touches the database or starts a worker.
+    # The port is bound first: a second `serve` must fail before it touches the database.
     with _listening(settings) as listener:
         prepare(settings)
         supervisor = WorkerSupervisor(settings) if worker else None
@@ -94,13 +94,13 @@ def prepare(settings: Settings) -> None:
 
 
 def _check_keys(settings: Settings) -> None:
-    """Refuse to start where every request would be refused."""
+    """Refuse to start if every request would be refused."""
     if not settings.keys_required:
         return
     with Store.open(settings.database) as store:
         if not store.keys.list(limit=1):
             raise SettingsError(
-                f"serving on {settings.host} takes API keys, and there is none in this database: "
+                f"serving on {settings.host} takes API keys, and this database has no keys: "
                 "create one first: gemmsmith keys create NAME --scope admin"
             )
 

@@ -18,7 +18,7 @@ from service import identity
 from service.cli import of_run
 from service.cli.main import app
 from service.cli.output import counted
-from service.cli.program import RunOptions
+from service.cli.tasks import TuningOptions
 from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.machines import compile_, document
@@ -159,7 +159,7 @@ def test_a_run_counts_the_winners_that_are_new(
     settings = settings.model_copy(update={"device": "replay:h200"})
     bundle = tmp_path / "next.gspack"
     winners = of_run.ProgramWinners(settings, bundle, None)
-    options = RunOptions(effort=Effort.QUICK)
+    options = TuningOptions(effort=Effort.QUICK)
     assert of_run.tune(winners, found, options) == 0
     said = capsys.readouterr()
     assert "1 unrecorded" in said.out

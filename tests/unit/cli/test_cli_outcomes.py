@@ -15,7 +15,7 @@ from service.cli.compiling import _of_problems
 from service.cli.main import app
 from service.cli.options import typed
 from service.cli.outcomes import not_served
-from service.cli.tuning import Task
+from service.cli.tasks import Task
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tuner.backends import Level

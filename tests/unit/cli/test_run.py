@@ -15,8 +15,9 @@ from typer.testing import CliRunner, Result
 from gemmsmith.core.config import Use
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.program.captured import Captured
-from service.cli import bake, of_run
+from service.cli import of_run
 from service.cli.main import app
+from service.http import documents
 from service.settings import Settings
 from tests.support import unchanged
 from tests.support.serving import H200, new_settings, promote, winner
@@ -218,7 +219,8 @@ def test_products_that_a_fused_winner_replaces_are_not_tuned(settings: Settings)
     captured = Counter({fused: 4, biased: 4, gated: 3, alone: 6, lost: 2, SMALL: 1})
     captured[Problem(m=512, n=512, k=512)] = 2
     with Store.open(settings.database) as store:
-        stored = bake.answering(store, H200.slug, captured)
+        near = of_run.near(store, H200.slug, captured)
+    stored = documents.snapshot(H200.slug, near, pack_of=lambda _: None)
     left = of_run.needed(captured, stored)
     assert set(captured) - set(left) == {biased, alone}
     captured[alone] += 1  # another layer of this size runs without a gate

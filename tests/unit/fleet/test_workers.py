@@ -17,7 +17,7 @@ from gemmsmith.signing import Trusted
 from service import identity
 from service.cli.main import app
 from service.cli.runner import fleet_order
-from service.cli.tuning import Task
+from service.cli.tasks import Task
 from service.fleet import measuring
 from service.fleet.compiling import CompileOrder, FleetGpu, compile_jobs
 from service.fleet.measuring import GpuWorker, MeasureOrder
