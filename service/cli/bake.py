@@ -161,6 +161,7 @@ def write(
         snapshot = documents.snapshot(slug, winners, pack_of=lambda _: None)
         rows = {problem: snapshot.row_for(problem) for problem in problems}
         unanswered = frozenset(problem for problem, row in rows.items() if row is None)
+        # A problem without a winner of its own may be answered by that of a near problem.
         answering = {row.problem for row in rows.values() if row is not None}
         winners = [winner for winner in winners if winner.problem in answering]
     if not winners:
@@ -213,6 +214,7 @@ def _packs(
             continue
         kernel = winner.runs.kernel
         kernels[kernel.name] = kernel
+        # Only signed packs leave this machine; another pack may hold the same kernel.
         pack = artifacts.get(winner.pack) if winner.pack in believed else None
         if pack is None or kernel.name not in pack.kernels:
             pack = artifacts.find(kernel)

@@ -280,7 +280,7 @@ def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: f
             if progress.best_us is not None and (not best or progress.best_us < best[-1]):
                 best.append(progress.best_us)
                 note(f"  trial {progress.done:>3}  {progress.best_us:8.2f} µs  {progress.best}")
-            time.sleep(seconds / BUDGETS[Effort.DEFAULT].trials)
+            time.sleep(seconds / BUDGETS[Effort.DEFAULT].trials)  # so the search takes `seconds`
         elif progress.message:
             longer = (
                 ", in long rounds: a warm GPU is slower" if progress.phase is Step.FINALS else ""

@@ -108,7 +108,7 @@ def base(recordings: Sequence[Recording]) -> set[str]:
     return {name for model in models for name in _base_of(model)}
 
 
-@cache
+@cache  # choosing the base enumerates all kernels, which takes seconds
 def _base_of(model: DeviceModel) -> frozenset[str]:
     from tuner.search.base import base_kernels
 

@@ -144,6 +144,7 @@ def sync(
         try:
             imported = import_winners(store, path, trusted, unsigned=settings.unsigned)
         except ExchangeError as error:
+            # The message names the temporary file, of which the user knows nothing.
             raise MisuseError(str(error).replace(str(path), url)) from error
         believed = [winner for winner in winners if is_believed(winner, trusted)]
         verdicts, rechecks = settle(store, Queue(store), believed)

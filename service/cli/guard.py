@@ -119,6 +119,7 @@ class ProblemCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take problems apart, and refuse negative sizes before they become options."""
         words = self._spread(args)
+        # `-1` is refused as a size, but not as the value of an option, as in `--priority -1`.
         for before, arg in zip(["", *words], words, strict=False):
             value_of_option = before.startswith("-") and "=" not in before
             if _NEGATIVE.fullmatch(arg) and (not value_of_option or _NEGATIVE.fullmatch(before)):
@@ -137,6 +138,7 @@ class ProblemCommand(TyperCommand):
             if isinstance(option, TyperOption) and not option.is_flag and option.nargs == 1
             for name in option.opts
         }
+        # The word after such an option is its value, and no part of a problem.
         words: list[str] = []
         typed: dict[str, str] = {}
         meant: dict[str, str] = {}

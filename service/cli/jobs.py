@@ -158,6 +158,7 @@ def waiting(
     """Meanwhile, a thread says what the job waits for, whenever that has changed."""
     over = threading.Event()
 
+    # A thread, since the command itself is blocked by the stream of the job's events.
     def watch() -> None:
         said = ""
         while not over.wait(PATIENCE_S):

@@ -84,6 +84,7 @@ class Here:
                 outcome = self._tune(task, says)
             first[task] = outcome
             yield outcome
+        # Compiled together, kernels of one family share the front end's time, and no core waits.
         again = [task for task, kernels in later.items() if kernels]
         if again and not self._over():
             says.line(f"{len(first)} answered in {time.monotonic() - self._began:.0f} s")

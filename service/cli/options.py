@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import update_wrapper
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -254,12 +255,13 @@ def flattened(function: Callable[..., None]) -> Callable[..., None]:
             )
 
     def command(**options: Any) -> None:
-        for name, record in records.items():
-            options[name] = record(**{f.name: options.pop(f.name) for f in fields(record)})
-        function(**options)
+        filled = {
+            name: record(**{field.name: options.pop(field.name) for field in fields(record)})
+            for name, record in records.items()
+        }
+        function(**filled, **options)
 
-    command.__doc__ = function.__doc__
-    command.__name__ = function.__name__
+    update_wrapper(command, function)
     # typer reads the signature for the options and the annotations for their types.
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}

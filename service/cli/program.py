@@ -118,7 +118,7 @@ def run(
     def winners() -> str | None:
         return url or (str(kept) if kept is not None and kept.is_file() else None)
 
-    ended = start(command, winners=winners(), steps=steps, stop=rehearse)
+    ended = run_captured(command, winners=winners(), steps=steps, stop=rehearse)
     # Imported only now: a database and all that goes with it take a second.
     from gemmsmith.errors import GemmsmithError
     from service.cli import of_run
@@ -176,7 +176,7 @@ def capture(
     `gemmsmith tune --suite FILE` then tunes the products, most expensive first.
     """
     _check_folder(output)
-    ended = start(command, steps=steps)
+    ended = run_captured(command, steps=steps)
     captured = ended.captured
     for line in ended.unseen:
         note(line)
@@ -237,10 +237,10 @@ class Ended:
             note(f"{output} cannot be written: {error.strerror}")
 
 
-def start(
+def run_captured(
     command: Sequence[str], *, winners: str | None = None, steps: int = 0, stop: bool = False
 ) -> Ended:
-    """Run a command to its end, capturing.
+    """Run a command to its end, with a capture of its products.
 
     Args:
         command: the program and its arguments.
@@ -293,7 +293,7 @@ def _run(command: Sequence[str], variables: dict[str, str]) -> int:
     ):
         forwarding.to(process)
         status = process.wait()
-    return status if status >= 0 else 128 - status
+    return status if status >= 0 else 128 - status  # -N: signal N has killed it
 
 
 class _Forwarding:
@@ -353,6 +353,7 @@ def _ended(status: int, folder: Path) -> Ended:
                 continue
             captured.add(of_process)
             processes += bool(of_process.problems)
+    # Each process leaves a file when the hook is loaded in it, and another once torch is.
     with_torch, with_gemmsmith = (
         sum(name.endswith(ending) for name in names) for ending in (LOADED, SEEN)
     )

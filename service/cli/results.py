@@ -187,7 +187,7 @@ def results(
     With --format, --fields or --output they are a table of plain columns for other programs.
     """
     filters = options.query()
-    as_table = file != FileOptions()
+    as_table = file.form or file.fields or file.output
     if winners and (source.url or filters.keys() & {"m", "phase", "job"}):
         raise MisuseError("--winners goes with --dtype, --layout, --device and --database only")
     if unanswered:

@@ -83,12 +83,12 @@ def run(
     with opening as place:
         place.request(tasks, whole)
         if isinstance(place, _Requested) and not place.tuning.wait:
-            place.list(as_json)
+            place.print_jobs(as_json)
             return 0
         try:
             with reporter(TUNING) as says:
                 for outcome in place.outcomes(says):
-                    outcomes[outcome.task] = outcome
+                    outcomes[outcome.task] = outcome  # a second one keeps the place of the first
                     # What was not recorded, or not begun, is summed up at the end.
                     begun = outcome.result is not None or outcome.error
                     if whole and begun and outcome.status is not Status.UNRECORDED:
@@ -157,7 +157,7 @@ class _Requested:
         self._jobs: list[tuple[Task, JobStatus | Job]] = []
         self.left: dict[str, Task] = {}
 
-    def list(self, as_json: bool) -> None:
+    def print_jobs(self, as_json: bool) -> None:
         if as_json:
             rows = [{name: getattr(job, name) for name in self.listed} for _, job in self._jobs]
             emit({"jobs": rows})
@@ -214,8 +214,8 @@ class _Service(_Requested):
             on_busy=say_busy,
         )
 
-    def list(self, as_json: bool) -> None:
-        super().list(as_json)
+    def print_jobs(self, as_json: bool) -> None:
+        super().print_jobs(as_json)
         if as_json:
             return
         if self._jobs and (waits := self._client.job_status(self._jobs[0][1].id).waits):

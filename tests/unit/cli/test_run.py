@@ -232,7 +232,7 @@ def test_the_program_does_not_wait_for_what_a_database_imports() -> None:
     script = """
 import sys
 from service.cli import main, program
-program.start = lambda *_, **__: sys.exit("sqlalchemy" in sys.modules)
+program.run_captured = lambda *_, **__: sys.exit("sqlalchemy" in sys.modules)
 main.app(["run", "--", "true"])
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
