@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli import completion
-from service.cli.options import AsJson, DataOptions, DeviceSlug, Workers, dtypes_of
+from service.cli.options import AsJson, DataOptions, DeviceSlug, Workers, complete_suites, dtypes_of
 from service.cli.output import (
     CommandError,
     MisuseError,
@@ -42,7 +41,7 @@ class BakeOptions:
         typer.Option(
             "--suite",
             help="Only winners for the problems of this suite.",
-            autocompletion=completion.suites,
+            autocompletion=complete_suites,
         ),
     ] = None
     winners: Annotated[bool, typer.Option("--winners", help="All current winners.")] = False

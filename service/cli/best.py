@@ -1,4 +1,4 @@
-"""`gemmsmith best`: look up the fastest known kernel. `gemmsmith demo`: watch a search for it.
+"""`gemmsmith best`, `tune` and `demo`: look up the fastest known kernel, or search for it.
 
 The demo is a tuning run on recorded measurements, with a pause after every trial so that people can
 watch. It needs no GPU, no compiler and no service. It uses a database of its own: a replayed winner
@@ -23,6 +23,7 @@ from gemmsmith.files import private_folder
 from service.cli.options import (
     AsJson,
     Batch,
+    DataOptions,
     DeviceName,
     DeviceSlug,
     DTypeName,
@@ -31,12 +32,14 @@ from service.cli.options import (
     SizeOptions,
     SourceOptions,
     Sweeps,
+    complete_suites,
     load_settings,
     problem_of,
     typed,
 )
 from service.cli.output import CommandError, MisuseError, emit, note, say, table
 from service.cli.session import connect, model_of, say_made
+from service.cli.tasks import TaskOptions, TuningOptions
 from service.report import regimes
 from service.report.power_penalty import why_cublas_stays
 from tuner import places
@@ -183,6 +186,60 @@ def _print_predicted(answer: Answer) -> None:
 
 
 NAME = "demo.db"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneTaskOptions(TaskOptions):
+    """The problems of `tune`."""
+
+    suite: Annotated[
+        Path | None,
+        typer.Option(
+            "--suite",
+            help="Tune every problem of this file, or of a shipped suite such as llm, instead of "
+            "M N K. Where a [\\[problem]] has `calls`, what saves most time in all its calls goes "
+            "first.",
+            autocompletion=complete_suites,
+        ),
+    ] = None
+    calls: Annotated[
+        int | None,
+        typer.Option(
+            "--calls",
+            metavar="N",
+            help="How often you run each problem, per step, per day or in any other period. At "
+            "equal priority, the problem that saves most time in all its calls goes first. Counts "
+            "in a suite take precedence.",
+            show_default=False,
+        ),
+    ] = None
+
+
+def tune(
+    problems: TuneTaskOptions, tuning: TuningOptions, data: DataOptions, as_json: AsJson = False
+) -> None:
+    """Find, verify and store the fastest kernel for M N K, or for every problem of a suite.
+
+    Ctrl-C stops after the current candidate, with status 130. Every trial so far is kept.
+
+    If a problem of a suite fails, the others are still tuned, and the status is 1.
+    """
+    from gemmsmith.http.requests import effort_of
+    from service.cli import runner
+
+    if tuning.fleet and tuning.url:
+        raise MisuseError("--fleet uses the database, --url a service: give one of them")
+    effort_of(tuning.effort)  # refused before a suite is read
+    tasks = problems.tasks(tuning.limit, problems.calls or 0)
+    if tuning.url:
+        place = runner.service(tuning)
+    elif tuning.fleet:
+        place = runner.fleet(data, tuning)
+    else:
+        place = runner.here(data.settings(device=tuning.device), tuning)
+    code = runner.run(place, tasks, whole=problems.suite is not None, as_json=as_json)
+    if code:
+        raise typer.Exit(code)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ import typer
 
 from gemmsmith.core.choices import member, not_one_of
 from gemmsmith.version import VERSION
-from service.cli import completion
 from service.cli.options import (
     AsJson,
     CompiledOnly,
@@ -28,6 +27,7 @@ from service.cli.options import (
     Packs,
     ProblemOptions,
     Sweeps,
+    complete_architectures,
     load_settings,
 )
 from service.cli.output import CommandError, MisuseError, emit, say, table, writable
@@ -64,7 +64,7 @@ def enumerate_(
             metavar="NAME",
             help="List kernels of this architecture instead of those of a device model: sm80, "
             "sm89, sm90, sm100 or sm120.",
-            autocompletion=completion.architectures,
+            autocompletion=complete_architectures,
             show_default=False,
         ),
     ] = None,

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli import completion
 from service.cli.candidates import level_of, predicted
-from service.cli.options import AsJson, DataOptions, DeviceSlug, LevelName, Workers, dtypes_of
+from service.cli.options import (
+    AsJson,
+    DataOptions,
+    DeviceSlug,
+    LevelName,
+    Workers,
+    complete_suites,
+    dtypes_of,
+)
 from service.cli.output import MisuseError, emit, note, say
 from service.cli.progress import reporter
 from service.cli.session import connect, device_called, model_of, say_made
@@ -38,7 +45,7 @@ class CompileTaskOptions(TaskOptions):
     suite: Annotated[
         Path | None,
         typer.Option(
-            "--suite", help="For every problem of this file.", autocompletion=completion.suites
+            "--suite", help="For every problem of this file.", autocompletion=complete_suites
         ),
     ] = None
     winners: Annotated[

@@ -14,8 +14,7 @@ import typer
 from gemmsmith.core.choices import member
 from gemmsmith.core.tuning import JobState
 from gemmsmith.errors import GemmsmithError
-from service.cli import completion
-from service.cli.options import AsJson, SourceOptions, load_settings
+from service.cli.options import AsJson, SourceOptions, complete_states, load_settings
 from service.cli.output import CommandError, emit, note, say, table
 from service.cli.progress import TUNING, Reporter, reporter
 from service.cli.session import connect
@@ -44,7 +43,7 @@ def list_(
         str | None,
         typer.Option(
             help="Only these: waiting, running, done, failed or cancelled.",
-            autocompletion=completion.states,
+            autocompletion=complete_states,
             show_default=False,
         ),
     ] = None,

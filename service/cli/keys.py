@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gemmsmith.core.choices import member
-from service.cli import completion
-from service.cli.options import AsJson, Database, Limit, Packs, load_settings
+from service.cli.options import (
+    AsJson,
+    Database,
+    Limit,
+    Packs,
+    complete_actions,
+    complete_scopes,
+    load_settings,
+)
 from service.cli.output import CommandError, MisuseError, emit, note, say, table
 from service.cli.session import say_made
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gemmsmith.signing import PublicKey
     from service.settings import Settings
     from tuner.store.keys import ApiKey
@@ -34,7 +40,7 @@ def create(
         typer.Option(
             help="read: look up and watch; tune: also request jobs; admin: also pin winners and "
             "manage keys.",
-            autocompletion=completion.scopes,
+            autocompletion=complete_scopes,
         ),
     ] = "read",
     expires: Annotated[
@@ -137,7 +143,7 @@ def audit(
         str | None,
         typer.Option(
             help="Only this action, such as pinned.",
-            autocompletion=completion.actions,
+            autocompletion=complete_actions,
             show_default=False,
         ),
     ] = None,
@@ -349,3 +355,37 @@ def _trusted(settings: Settings) -> list[tuple[Path, PublicKey]]:
         return [*keys_in(settings.shipped_keys), *keys_in(settings.trusted)]
     except ValueError as error:
         raise MisuseError(str(error)) from error
+
+
+def sign_winners(
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Winners files.")],
+    key: Annotated[
+        Path | None,
+        typer.Option(help="File of the private key; default: this installation's own."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sign the winners of files, replacing earlier signatures.
+
+    Releases are signed with their own key. Exported winners have the signature of the installation
+    that measured them.
+    """
+    from gemmsmith.signing import Signer
+    from service import identity
+    from tuner.exchange import ExchangeError
+    from tuner.exchange import sign_winners as sign
+
+    try:
+        signer = Signer.load(key) if key else identity.signer(load_settings())
+    except ValueError as error:
+        raise MisuseError(str(error)) from error
+    counts = []
+    for path in paths:
+        try:
+            counts.append({"file": str(path), "winners": sign(path, signer)})
+        except ExchangeError as error:
+            raise MisuseError(str(error)) from error
+        if not as_json:
+            say(f"{path}: {counts[-1]['winners']} winners signed with {signer.public.id}")
+    if as_json:
+        emit({"files": counts, "key": signer.public.id})

@@ -1,13 +1,15 @@
 """The options that commands share, as records; and how their words become the program's types.
 
-Precedence everywhere: option, then environment variable `GEMMSMITH_…`, then default.
+Precedence everywhere: option, then environment variable `GEMMSMITH_…`, then default. A shell
+completes their values from closed lists, and from files on this machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import update_wrapper
+from importlib import import_module
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -18,11 +20,62 @@ from gemmsmith.core.names import named_layout
 from gemmsmith.core.operation import Layout, of_dtype
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.errors import InvalidProblem
-from service.cli import completion
 from service.cli.output import MisuseError
 
 if TYPE_CHECKING:
     from service.settings import Settings
+
+
+def _values(all_of: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """A completion from a list that is only made when the user presses Tab."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")  # `--dtype bf16,fp`
+        return [f"{before}{comma}{value}" for value in all_of() if value.startswith(last)]
+
+    return complete
+
+
+def _members(module: str, name: str) -> Callable[[str], list[str]]:
+    """A completion from a collection in a module, which is imported only for a completion."""
+    return _values(lambda: list(getattr(import_module(module), name)))
+
+
+def _slugs() -> list[str]:
+    """Device models that have shipped winners."""
+    from tuner import places
+
+    files = places.shipped("configs/winners").glob("*.jsonl")
+    return sorted({file.name.partition(".")[0] for file in files})
+
+
+def _devices() -> Iterable[str]:
+    from tuner import places
+
+    sweeps = places.shipped("configs/sweeps").glob("*.jsonl.zst")
+    return ["cuda:0", *sorted({f"replay:{file.name.partition('.')[0]}" for file in sweeps})]
+
+
+def _suites() -> Iterable[str]:
+    from tuner import places
+
+    shipped = (file.stem for file in places.shipped("configs/suites").glob("*.toml"))
+    return sorted({*shipped, *map(str, Path().glob("*.toml"))})
+
+
+complete_dtypes = _members("gemmsmith.core.operation", "DType")
+complete_layouts = _members("gemmsmith.core.operation", "Layout")
+complete_efforts = _members("gemmsmith.core.tuning", "Effort")
+complete_states = _members("gemmsmith.core.tuning", "JobState")
+complete_levels = _members("tuner.backends", "Level")
+complete_architectures = _members("tuner.arch", "ARCHITECTURES")
+complete_scopes = _members("tuner.store.keys", "Scope")
+complete_actions = _members("tuner.store.audit", "Action")
+complete_phases = _members("tuner.trial", "Phase")
+complete_formats = _members("service.http.tables", "FileFormat")
+complete_slugs = _values(_slugs)
+complete_devices = _values(_devices)
+complete_suites = _values(_suites)
 
 
 def extent(text: str | int) -> int:
@@ -60,7 +113,7 @@ DTypeName = Annotated[
     typer.Option(
         "--dtype",
         help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or tf32.",
-        autocompletion=completion.dtypes,
+        autocompletion=complete_dtypes,
     ),
 ]
 LayoutName = Annotated[
@@ -68,7 +121,7 @@ LayoutName = Annotated[
     typer.Option(
         "--layout",
         help="A and B, t row-major, n column-major: tn (linear layer; the default), tt, nt or nn.",
-        autocompletion=completion.layouts,
+        autocompletion=complete_layouts,
         show_default=False,
     ),
 ]
@@ -105,7 +158,7 @@ DeviceName = Annotated[
         "--device",
         help="Device to measure on: cuda:0, or replay:NAME for a recorded GPU "
         "(GEMMSMITH_DEVICE; else the local GPU, else the recorded one).",
-        autocompletion=completion.devices,
+        autocompletion=complete_devices,
         show_default=False,
     ),
 ]
@@ -114,7 +167,7 @@ DeviceSlug = Annotated[
     typer.Option(
         "--device",
         help="Device model, such as h200; default: the local GPU, else GEMMSMITH_DEFAULT_MODEL.",
-        autocompletion=completion.slugs,
+        autocompletion=complete_slugs,
         show_default=False,
     ),
 ]
@@ -123,7 +176,7 @@ OnlyDevice = Annotated[
     typer.Option(
         "--device",
         help="Only this device model, such as h200.",
-        autocompletion=completion.slugs,
+        autocompletion=complete_slugs,
         show_default=False,
     ),
 ]
@@ -141,7 +194,7 @@ LevelName = Annotated[
     typer.Option(
         "--level",
         help="core: the curated kernels; full: every legal one.",
-        autocompletion=completion.levels,
+        autocompletion=complete_levels,
     ),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number.")]

@@ -33,11 +33,9 @@ from gemmsmith.program.variables import (
     STOPPED,
     VARIABLE,
 )
-from service.cli import completion
-from service.cli.options import DataOptions, DeviceName, Url
+from service.cli.options import DataOptions, DeviceName, Url, complete_efforts
 from service.cli.output import CommandError, MisuseError, note, writable
 from service.cli.tasks import TuningOptions
-from tuner.extras import library
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -53,7 +51,7 @@ class RunOptions:
         str,
         typer.Option(
             help="With --tune: quick, default, exhaustive or recheck.",
-            autocompletion=completion.efforts,
+            autocompletion=complete_efforts,
         ),
     ] = "default"
     time_limit: Annotated[
@@ -390,6 +388,8 @@ def _no_products(captured: Captured, with_torch: int, with_gemmsmith: int) -> st
         )
     if with_gemmsmith:
         return f"none of the {with_gemmsmith} Python processes has imported torch"
+    from tuner.extras import library
+
     return (
         f"no Python ran that has gemmsmith installed: `pip install {library()}` where the "
         "program's Python is (one started with -S or -I, or from a copied folder, does not count)"

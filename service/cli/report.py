@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemmsmith.core.device import called
-from service.cli import completion
-from service.cli.options import AsJson, Database, OnlyDevice, dtypes_of, load_settings
+from service.cli.options import (
+    AsJson,
+    Database,
+    OnlyDevice,
+    complete_dtypes,
+    dtypes_of,
+    load_settings,
+)
 from service.cli.output import (
     CommandError,
     MisuseError,
@@ -56,7 +62,7 @@ class ReportOptions:
         typer.Option(
             "--dtype",
             help="Only these element types; repeatable, or with commas.",
-            autocompletion=completion.dtypes,
+            autocompletion=complete_dtypes,
             show_default=False,
         ),
     ] = None

@@ -15,11 +15,14 @@ from gemmsmith.core.device import recording_of
 from gemmsmith.core.names import named_layout
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.showing import lines
-from service.cli import completion
 from service.cli.options import (
     AsJson,
     OnlyDevice,
     SourceOptions,
+    complete_dtypes,
+    complete_formats,
+    complete_layouts,
+    complete_phases,
     dtypes_of,
     load_settings,
     problem_of,
@@ -53,14 +56,14 @@ class ResultFilters:
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Only these element types.", autocompletion=completion.dtypes, show_default=False
+            help="Only these element types.", autocompletion=complete_dtypes, show_default=False
         ),
     ] = None
     layout: Annotated[
         str | None,
         typer.Option(
             help="Only this layout: tn, tt, nt or nn.",
-            autocompletion=completion.layouts,
+            autocompletion=complete_layouts,
             show_default=False,
         ),
     ] = None
@@ -69,7 +72,7 @@ class ResultFilters:
     phase: Annotated[
         str | None,
         typer.Option(
-            help="Only screen or final.", autocompletion=completion.phases, show_default=False
+            help="Only screen or final.", autocompletion=complete_phases, show_default=False
         ),
     ] = None
     job: Annotated[str | None, typer.Option(help="Only this job's.", show_default=False)] = None
@@ -107,7 +110,7 @@ class TableOptions:
         typer.Option(
             "--format",
             help="jsonl, csv or parquet; else by the file's ending, else jsonl.",
-            autocompletion=completion.formats,
+            autocompletion=complete_formats,
             show_default=False,
         ),
     ] = None

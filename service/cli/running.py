@@ -9,7 +9,6 @@ import typer
 
 from service.cli.options import DataOptions, DeviceName
 from service.cli.output import CommandError, MisuseError, note
-from tuner.extras import pip_install
 
 UntilIdle = Annotated[bool, typer.Option("--until-idle", help="Stop when the queue is empty.")]
 
@@ -123,6 +122,8 @@ def fleet(
         from service.fleet.driver import Options
         from service.fleet.running import connected, run
     except ImportError:
+        from tuner.extras import pip_install
+
         raise CommandError(f"Ray is not installed here: {pip_install('fleet')}") from None
     from service import logging
     from service.fleet.plan import RECORDED

@@ -11,7 +11,6 @@ import typer
 
 from gemmsmith.core.operation import DType
 from gemmsmith.core.problem import Problem
-from service.cli import completion
 from service.cli.options import (
     Batch,
     CompiledOnly,
@@ -20,6 +19,9 @@ from service.cli.options import (
     Limit,
     SizeOptions,
     Url,
+    complete_dtypes,
+    complete_efforts,
+    complete_suites,
     dtypes_of,
     problem_of,
 )
@@ -62,7 +64,7 @@ class TaskOptions(SizeOptions):
         typer.Option(
             "--suite",
             help="Every problem of this file instead of M N K.",
-            autocompletion=completion.suites,
+            autocompletion=complete_suites,
         ),
     ] = None
     dtype: Annotated[
@@ -72,7 +74,7 @@ class TaskOptions(SizeOptions):
             "--dtypes",
             help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32; repeatable, or with "
             "commas. Default: what the suite's problems say, else bf16.",
-            autocompletion=completion.dtypes,
+            autocompletion=complete_dtypes,
             show_default=False,
         ),
     ] = None
@@ -137,7 +139,7 @@ class TuningOptions:
     effort: Annotated[
         str,
         typer.Option(
-            help="quick, default, exhaustive or recheck.", autocompletion=completion.efforts
+            help="quick, default, exhaustive or recheck.", autocompletion=complete_efforts
         ),
     ] = "default"
     device: DeviceName = None
