@@ -16,10 +16,10 @@ from service.cli.output import (
     counted,
     emit,
     note,
+    reporter,
     say,
     writable_bytes,
 )
-from service.cli.progress import reporter
 from service.cli.session import model_of
 from service.cli.tasks import load_suite
 

@@ -37,8 +37,8 @@ from service.cli.options import (
     problem_of,
     typed,
 )
-from service.cli.output import CommandError, MisuseError, emit, note, say, table
-from service.cli.session import connect, model_of, say_made
+from service.cli.output import CommandError, MisuseError, emit, note, say, say_made, table
+from service.cli.session import connect, model_of
 from service.cli.tasks import TaskOptions, TuningOptions
 from service.report import regimes
 from service.report.power_penalty import why_cublas_stays
@@ -81,7 +81,7 @@ def best(
     if as_json:
         emit(answer)
     else:
-        show(answer)
+        _show(answer)
 
 
 def _from_database(
@@ -117,7 +117,7 @@ def _from_database(
     return answer
 
 
-def show(answer: Answer) -> None:
+def _show(answer: Answer) -> None:
     """Print an answer for people."""
     say(f"{answer.problem} on {answer.device.name}")
     match answer.match:
@@ -234,7 +234,8 @@ def tune(
     if tuning.url:
         place = runner.service(tuning)
     elif tuning.fleet:
-        place = runner.fleet(data, tuning)
+        words = SourceOptions(database=data.database).words
+        place = runner.fleet(data.settings(device=tuning.device), tuning, words)
     else:
         place = runner.here(data.settings(device=tuning.device), tuning)
     code = runner.run(place, tasks, whole=problems.suite is not None, as_json=as_json)
@@ -384,4 +385,4 @@ def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:
             ranker=AnalyticModel(),
         )
     if answer is not None:
-        show(answer)
+        _show(answer)

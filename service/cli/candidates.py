@@ -30,8 +30,16 @@ from service.cli.options import (
     complete_architectures,
     load_settings,
 )
-from service.cli.output import CommandError, MisuseError, emit, say, table, writable
-from service.cli.progress import Reporter, reporter
+from service.cli.output import (
+    CommandError,
+    MisuseError,
+    Reporter,
+    emit,
+    reporter,
+    say,
+    table,
+    writable,
+)
 from service.cli.session import StopFlag, TuningSession, model_of, signed_store, tuning_session
 from service.cli.tasks import Task, TaskOptions
 
@@ -47,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Where device models are known."""
+    """Where device models are looked up, besides the local GPU."""
 
     database: Database = None
     sweeps: Sweeps = None

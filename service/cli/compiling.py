@@ -21,16 +21,14 @@ from service.cli.options import (
     complete_suites,
     dtypes_of,
 )
-from service.cli.output import MisuseError, emit, note, say
-from service.cli.progress import reporter
-from service.cli.session import connect, device_called, model_of, say_made
+from service.cli.output import MisuseError, Reporter, emit, note, reporter, say, say_made
+from service.cli.session import connect, device_called, model_of
 from service.cli.tasks import Task, TaskOptions
 
 if TYPE_CHECKING:
     from gemmsmith.core.device import DeviceModel
     from gemmsmith.core.kernel import AnyKernel
     from gemmsmith.http.client import Client
-    from service.cli.progress import Reporter
     from service.settings import Settings
     from service.worker.builder import WithoutCompiler
     from tuner.backends import Level
@@ -143,6 +141,7 @@ def _chosen(
         winners = of_types(store.winners(device=device), dtypes_of(dtypes) if dtypes else ())
         kernels = {w.runs.kernel.name: w.runs.kernel for w in winners if w.runs is not None}
         return list(kernels.values())[:limit]
+    tasks = [] if problems.base else problems.tasks(None)  # refused before a device is looked for
     model = model_of(settings, device, store)
     if problems.base:
         from tuner.search.base import DTYPES, base_kernels
@@ -150,7 +149,7 @@ def _chosen(
         kinds = dtypes_of(dtypes) if dtypes else DTYPES
         note(f"choosing the base for {model.name}, {', '.join(kinds)}")  # takes seconds
         return base_kernels(model, kinds, store.winners(device=model.slug), limit)
-    return _of_problems(store, problems.tasks(None), model, level_of(options.level), limit)
+    return _of_problems(store, tasks, model, level_of(options.level), limit)
 
 
 def _of_problems(

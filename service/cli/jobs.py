@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,8 +15,7 @@ from gemmsmith.core.choices import member
 from gemmsmith.core.tuning import JobState
 from gemmsmith.errors import GemmsmithError
 from service.cli.options import AsJson, SourceOptions, complete_states, load_settings
-from service.cli.output import CommandError, emit, note, say, table
-from service.cli.progress import TUNING, Reporter, reporter
+from service.cli.output import TUNING, CommandError, Reporter, emit, note, reporter, say, table
 from service.cli.session import connect
 from tuner.errors import TunerError
 
@@ -178,19 +177,9 @@ def waiting(
         thread.join()
 
 
-class _Jobs(Protocol):
-    """Jobs of a service or of a database; `place` is the option that names it."""
-
-    place: Sequence[str]
-
-    def list(self, state: str | None, limit: int) -> list[JobStatus]: ...
-    def show(self, job: str) -> JobStatus: ...
-    def watch(self, job: str, says: Reporter) -> JobStatus: ...
-    def cancel(self, job: str) -> JobStatus: ...
-    def retry(self, job: str, time_limit: float) -> JobStatus: ...
-
-
 class _OfService:
+    """The jobs of a service; `place` is the option that names it."""
+
     def __init__(self, client: Client) -> None:
         self._client = client
         self.place: Sequence[str] = ("--url", client.url)
@@ -216,6 +205,8 @@ class _OfService:
 
 
 class _OfDatabase:
+    """The jobs of the local database, with the same methods."""
+
     def __init__(self, queue: Queue, place: Sequence[str]) -> None:
         self._queue = queue
         self.place = place
@@ -253,7 +244,7 @@ class _OfDatabase:
 
 
 @contextmanager
-def _opened(source: SourceOptions) -> Iterator[_Jobs]:
+def _opened(source: SourceOptions) -> Iterator[_OfService | _OfDatabase]:
     if source.url:
         with connect(source.url) as client:
             yield _OfService(client)

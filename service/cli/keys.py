@@ -19,8 +19,7 @@ from service.cli.options import (
     complete_scopes,
     load_settings,
 )
-from service.cli.output import CommandError, MisuseError, emit, note, say, table
-from service.cli.session import say_made
+from service.cli.output import CommandError, MisuseError, emit, note, say, say_made, table
 
 if TYPE_CHECKING:
     from gemmsmith.signing import PublicKey

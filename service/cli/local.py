@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gemmsmith.core.device import time_text
 from gemmsmith.http.requests import effort_of
 from service.cli.outcomes import Status, TaskOutcome, not_served
-from service.cli.progress import Reporter
+from service.cli.output import Reporter
 from service.cli.session import StopFlag, TuningSession
 from service.cli.tasks import Task, TuningOptions, by_stake
 from tuner.errors import (

@@ -18,8 +18,8 @@ from gemmsmith.files import private_folder
 from gemmsmith.program.captured import Captured, tune_command
 from gemmsmith.winners.bundle import Bundle
 from service.cli import bake, runner
-from service.cli.output import CommandError, counted, note
-from service.cli.session import connect, model_of, say_made, signed_store
+from service.cli.output import CommandError, counted, note, say_made
+from service.cli.session import connect, model_of, signed_store
 from service.cli.tasks import Task, TuningOptions
 from service.database import open_store
 from service.http import documents
@@ -55,7 +55,7 @@ def _model() -> str | None:
     return None if model is None else model.slug
 
 
-def tune(winners: ProgramWinners, captured: Captured, tuning: TuningOptions) -> int:
+def tune(winners: ProgramWinners, captured: Captured, effort: str, time_limit: float | None) -> int:
     """Tune what was captured, and add the winners to the bundle; the status.
 
     A service tunes and keeps them itself. What takes most time, by its calls and what tuning is
@@ -65,6 +65,7 @@ def tune(winners: ProgramWinners, captured: Captured, tuning: TuningOptions) -> 
     Raises:
         TunerError, GemmsmithError: nothing can be tuned.
     """
+    tuning = TuningOptions(effort=effort, time_limit=time_limit)
     if winners.url or winners.bundle is None:
         with connect(str(winners.url)) as client:
             stored = client.snapshot(_model())

@@ -92,22 +92,13 @@ def extent(text: str | int) -> int:
         ) from None
 
 
-_M = "Rows of A and D; or all three sizes in one word, 4096x6144x1024."
-_N = "Columns of B and D."
-_K = "Columns of A, rows of B."
+def _size(name: str, text: str) -> Any:
+    return typer.Argument(metavar=name, help=text, parser=extent, show_default=False)
 
-M = Annotated[int, typer.Argument(metavar="M", help=_M, parser=extent, show_default=False)]
-N = Annotated[int, typer.Argument(metavar="N", help=_N, parser=extent, show_default=False)]
-K = Annotated[int, typer.Argument(metavar="K", help=_K, parser=extent, show_default=False)]
-OptionalM = Annotated[
-    int | None, typer.Argument(metavar="M", help=_M, parser=extent, show_default=False)
-]
-OptionalN = Annotated[
-    int | None, typer.Argument(metavar="N", help=_N, parser=extent, show_default=False)
-]
-OptionalK = Annotated[
-    int | None, typer.Argument(metavar="K", help=_K, parser=extent, show_default=False)
-]
+
+_M = _size("M", "Rows of A and D; or all three sizes in one word, 4096x6144x1024.")
+_N = _size("N", "Columns of B and D.")
+_K = _size("K", "Columns of A, rows of B.")
 DTypeName = Annotated[
     str,
     typer.Option(
@@ -219,9 +210,9 @@ Unsigned = Annotated[
 class ProblemOptions:
     """The options of one problem."""
 
-    m: M
-    n: N
-    k: K
+    m: Annotated[int, _M]
+    n: Annotated[int, _N]
+    k: Annotated[int, _K]
     dtype: DTypeName = "bf16"
     layout: LayoutName = None
     batch: Batch = 1
@@ -238,9 +229,9 @@ class ProblemOptions:
 class SizeOptions:
     """M N K of a command that also does without them."""
 
-    m: OptionalM = None
-    n: OptionalN = None
-    k: OptionalK = None
+    m: Annotated[int | None, _M] = None
+    n: Annotated[int | None, _N] = None
+    k: Annotated[int | None, _K] = None
 
     def three(self, instead: str) -> tuple[int, int, int]:
         """All three sizes; `instead` ends the error with what the command also takes.

@@ -35,7 +35,6 @@ from gemmsmith.program.variables import (
 )
 from service.cli.options import DataOptions, DeviceName, Url, complete_efforts
 from service.cli.output import CommandError, MisuseError, note, writable
-from service.cli.tasks import TuningOptions
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -134,8 +133,7 @@ def run(
         raise typer.Exit(1 if tune else 0)
     kept_winners = of_run.ProgramWinners(settings, kept, url)
     if tune:
-        tuning = TuningOptions(effort=options.effort, time_limit=options.time_limit)
-        status = of_run.tune(kept_winners, captured, tuning)
+        status = of_run.tune(kept_winners, captured, options.effort, options.time_limit)
         if ended.stopped:
             status = run_plainly(command, winners()) or status
         elif rehearse:

@@ -19,18 +19,9 @@ from gemmsmith.http.client import Client
 from gemmsmith.http.handles import TuningJob
 from gemmsmith.http.requests import deadline_of, effort_of
 from service.cli.jobs import LOOK_S, abandoned, say_busy, show_progress, waiting
-from service.cli.options import DataOptions
 from service.cli.outcomes import Status, TaskOutcome, not_served, report
-from service.cli.output import CommandError, emit, note, say
-from service.cli.progress import TUNING, Reporter, reporter
-from service.cli.session import (
-    StopFlag,
-    connect,
-    device_called,
-    say_made,
-    signed_store,
-    tuning_session,
-)
+from service.cli.output import TUNING, CommandError, Reporter, emit, note, reporter, say, say_made
+from service.cli.session import StopFlag, connect, device_called, signed_store, tuning_session
 from service.cli.tasks import Task, TuningOptions, by_stake
 
 if TYPE_CHECKING:
@@ -128,14 +119,15 @@ def service(tuning: TuningOptions) -> Iterator[TuningPlace]:
 
 
 @contextmanager
-def fleet(data: DataOptions, tuning: TuningOptions) -> Iterator[TuningPlace]:
-    """The GPUs of the fleet whose workers take jobs from the database."""
+def fleet(settings: Settings, tuning: TuningOptions, words: Sequence[str]) -> Iterator[TuningPlace]:
+    """The GPUs of the fleet whose workers take jobs from the database.
+
+    `words` is the option that names the database, if any.
+    """
     from service.database import open_store
     from tuner.jobs import Queue
 
-    settings = data.settings(device=tuning.device)
-    deadline_of(tuning.deadline)
-    words = ("--database", data.database) if data.database else ()
+    deadline_of(tuning.deadline)  # refused before anything is requested
     with open_store(settings, on_made=say_made) as store:
         model = _model(store, settings.device)
         yield _Fleet(store, Queue(store, limit=settings.queue_limit), model, tuning, words)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gemmsmith.core.device import DeviceModel, called
-from service.cli.output import CommandError, MisuseError, note
+from service.cli.output import CommandError, MisuseError, say_made
 
 if TYPE_CHECKING:
     from gemmsmith.http.client import Client
@@ -132,11 +132,6 @@ def tuning_session(settings: Settings, store: Store) -> Iterator[TuningSession]:
     builder = open_builder(settings, store) if device.needs_packs else None
     with device:
         yield TuningSession(store=store, device=device, builder=builder, ranker=AnalyticModel())
-
-
-def say_made(winners: int) -> None:
-    if winners:
-        note(f"created the database with {winners} shipped winners")
 
 
 def device_called(name: str, slugs: Iterable[str]) -> str:

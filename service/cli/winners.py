@@ -37,11 +37,12 @@ from service.cli.output import (
     ratio,
     readable,
     say,
+    say_made,
     table,
     writable,
 )
 from service.cli.results import TableOptions, write_table
-from service.cli.session import blaming, connect, device_called, model_of, say_made
+from service.cli.session import blaming, connect, device_called, model_of
 
 if TYPE_CHECKING:
     from gemmsmith.answers.history import Revision

@@ -18,7 +18,6 @@ from service import identity
 from service.cli import of_run
 from service.cli.main import app
 from service.cli.output import counted
-from service.cli.tasks import TuningOptions
 from service.http import documents
 from service.settings import Settings
 from tests.support import fake_nvcc
@@ -162,13 +161,12 @@ def test_a_run_counts_the_winners_that_are_new(
     settings = settings.model_copy(update={"device": "replay:h200"})
     bundle = tmp_path / "next.gspack"
     winners = of_run.ProgramWinners(settings, bundle, None)
-    options = TuningOptions(effort=Effort.QUICK)
-    assert of_run.tune(winners, found, options) == 0
+    assert of_run.tune(winners, found, Effort.QUICK, None) == 0
     said = capsys.readouterr()
     assert "1 unrecorded" in said.out
     assert f"winners for the next run: 1, 0 of them new, in {bundle}" in said.err
     found.problems.update({recorded: 3})
-    assert of_run.tune(winners, found, options) == 0
+    assert of_run.tune(winners, found, Effort.QUICK, None) == 0
     assert f"winners for the next run: 2, 1 of them new, in {bundle}" in capsys.readouterr().err
 
 
@@ -192,7 +190,7 @@ def test_a_run_opens_the_database_once_and_reads_what_answers(
     monkeypatch.setattr(Store, "winners", every_winner)
     kept = settings.model_copy(update={"device": f"replay:{H200.slug}"})
     winners = of_run.ProgramWinners(kept, tmp_path / "next.gspack", None)
-    assert of_run.tune(winners, captured, TuningOptions(effort=Effort.QUICK)) == 0
+    assert of_run.tune(winners, captured, Effort.QUICK, None) == 0
     assert opened == [settings.database]
     opened.clear()
     assert of_run.summary(winners, captured)[0].endswith("winners cover 100% of their time")

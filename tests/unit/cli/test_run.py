@@ -69,7 +69,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> list[Captured]:
     """What was tuned; instead of measuring, a file is written."""
     found: list[Captured] = []
 
-    def tune(winners: of_run.ProgramWinners, captured: Captured, _: object) -> int:
+    def tune(winners: of_run.ProgramWinners, captured: Captured, *_: object) -> int:
         assert winners.bundle is not None
         winners.bundle.parent.mkdir(parents=True)
         winners.bundle.write_bytes(b"winners")
