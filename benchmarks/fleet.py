@@ -30,8 +30,8 @@ from typing import Any
 from benchmarks.breaking import Breaker, effects, wait
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.problem import Problem
+from service.cli.runner import fleet_order
 from service.cli.tasks import Task
-from service.cli.tune_fleet import fleet_order
 from service.fleet.plan import Machine, compile_tasks
 from tests.support import fake_nvcc, postgresql
 from tests.support.cluster import LocalCluster

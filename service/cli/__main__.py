@@ -1,7 +1,7 @@
 """The command `gemmsmith`, also as `python -m service.cli`.
 
-Ctrl-C is one line and status 130 from the first import to the last exit handler. What is imported
-before `main` is called would print a traceback.
+Ctrl-C is one line and status 130 from the first import to the last exit handler. Imports at the top
+of this file come before `main` can catch it: they would print a traceback.
 """
 
 import signal

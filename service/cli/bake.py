@@ -9,36 +9,52 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli import completion
-from service.cli.options import (
-    AsJson,
-    Database,
-    DeviceSlug,
-    Packs,
-    Sweeps,
-    dtypes_of,
-    load_settings,
-)
+from service.cli.options import AsJson, DataOptions, DeviceSlug, Workers, complete_suites, dtypes_of
 from service.cli.output import (
     CommandError,
     MisuseError,
     counted,
     emit,
     note,
+    reporter,
     say,
     writable_bytes,
 )
-from service.cli.progress import reporter
 from service.cli.session import model_of
-from service.cli.tuning import load_suite
+from service.cli.tasks import load_suite
 
 if TYPE_CHECKING:
-    from gemmsmith.answers.snapshot import Row, Snapshot
+    from gemmsmith.answers.snapshot import Snapshot
     from gemmsmith.core.kernel import AnyKernel
     from gemmsmith.core.problem import Problem
     from service.settings import Settings
     from tuner.store import Store
     from tuner.trial import Winner
+
+
+@dataclass(frozen=True, kw_only=True)
+class BakeOptions:
+    """Which winners are baked."""
+
+    suite: Annotated[
+        Path | None,
+        typer.Option(
+            "--suite",
+            help="Only winners for the problems of this suite.",
+            autocompletion=complete_suites,
+        ),
+    ] = None
+    winners: Annotated[bool, typer.Option("--winners", help="All current winners.")] = False
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dtype",
+            "--dtypes",
+            help="Only these element types; repeatable, or with commas. Default: all.",
+            show_default=False,
+        ),
+    ] = None
+    device: DeviceSlug = None
 
 
 def bake(
@@ -51,31 +67,10 @@ def bake(
             callback=writable_bytes,
         ),
     ],
-    suite: Annotated[
-        Path | None,
-        typer.Option(
-            "--suite",
-            help="Only winners for the problems of this suite.",
-            autocompletion=completion.suites,
-        ),
-    ] = None,
-    winners: Annotated[bool, typer.Option("--winners", help="All current winners.")] = False,
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dtype",
-            "--dtypes",
-            help="Only these element types; repeatable, or with commas. Default: all.",
-            show_default=False,
-        ),
-    ] = None,
-    device: DeviceSlug = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Parallel compilers; default: by cores and memory.")
-    ] = None,
-    database: Database = None,
-    packs: Packs = None,
-    sweeps: Sweeps = None,
+    chosen: BakeOptions,
+    workers: Workers = None,
+    *,
+    data: DataOptions,
     as_json: AsJson = False,
 ) -> None:
     """Write winners and their compiled kernels to one file.
@@ -84,15 +79,21 @@ def bake(
     first. Packs are included whole, with kernels that did not win. The file is signed with this
     installation's key.
     """
-    if winners == (suite is not None):
+    from tuner.exchange import of_types
+    from tuner.store import Store
+
+    suite = chosen.suite
+    if chosen.winners == (suite is not None):
         raise MisuseError("give --suite FILE or --winners, one of them")
-    kinds = dtypes_of(dtype) if dtype else []
-    entries = [] if suite is None else _entries(suite, kinds)
+    dtypes = dtypes_of(chosen.dtype) if chosen.dtype else []
+    entries = [] if suite is None else _entries(suite, dtypes)
     problems = None if suite is None else [problem for entry in entries for problem in entry]
-    settings = load_settings(database=database, packs=packs, sweeps=sweeps)
+    settings = data.settings()
     settings.create_folders()
-    slug = model_of(settings, device).slug
-    baked = write(output, settings, slug, problems=problems, dtypes=kinds, workers=workers)
+    slug = model_of(settings, chosen.device).slug
+    with Store.open(settings.database) as store:
+        winners = of_types(store.winners(device=slug), dtypes)
+        baked = write(output, settings, store, slug, winners, problems=problems, workers=workers)
     missing = sum(baked.unanswered.issuperset(entry) for entry in entries)
     counts = {
         "winners": len(baked.snapshot.rows),
@@ -121,7 +122,7 @@ class Baked:
     Attributes:
         snapshot: its winners.
         kernels: how many they run.
-        unanswered: the problems asked for that have none.
+        unanswered: the problems that were to be answered and have no winner.
         size: in bytes.
     """
 
@@ -134,80 +135,72 @@ class Baked:
 def write(
     output: Path,
     settings: Settings,
+    store: Store,
     slug: str,
+    winners: Sequence[Winner],
     *,
     problems: Sequence[Problem] | None = None,
-    dtypes: Sequence[str] = (),
     workers: int | None = None,
 ) -> Baked:
-    """Write the winners that answer for `problems`, or all, to a bundle; compile what is needed.
+    """Write winners of the device model `slug` to a bundle; compile the kernels that need it.
+
+    With `problems`, only the winners that answer for them, as they do for clients.
 
     Raises:
-        CommandError: there is no winner, or a kernel cannot be compiled.
+        CommandError: there are no winners, or a kernel cannot be compiled.
         OSError: the file cannot be written.
     """
     from gemmsmith.winners.bundle import write_bundle
     from service import identity
     from service.http import documents
-    from tuner.exchange import of_types
-    from tuner.store import Store
 
     signer = identity.signer(settings)
-    with Store.open(settings.database) as store:
-        found = of_types(store.winners(device=slug), dtypes)
-        snapshot = documents.snapshot(slug, found, pack_of=lambda _: None)
-        rows = list(snapshot.rows)
-        unanswered: frozenset[Problem] = frozenset()
-        if problems is not None:
-            rows, unanswered = _answering(snapshot, problems)
-        if not rows:
-            raise CommandError(f"no winner to bake on {slug}: run `gemmsmith tune --suite` first")
-        chosen = {row.problem for row in rows}
-        kept = [w for w in found if w.problem in chosen]
-        files = _packs(settings, store, kept, workers)
+    unanswered: frozenset[Problem] = frozenset()
+    if problems is not None:
+        snapshot = documents.snapshot(slug, winners, pack_of=lambda _: None)
+        rows = {problem: snapshot.row_for(problem) for problem in problems}
+        unanswered = frozenset(problem for problem, row in rows.items() if row is None)
+        # A problem without a winner of its own may be answered by that of a near problem.
+        answering = {row.problem for row in rows.values() if row is not None}
+        winners = [winner for winner in winners if winner.problem in answering]
+    if not winners:
+        raise CommandError(f"no winner to bake on {slug}: run `gemmsmith tune --suite` first")
+    files = _packs(settings, store, winners, workers)
     hashes = {kernel: path.stem for kernel, path in files.items()}
 
     def pack_of(winner: Winner) -> str | None:
         return hashes.get(winner.candidate.kernel.name) if winner.candidate else None
 
-    baked = documents.snapshot(slug, kept, pack_of=pack_of, signer=signer)
+    baked = documents.snapshot(slug, winners, pack_of=pack_of, signer=signer)
     size = write_bundle(output, baked, {path.stem: path for path in files.values()})
     return Baked(snapshot=baked, kernels=len(files), unanswered=unanswered, size=size)
 
 
-def _entries(suite: Path, kinds: Sequence[str]) -> list[list[Problem]]:
-    """What a suite lists: each entry in one of these `dtype`s.
+def _entries(suite: Path, dtypes: Sequence[str]) -> list[list[Problem]]:
+    """The problems of each entry of a suite, which is answered if any of them has a winner.
 
-    Without any, each entry in all `dtype`s that there are or that the suite names: it has a winner
-    if it has one in any of them.
+    An entry counts once in each of the `dtypes`. Without `dtypes`, it counts once in all: those
+    that there are, and those that the suite names.
     """
     from gemmsmith.core.operation import DType, in_order
 
     loaded = load_suite(suite)
     entries: dict[object, list[Problem]] = {}
-    for kind in kinds or in_order([*DType, *loaded.dtypes]):
-        for entry, problem in loaded.problems(kind):
-            entries.setdefault((entry, kind if kinds else None), []).append(problem)
+    for dtype in dtypes or in_order([*DType, *loaded.dtypes]):
+        for entry, problem in loaded.problems(dtype):
+            entries.setdefault((entry, dtype if dtypes else None), []).append(problem)
     return list(entries.values())
-
-
-def _answering(
-    snapshot: Snapshot, problems: Sequence[Problem]
-) -> tuple[list[Row], frozenset[Problem]]:
-    """The winners that decide about the problems, neighbours' too; the problems that have none."""
-    answers = {problem: snapshot.row_for(problem) for problem in problems}
-    rows = {row.problem: row for row in answers.values() if row is not None}
-    unanswered = frozenset(problem for problem, row in answers.items() if row is None)
-    return list(rows.values()), unanswered
 
 
 def _packs(
     settings: Settings, store: Store, winners: Sequence[Winner], workers: int | None
 ) -> dict[str, Path]:
-    """The files of the packs that hold the winners' kernels, by kernel; compiles what is in none.
+    """The files of the packs that hold the winners' kernels, by kernel.
+
+    Kernels that are in no pack are compiled.
 
     Raises:
-        CommandError: some are in no pack, and there is no compiler or they do not compile.
+        CommandError: there is no compiler for them, or they do not compile.
     """
     from service.worker.builder import open_artifacts
 
@@ -220,6 +213,7 @@ def _packs(
             continue
         kernel = winner.runs.kernel
         kernels[kernel.name] = kernel
+        # Only signed packs leave this machine; another pack may hold the same kernel.
         pack = artifacts.get(winner.pack) if winner.pack in believed else None
         if pack is None or kernel.name not in pack.kernels:
             pack = artifacts.find(kernel)

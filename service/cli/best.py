@@ -1,8 +1,17 @@
-"""`gemmsmith best`: look up the fastest known kernel."""
+"""`gemmsmith best`, `tune` and `demo`: look up the fastest known kernel, or search for it.
+
+The demo is a tuning run on recorded measurements, with a pause after every trial so that people can
+watch. It needs no GPU, no compiler and no service. It uses a database of its own: a replayed winner
+must not stand beside measured ones.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,46 +19,53 @@ from gemmsmith.answers.answer import Answer, Statistics
 from gemmsmith.core.config import Match
 from gemmsmith.core.device import recording_of, time_text
 from gemmsmith.core.problem import Problem
+from gemmsmith.files import private_folder
 from service.cli.options import (
     AsJson,
     Batch,
-    Database,
+    DataOptions,
+    DeviceName,
     DeviceSlug,
     DTypeName,
-    K,
     LayoutName,
-    M,
-    N,
-    Url,
-    connect,
+    ProblemOptions,
+    SizeOptions,
+    SourceOptions,
+    Sweeps,
+    complete_suites,
     load_settings,
     problem_of,
     typed,
 )
-from service.cli.output import CommandError, emit, note, say
+from service.cli.output import CommandError, MisuseError, emit, note, say, say_made, table
+from service.cli.session import connect, model_of
+from service.cli.tasks import TaskOptions, TuningOptions
 from service.report import regimes
 from service.report.verdict import why_cublas_stays
+from tuner import places
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+    from tuner.devices.base import Device
+    from tuner.devices.replay import ReplayDevice
+    from tuner.search.progress import Progress
+    from tuner.trial import Winner
 
 
 def best(
-    m: M,
-    n: N,
-    k: K,
-    dtype: DTypeName = "bf16",
-    layout: LayoutName = None,
-    batch: Batch = 1,
+    shape: ProblemOptions,
     device: DeviceSlug = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Only a winner that was measured on this very problem.")
     ] = False,
-    url: Url = None,
-    database: Database = None,
+    *,
+    source: SourceOptions,
     as_json: AsJson = False,
 ) -> None:
     """Look up the fastest known kernel for M N K, at a service or in the local database."""
-    problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
-    if url:
-        with connect(url) as client:
+    problem = shape.problem
+    if source.url:
+        with connect(source.url) as client:
             answer = client.best(
                 *(problem.m, problem.n, problem.k),
                 batch=problem.batch,
@@ -61,33 +77,32 @@ def best(
             if client.last_from_cache:
                 note("the service cannot be reached: this is its last known answer")
     else:
-        answer = _from_database(problem, device, exact, database)
+        answer = _from_database(problem, device, exact, source.database)
     if as_json:
         emit(answer)
     else:
-        show(answer)
+        _show(answer)
 
 
 def _from_database(
     problem: Problem, device: str | None, exact: bool, database: str | None
 ) -> Answer:
-    from service.cli.session import model_of, say_made
     from service.database import open_store, prepare
     from service.lookup import find
     from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     settings = load_settings(database=database)
-    # A database that is named and not there is a mistake; the usual one is made.
+    # The usual database is made if it is missing; a missing database that was named is an error.
     with (
         open_store(settings, on_made=say_made) if database is None else Store.open(database)
     ) as store:
         if database is None and not store.winners(limit=1):
-            # Somebody made it without them. Without any winner the advice would be to tune, which
-            # on a recorded GPU finds worse answers than those that are shipped.
+            # It was made without the shipped winners. The advice for an empty database would be to
+            # tune, and on a recorded GPU that finds worse winners than the shipped ones.
             loaded = sum(imported.added for _, imported in prepare(settings))
             note(f"loaded {loaded} shipped winners into a database that had none")
-        model = model_of(settings, device)
+        model = model_of(settings, device, store)
         answer = find.find(
             store,
             problem,
@@ -102,7 +117,7 @@ def _from_database(
     return answer
 
 
-def show(answer: Answer) -> None:
+def _show(answer: Answer) -> None:
     """Print an answer for people."""
     say(f"{answer.problem} on {answer.device.name}")
     match answer.match:
@@ -136,7 +151,7 @@ def show(answer: Answer) -> None:
 
 
 def _print_default(answer: Answer, default: str) -> None:
-    """What is served where the default stays, then the candidate that lost to it."""
+    """Print the default's time, then the candidate that lost to it."""
     say(f"  time       {_time(answer, answer.baseline)}  ({default})")
     if answer.config is None:
         return
@@ -168,3 +183,206 @@ def _print_predicted(answer: Answer) -> None:
         say(f"  time       the cost model expects {answer.predicted_us:.2f} µs of")
         _print_config(answer)
     say(f"  tune it    gemmsmith tune {typed(answer.problem)}")
+
+
+NAME = "demo.db"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneTaskOptions(TaskOptions):
+    """The problems of `tune`."""
+
+    suite: Annotated[
+        Path | None,
+        typer.Option(
+            "--suite",
+            help="Tune every problem of this file, or of a shipped suite such as llm, instead of "
+            "M N K. Where a [\\[problem]] has `calls`, what saves most time in all its calls goes "
+            "first.",
+            autocompletion=complete_suites,
+        ),
+    ] = None
+    calls: Annotated[
+        int | None,
+        typer.Option(
+            "--calls",
+            metavar="N",
+            help="How often you run each problem, per step, per day or in any other period. At "
+            "equal priority, the problem that saves most time in all its calls goes first. Counts "
+            "in a suite take precedence.",
+            show_default=False,
+        ),
+    ] = None
+
+
+def tune(
+    problems: TuneTaskOptions, tuning: TuningOptions, data: DataOptions, as_json: AsJson = False
+) -> None:
+    """Find, verify and store the fastest kernel for M N K, or for every problem of a suite.
+
+    Ctrl-C stops after the current candidate, with status 130. Every trial so far is kept.
+
+    If a problem of a suite fails, the others are still tuned, and the status is 1.
+    """
+    from gemmsmith.http.requests import effort_of
+    from service.cli import runner
+
+    if tuning.fleet and tuning.url:
+        raise MisuseError("--fleet uses the database, --url a service: give one of them")
+    effort_of(tuning.effort)  # refused before a suite is read
+    tasks = problems.tasks(tuning.limit, problems.calls or 0)
+    if tuning.url:
+        place = runner.service(tuning)
+    elif tuning.fleet:
+        words = SourceOptions(database=data.database).words
+        place = runner.fleet(data.settings(device=tuning.device), tuning, words)
+    else:
+        place = runner.here(data.settings(device=tuning.device), tuning)
+    code = runner.run(place, tasks, whole=problems.suite is not None, as_json=as_json)
+    if code:
+        raise typer.Exit(code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(SizeOptions):
+    """The problem of the demo; without M N K it lists the problems."""
+
+    dtype: DTypeName = "bf16"
+    layout: LayoutName = None
+    batch: Batch = 1
+
+
+def demo(
+    options: DemoOptions,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="About how long the search takes; 0: no waiting.")
+    ] = 10.0,
+    device: DeviceName = None,
+    sweeps: Sweeps = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the problems of the recorded GPU, or watch the search on one of them.
+
+    The new winner is then looked up, as by `gemmsmith best`. Needs no GPU, and only changes a
+    database of its own.
+    """
+    settings = load_settings(device=device or "replay:", sweeps=sweeps)
+    recorded = _open(settings)
+    if (options.m, options.n, options.k) == (None, None, None):
+        _list(recorded, as_json)
+        return
+    problem = problem_of(
+        *options.three("none lists them all"),
+        batch=options.batch,
+        dtype=options.dtype,
+        layout=options.layout,
+    )
+    folder = settings.volumes().get("database", places.state())
+    private_folder(folder)
+    database = folder / NAME
+    winner = _search(recorded, problem, database, seconds)
+    _compare(recorded, winner, as_json)
+    if not as_json:
+        url = f"sqlite:///{database}"
+        say("")
+        say(f"$ gemmsmith best {typed(problem)} --database {url}")
+        _look_up(problem, recorded, url)
+
+
+def _open(settings: Settings) -> ReplayDevice:
+    """The recorded GPU.
+
+    Raises:
+        MisuseError: the device that was named is not a recording.
+    """
+    from tuner.devices import open_device
+    from tuner.devices.replay import ReplayDevice
+
+    device: Device = open_device(settings.device, sweeps=settings.sweeps)
+    if not isinstance(device, ReplayDevice):
+        raise MisuseError(f"{settings.device} is no recording: --device replay:NAME")
+    return device
+
+
+def _list(recorded: ReplayDevice, as_json: bool) -> None:
+    rows = [(problem, len(recorded.recorded(problem) or ())) for problem in recorded.problems]
+    if as_json:
+        emit({"device": recorded.model.slug, "problems": [problem for problem, _ in rows]})
+        return
+    table(f"recorded on {recorded.model.name}", ("problem", "trials"), rows)
+    first = recorded.problems[0]
+    say("")
+    say(f"watch one: gemmsmith demo {typed(first)}")
+
+
+def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: float) -> Winner:
+    """Tune the problem in a new database, slowly, with a line for every better candidate.
+
+    Raises:
+        NotRecorded: the recording does not hold the problem; names some that it holds.
+    """
+    from gemmsmith.core.tuning import Effort
+    from tuner.search.budget import BUDGETS
+    from tuner.search.cost_model import AnalyticModel
+    from tuner.search.progress import Step
+    from tuner.search.run import tune
+    from tuner.store import Store, upgrade
+
+    for file in database.parent.glob(f"{NAME}*"):  # also SQLite's own files beside it
+        file.unlink()
+    upgrade(f"sqlite:///{database}")
+    best: list[float] = []
+
+    def on_event(progress: Progress) -> None:
+        if progress.phase is Step.SCREEN:
+            if progress.best_us is not None and (not best or progress.best_us < best[-1]):
+                best.append(progress.best_us)
+                note(f"  trial {progress.done:>3}  {progress.best_us:8.2f} µs  {progress.best}")
+            time.sleep(seconds / BUDGETS[Effort.DEFAULT].trials)  # so the search takes `seconds`
+        elif progress.message:
+            longer = (
+                ", in long rounds: a warm GPU is slower" if progress.phase is Step.FINALS else ""
+            )
+            note(f"  {progress.phase}: {progress.message}{longer}")
+
+    note(f"{problem} on {recorded.name}, real measurements of {recorded.model.name}")
+    with Store.open(f"sqlite:///{database}") as store, recorded:
+        return tune(
+            problem,
+            device=recorded,
+            store=store,
+            builder=None,
+            ranker=AnalyticModel(),
+            job=f"demo-{secrets.token_hex(6)}",
+            on_event=on_event,
+        )
+
+
+def _compare(recorded: ReplayDevice, winner: Winner, as_json: bool) -> None:
+    """Print the winner, and how many candidates it was chosen from."""
+    if as_json:
+        emit(winner)
+        return
+    every = len(recorded.recorded(winner.problem) or ())
+    statistics = winner.statistics or winner.baseline
+    median = time_text(statistics.median_us, recorded.model.name) if statistics else "no time"
+    gain = f", {winner.speedup.median:.3f} × the default" if winner.speedup else ""
+    say(f"found {median}{gain}; the recording has {every} candidates of this problem")
+
+
+def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:
+    from service.lookup import find
+    from tuner.search.cost_model import AnalyticModel
+    from tuner.store import Store
+
+    with Store.open(url) as store:
+        answer = find.find(
+            store,
+            problem,
+            recorded.model,
+            exact=True,
+            pack_of=store.pack_for,
+            ranker=AnalyticModel(),
+        )
+    if answer is not None:
+        _show(answer)

@@ -1,4 +1,4 @@
-"""The single checks of `gemmsmith doctor`. Each looks, never repairs, and never raises."""
+"""The checks of `gemmsmith doctor`. A check changes nothing, repairs nothing and never raises."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 SERVE_BYTES = 100 * 2**20
-"""Room for the database to grow in; less than this and serving is asking for trouble."""
+"""Free disk space that serving needs: the database grows."""
 TUNE_BYTES = 5 * 2**30
-"""Packs of a suite in three precisions, with the compiler's temporary files beside them."""
+"""Free disk space that tuning needs: the packs of a suite in three precisions, and the compiler's
+temporary files."""
 
 
 class CheckStatus(StrEnum):
-    """What a check found."""
+    """The result of a check."""
 
     OK = "ok"  # usable
-    WARNING = "warning"  # usable, but look at it
+    WARNING = "warning"  # usable, but it needs attention
     MISSING = "missing"  # not there, or not valid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One finding: `fix` says what to do, empty when there is nothing to do."""
+    """A check's result; `fix` says what to do, and is empty if there is nothing to do."""
 
     name: str
     status: CheckStatus
@@ -48,7 +49,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ability:
-    """Something a machine may be able to do, and the checks it needs (none MISSING)."""
+    """Something that a machine can do if none of the checks in `needs` is MISSING."""
 
     label: str
     needs: tuple[str, ...]
@@ -74,7 +75,7 @@ ABILITIES = {
 
 
 def run(settings: Settings, url: str | None) -> list[Check]:
-    """Every check, in the order people should read them."""
+    """All checks, in the order in which people should read them."""
     checks: Sequence[tuple[str, Callable[[], Check]]] = (
         ("files", _files),
         ("gpu", _gpu),
@@ -88,18 +89,18 @@ def run(settings: Settings, url: str | None) -> list[Check]:
         ("recordings", lambda: _recordings(settings.sweeps)),
         ("service", lambda: _service(settings, url)),
     )
-    found = []
-    for name, look in checks:
+    results = []
+    for name, check in checks:
         try:
-            found.append(look())
-        except Exception as error:  # noqa: BLE001 - a doctor that dies of one symptom is no help
+            results.append(check())
+        except Exception as error:  # noqa: BLE001 - the other checks still help
             detail = f"the check itself failed: {type(error).__name__}: {error}"
-            found.append(Check(name=name, status=CheckStatus.MISSING, detail=detail))
-    return found
+            results.append(Check(name=name, status=CheckStatus.MISSING, detail=detail))
+    return results
 
 
 def abilities(checks: Sequence[Check]) -> dict[str, bool]:
-    """What the machine can do, given what was found."""
+    """Which of the ABILITIES the machine has, by the results of all checks."""
     missing = {check.name for check in checks if check.status is CheckStatus.MISSING}
     return {name: not missing.intersection(ability.needs) for name, ability in ABILITIES.items()}
 
@@ -160,8 +161,8 @@ def _driver_version() -> str | None:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:
         return None
-    found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
-    return found[1] if found else None
+    version = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
+    return version[1] if version else None
 
 
 def _compiler() -> Check:
@@ -189,7 +190,7 @@ def _host_compiler() -> Check:
 
 
 def _torch() -> Check:
-    # Found without importing it: that takes seconds.
+    # Its files are read instead of importing it, which takes seconds.
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return _missing(
@@ -245,18 +246,18 @@ def _database(where: str) -> Check:
     upgrade = f"gemmsmith db upgrade --database {where}"
     broken = "restore a backup, or name another --database"
     try:
-        found, needed = store.current(where), store.head()
+        schema, needed = store.current(where), store.head()
     except StoreError as error:
         return _missing("database", str(error), broken)
-    if found is None:
+    if schema is None:
         return _warning(
             "database", f"{where}: not there yet", f"`gemmsmith serve` creates it; or {upgrade}"
         )
     try:
         with store.Store.open(where) as opened:
             winners = opened.counts()["winners"]
-    except SchemaOutdated:  # brought up to date when the service starts
-        return _warning("database", f"{where}, schema {found}, needs {needed}", upgrade)
+    except SchemaOutdated:  # the service migrates it when it starts
+        return _warning("database", f"{where}, schema {schema}, needs {needed}", upgrade)
     except SchemaTooNew as error:
         return _missing("database", str(error), "upgrade gemmsmith, or name another --database")
     except StoreError as error:
@@ -264,7 +265,7 @@ def _database(where: str) -> Check:
     path = store.sqlite_path(store.parse_url(where))
     if path is not None and path.stat().st_mode & 0o077:
         return _warning("database", f"{where} can be read by others", f"chmod 600 {path}*")
-    return _ok("database", f"{where}, schema {found}, {winners} winners")
+    return _ok("database", f"{where}, schema {schema}, {winners} winners")
 
 
 def _recordings(folder: Path) -> Check:

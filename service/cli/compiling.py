@@ -11,36 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli import completion
-from service.cli.enumerating import level_of, predicted
+from service.cli.candidates import level_of, predicted
 from service.cli.options import (
     AsJson,
-    Batch,
-    Database,
+    DataOptions,
     DeviceSlug,
-    LayoutName,
     LevelName,
-    OptionalK,
-    OptionalM,
-    OptionalN,
-    Packs,
-    Sweeps,
-    connect,
-    device_called,
+    Workers,
+    complete_suites,
     dtypes_of,
-    load_settings,
 )
-from service.cli.output import MisuseError, emit, note, say
-from service.cli.progress import reporter
-from service.cli.session import model_of
-from service.cli.tuning import tasks
+from service.cli.output import MisuseError, Reporter, emit, note, reporter, say, say_made
+from service.cli.session import connect, device_called, model_of
+from service.cli.tasks import Task, TaskOptions
 
 if TYPE_CHECKING:
     from gemmsmith.core.device import DeviceModel
     from gemmsmith.core.kernel import AnyKernel
     from gemmsmith.http.client import Client
-    from service.cli.progress import Reporter
-    from service.cli.tasks import Task
     from service.settings import Settings
     from service.worker.builder import WithoutCompiler
     from tuner.backends import Level
@@ -48,19 +36,19 @@ if TYPE_CHECKING:
     from tuner.store import Store
 
 
-def compile_(
-    m: OptionalM = None,
-    n: OptionalN = None,
-    k: OptionalK = None,
+@dataclass(frozen=True, kw_only=True)
+class CompileTaskOptions(TaskOptions):
+    """The problems of `compile`, or the winners, or the base."""
+
     suite: Annotated[
         Path | None,
         typer.Option(
-            "--suite", help="For every problem of this file.", autocompletion=completion.suites
+            "--suite", help="For every problem of this file.", autocompletion=complete_suites
         ),
-    ] = None,
+    ] = None
     winners: Annotated[
         bool, typer.Option("--winners", help="The kernels that current winners run.")
-    ] = False,
+    ] = False
     base: Annotated[
         bool,
         typer.Option(
@@ -68,7 +56,7 @@ def compile_(
             help="The kernels that win most often. New problems are then tuned "
             "without waiting for a compiler.",
         ),
-    ] = False,
+    ] = False
     dtype: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,10 +66,14 @@ def compile_(
             "Default bf16; with --base bf16, fp16 and fp8_e4m3; with --winners all.",
             show_default=False,
         ),
-    ] = None,
-    layout: LayoutName = None,
-    batch: Batch = 1,
-    level: LevelName = "core",
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelOptions:
+    """Which kernels of the problems are compiled, and for which device model."""
+
+    level: LevelName = "core"
     limit: Annotated[
         int | None,
         typer.Option(
@@ -89,11 +81,9 @@ def compile_(
             help="Maximum number of kernels per problem; with --winners or --base, in total.",
             show_default=False,
         ),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Parallel compilers; default: by cores and memory.")
-    ] = None,
-    device: DeviceSlug = None,
+    ] = None
+    workers: Workers = None
+    device: DeviceSlug = None
     source: Annotated[
         str | None,
         typer.Option(
@@ -103,11 +93,11 @@ def compile_(
             "trusted signature are accepted (see `gemmsmith signing`).",
             show_default=False,
         ),
-    ] = None,
-    database: Database = None,
-    packs: Packs = None,
-    sweeps: Sweeps = None,
-    as_json: AsJson = False,
+    ] = None
+
+
+def compile_(
+    problems: CompileTaskOptions, options: KernelOptions, data: DataOptions, as_json: AsJson = False
 ) -> None:
     """Compile kernels for M N K, for a suite, for the winners, or for new problems (--base).
 
@@ -117,52 +107,70 @@ def compile_(
     With `--from`, this machine needs no compiler. It then accepts packs of any compiler, and
     kernels that the service lacks count as failed.
     """
-    from service.cli.session import say_made
     from service.database import open_store
 
     began = time.monotonic()
-    if sum((m is not None, suite is not None, winners, base)) > 1:
+    ways = (problems.m is not None, problems.suite is not None, problems.winners, problems.base)
+    if sum(ways) > 1:
         raise MisuseError("give M N K, --suite FILE, --winners or --base, one of them")
-    settings = load_settings(database=database, packs=packs, sweeps=sweeps)
+    settings = data.settings()
     settings.create_folders()
-    wanted_level = level_of(level)
+    level_of(options.level)  # refused before anything is opened
     with ExitStack() as stack:
-        client = (
-            stack.enter_context(connect(source, cache_dir=None)) if source is not None else None
-        )
+        client = None
+        if options.source is not None:
+            client = stack.enter_context(connect(options.source, cache_dir=None))
         store = stack.enter_context(open_store(settings, on_made=say_made))
-        if winners:
-            kernels = _of_winners(store, device, dtype, limit)
-        elif base:
-            kernels = _of_base(settings, store, device, dtype, limit)
-        else:
-            found = tasks(m, n, k, suite, dtype, layout, batch, None)
-            kernels = _of_problems(store, found, model_of(settings, device), wanted_level, limit)
-        outcome = _build(settings, store, kernels, workers, client)
+        kernels = _chosen(settings, store, problems, options)
+        outcome = _build(settings, store, kernels, options.workers, client)
     code = _report(outcome, len(kernels), time.monotonic() - began, as_json)
     if code:
         raise typer.Exit(code)
 
 
+def _chosen(
+    settings: Settings, store: Store, problems: CompileTaskOptions, options: KernelOptions
+) -> list[AnyKernel]:
+    """The kernels to compile, each once."""
+    dtypes, device, limit = problems.dtype, options.device, options.limit
+    if problems.winners:
+        from tuner.exchange import of_types
+
+        if device is not None:
+            device = device_called(device, [model.slug for model in store.devices()])
+        winners = of_types(store.winners(device=device), dtypes_of(dtypes) if dtypes else ())
+        kernels = {w.runs.kernel.name: w.runs.kernel for w in winners if w.runs is not None}
+        return list(kernels.values())[:limit]
+    tasks = [] if problems.base else problems.tasks(None)  # refused before a device is looked for
+    model = model_of(settings, device, store)
+    if problems.base:
+        from tuner.search.base import DTYPES, base_kernels
+
+        kinds = dtypes_of(dtypes) if dtypes else DTYPES
+        note(f"choosing the base for {model.name}, {', '.join(kinds)}")  # takes seconds
+        return base_kernels(model, kinds, store.winners(device=model.slug), limit)
+    return _of_problems(store, tasks, model, level_of(options.level), limit)
+
+
 def _of_problems(
-    store: Store, found: Sequence[Task], model: DeviceModel, level: Level, limit: int | None
+    store: Store, tasks: Sequence[Task], model: DeviceModel, level: Level, limit: int | None
 ) -> list[AnyKernel]:
     """Kernels of all problems, each once; of each problem the `limit` most promising ones.
 
     As in a tuning run, winners of near problems come first, then what resembles cuBLAS's choice,
-    where an earlier run recorded it, then the best predicted ones. Problems of a suite that nothing
-    can be compiled for are noted.
+    where an earlier run recorded it, then the best predicted ones. Problems of a suite for which
+    no kernel can be compiled are noted.
     """
     from tuner.errors import NoLegalCandidate
     from tuner.search.hints import near_winners, resembling
 
     kernels: dict[str, AnyKernel] = {}
     without = []
-    for task in found:
+    for task in tasks:
         try:
             by_time = [candidate for _, candidate in predicted(task.problem, model, level)]
         except NoLegalCandidate:
-            if len(found) == 1:
+            if len(tasks) == 1:
                 raise
             without.append(task.problem)
             continue
@@ -171,53 +179,23 @@ def _of_problems(
         if known is not None:
             order += resembling(by_time, known.baseline_kernels)
         order += by_time
-        mine: dict[str, AnyKernel] = {}
+        promising: dict[str, AnyKernel] = {}
         for candidate in order:
-            mine.setdefault(candidate.kernel.name, candidate.kernel)
-        kernels |= dict(list(mine.items())[:limit])
+            promising.setdefault(candidate.kernel.name, candidate.kernel)
+        kernels |= dict(list(promising.items())[:limit])
     if without:
-        note(f"{len(without)} of {len(found)} problems have no kernels to compile: {without[0]} …")
+        note(f"{len(without)} of {len(tasks)} problems have no kernels to compile: {without[0]} …")
     return list(kernels.values())
-
-
-def _of_winners(
-    store: Store, device: str | None, dtypes: list[str] | None, limit: int | None
-) -> list[AnyKernel]:
-    from tuner.exchange import of_types
-
-    if device is not None:
-        device = device_called(device, [model.slug for model in store.devices()])
-    kernels = {
-        winner.runs.kernel.name: winner.runs.kernel
-        for winner in of_types(store.winners(device=device), dtypes_of(dtypes) if dtypes else ())
-        if winner.runs is not None
-    }
-    return list(kernels.values())[:limit]
-
-
-def _of_base(
-    settings: Settings,
-    store: Store,
-    device: str | None,
-    dtypes: list[str] | None,
-    limit: int | None,
-) -> list[AnyKernel]:
-    from tuner.search.base import DTYPES, base_kernels
-
-    kinds = dtypes_of(dtypes) if dtypes else DTYPES
-    model = model_of(settings, device)
-    note(f"choosing the base for {model.name}, {', '.join(kinds)}")  # takes seconds
-    return base_kernels(model, kinds, store.winners(device=model.slug), limit)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Outcome:
-    """What became of the kernels asked for.
+    """What became of the kernels.
 
     Attributes:
         asked: a service was asked for packs.
-        fetched: names of kernels that came from there.
-        refused: packs from there that were not taken, and why.
+        fetched: names of kernels whose packs came from the service.
+        refused: packs of the service that were refused, with the reason.
     """
 
     asked: bool
@@ -233,7 +211,7 @@ def _build(
     workers: int | None,
     client: Client | None,
 ) -> _Outcome:
-    """Take from the client's service what it has, and build the rest.
+    """Fetch from the client's service what it has, and compile the rest.
 
     The builder records every pack, so that lookups can name it.
     """
@@ -244,7 +222,7 @@ def _build(
             if client is not None:
                 _fetch(outcome, settings, client, builder.store, kernels, toolchain, says)
             says.update("compile", 0, len(kernels))
-            # Closed, it kills the compilers at once: what they were at is not worth waiting for.
+            # Closing it kills the compilers at once: what they compile is not worth waiting for.
             with closing(builder.build(kernels)) as results:  # type: ignore[type-var]
                 for built in results:
                     outcome.built.append(built)
@@ -263,10 +241,10 @@ def _build(
 def _open_builder(
     settings: Settings, store: Store, workers: int | None, *, needed: bool
 ) -> tuple[Builder | WithoutCompiler, str | None]:
-    """What builds, and the digest of the only toolchain whose packs will do (None: any).
+    """The builder, and the digest of the only toolchain whose packs are taken (None for any).
 
     Raises:
-        CompilerNotFound: there is none, and it is needed.
+        CompilerNotFound: no compiler is installed, and it is needed.
     """
     from service.worker.builder import WithoutCompiler, open_artifacts, open_builder
     from tuner.errors import CompilerNotFound
@@ -305,12 +283,12 @@ def _fetch(
     says.line(f"  {len(outcome.fetched)} kernels fetched from {client.url}")
 
 
-def _report(outcome: _Outcome, wanted: int, seconds: float, as_json: bool) -> int:
+def _report(outcome: _Outcome, total: int, seconds: float, as_json: bool) -> int:
     built = outcome.built
     packs = {item.pack.hash: item.pack for item in built if item.pack is not None}
     size = _bytes(packs.values())
-    here = [item for item in built if item.failure is None]
-    cached = [item for item in here if item.cached]
+    usable = [item for item in built if item.failure is None]
+    cached = [item for item in usable if item.cached]
     fetched = sum(item.kernel.name in outcome.fetched for item in cached)
     failures = [
         {"kernel": item.kernel.name, "kind": item.failure.kind, "message": item.failure.message}
@@ -318,9 +296,9 @@ def _report(outcome: _Outcome, wanted: int, seconds: float, as_json: bool) -> in
         if item.failure is not None
     ]
     counts: dict[str, Any] = {
-        "wanted": wanted,
+        "wanted": total,
         "fetched": fetched,
-        "compiled": len(here) - len(cached),
+        "compiled": len(usable) - len(cached),
         "cached": len(cached) - fetched,
         "failed": len(failures),
         "packs": len(packs),
@@ -333,14 +311,14 @@ def _report(outcome: _Outcome, wanted: int, seconds: float, as_json: bool) -> in
         say(
             f"{f'{fetched} fetched, ' if outcome.asked else ''}"
             f"{counts['compiled']} compiled, {counts['cached']} compiled before, "
-            f"{counts['failed']} failed, of {wanted} kernels, in {counts['packs']} packs "
+            f"{counts['failed']} failed, of {total} kernels, in {counts['packs']} packs "
             f"({size / 1e6:.1f} MB), {seconds:.0f} s"
         )
-    return 1 if failures or len(built) < wanted else 0
+    return 1 if failures or len(built) < total else 0
 
 
 def _bytes(packs: Iterable[Pack]) -> int:
-    """What the packs hold together; one that was evicted meanwhile holds nothing."""
+    """The size of all packs; a pack that was evicted meanwhile counts as 0."""
     total = 0
     for pack in packs:
         with suppress(FileNotFoundError):

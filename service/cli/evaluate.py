@@ -63,21 +63,23 @@ def load(folder: Path) -> list[Recording]:
     """Every recorded problem of the folder's sweeps.
 
     Raises:
-        CommandError: there is none.
+        CommandError: there are no recorded problems.
         RecordingCorrupt: a sweep cannot be read.
     """
     from tuner.devices.recording import SUFFIX, Sweep
     from tuner.search.evaluation import Recording
 
     loaded = [Sweep.load(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
-    found = [Recording(sweep, each) for sweep in loaded for each in sweep.problems.values()]
-    if not found:
+    recordings = [
+        Recording(sweep, recorded) for sweep in loaded for recorded in sweep.problems.values()
+    ]
+    if not recordings:
         raise CommandError(f"no recorded sweeps in {folder}; pass their folder by --sweeps")
-    return found
+    return recordings
 
 
 def judge(recordings: Sequence[Recording]) -> tuple[list[Curve], list[str]]:
-    """The curve of every strategy; and why any is left out."""
+    """The curve of every strategy; and a line for each strategy that is missing."""
     from tuner.search.budget import BUDGETS
     from tuner.search.cost_model import AnalyticModel
     from tuner.search.evaluation import SEEDS, curve, planned, shuffled
@@ -101,11 +103,12 @@ def judge(recordings: Sequence[Recording]) -> tuple[list[Curve], list[str]]:
 
 
 def base(recordings: Sequence[Recording]) -> set[str]:
-    """Names of the kernels that `gemmsmith compile --base` builds where nothing has won yet."""
-    return {name for model in {each.model for each in recordings} for name in _base_of(model)}
+    """Names of the kernels that `gemmsmith compile --base` builds while there are no winners."""
+    models = {recording.model for recording in recordings}
+    return {name for model in models for name in _base_of(model)}
 
 
-@cache
+@cache  # choosing the base enumerates all kernels, which takes seconds
 def _base_of(model: DeviceModel) -> frozenset[str]:
     from tuner.search.base import base_kernels
 
@@ -113,18 +116,16 @@ def _base_of(model: DeviceModel) -> frozenset[str]:
 
 
 def _heuristics(recordings: Sequence[Recording], ranker: Ranker) -> Strategy:
-    """The proposals of nvMatmulHeuristics; what they leave open, the cost model decides."""
+    """The order of nvMatmulHeuristics; the cost model orders what its proposals leave open."""
     from tuner.search.evaluation import predicted_order
     from tuner.search.matmul_heuristics import MatmulHeuristics, matched
 
     ranked = predicted_order(ranker)
-    asked = {
-        slug: MatmulHeuristics(model)
-        for slug, model in {each.model.slug: each.model for each in recordings}.items()
-    }
+    models = {recording.model.slug: recording.model for recording in recordings}
+    heuristics = {slug: MatmulHeuristics(model) for slug, model in models.items()}
 
     def orders(recording: Recording) -> list[list[Any]]:
-        proposals = asked[recording.model.slug].proposals(recording.problem)
+        proposals = heuristics[recording.model.slug].proposals(recording.problem)
         return [matched(proposals, order) for order in ranked(recording)]
 
     return orders
@@ -132,10 +133,12 @@ def _heuristics(recordings: Sequence[Recording], ranker: Ranker) -> Strategy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """Everything that the command tells.
+    """All results of the command.
 
     Attributes:
-        left_out: why strategies are missing, a line each.
+        left_out: a line for each missing strategy, with the reason.
+        flips: problems where two halves of the measurements give different winners.
+        neighbours: the regret of each problem with the winner of its nearest recorded neighbour.
     """
 
     curves: Sequence[Curve]
@@ -145,7 +148,6 @@ class Judged:
 
     @classmethod
     def of(cls, recordings: Sequence[Recording]) -> Judged:
-        """Every strategy on the recordings."""
         from gemmsmith.core.config import MAX_DISTANCE
         from tuner.search import evaluation
 
@@ -158,20 +160,20 @@ class Judged:
         )
 
     def summary(self) -> dict[str, Any]:
-        """All figures, as JSON has them."""
+        """All figures as JSON."""
         return {
             "problems": self.flips.problems,
             "strategies": [
                 {
-                    "name": each.name,
-                    "trials": each.trials,
-                    "kernels": each.kernels,
-                    "counts": each.counts,
-                    "median": each.medians,
-                    "worst": each.worst,
-                    "regrets": {str(problem): row for problem, row in each.regrets.items()},
+                    "name": curve.name,
+                    "trials": curve.trials,
+                    "kernels": curve.kernels,
+                    "counts": curve.counts,
+                    "median": curve.medians,
+                    "worst": curve.worst,
+                    "regrets": {str(problem): row for problem, row in curve.regrets.items()},
                 }
-                for each in self.curves
+                for curve in self.curves
             ],
             "left_out": list(self.left_out),
             "flips": {
@@ -180,29 +182,29 @@ class Judged:
             },
             "neighbours": [
                 {
-                    "problem": str(each.problem),
-                    "neighbour": None if each.neighbour is None else str(each.neighbour),
-                    "distance": each.distance,
-                    "regret": each.regret,
+                    "problem": str(pair.problem),
+                    "neighbour": None if pair.neighbour is None else str(pair.neighbour),
+                    "distance": pair.distance,
+                    "regret": pair.regret,
                 }
-                for each in self.neighbours
+                for pair in self.neighbours
             ],
         }
 
     def print(self) -> None:
-        """The table, and what noise and near problems come to."""
+        """Print the table, then how much noise and near problems matter."""
         rows: list[Sequence[object]] = []
-        for each in self.curves:
-            rows.append((each.name, "median", *map(_percent, each.medians)))
-            rows.append(("", "worst", *map(_percent, each.worst)))
+        for curve in self.curves:
+            rows.append((curve.name, "median", *map(_percent, curve.medians)))
+            rows.append(("", "worst", *map(_percent, curve.worst)))
         title = (
             f"Regret after N trials, % over the recorded optimum; {self.flips.problems} problems"
         )
         table(title, ("strategy", "", *map(str, self.curves[0].counts)), rows, left=2)
         gaps = list(self.flips.differences.values())
-        said = f"; their difference is {_percent(max(gaps))}% at most" if gaps else ""
-        say(f"Two halves of the last rounds give different winners for {len(gaps)} problems{said}.")
-        known = [each.regret for each in self.neighbours if each.regret is not None]
+        most = f"; their difference is {_percent(max(gaps))}% at most" if gaps else ""
+        say(f"Two halves of the last rounds give different winners for {len(gaps)} problems{most}.")
+        known = [pair.regret for pair in self.neighbours if pair.regret is not None]
         if known:
             say(
                 f"Answered with the nearest recorded neighbour's winner, {len(known)} problems: "

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gemmsmith.core.choices import member
 from gemmsmith.core.tuning import JobState
-from service.cli import completion, follow
-from service.cli.guard import example
-from service.cli.options import AsJson, Database, Url, connect, load_settings
-from service.cli.output import CommandError, emit, note, say, table
-from service.cli.progress import TUNING, Reporter, reporter
+from gemmsmith.errors import GemmsmithError
+from service.cli.options import AsJson, SourceOptions, complete_states, load_settings
+from service.cli.output import TUNING, CommandError, Reporter, emit, note, reporter, say, table
+from service.cli.session import connect
+from tuner.errors import TunerError
 
 if TYPE_CHECKING:
     from gemmsmith.errors import Busy
@@ -23,75 +25,64 @@ if TYPE_CHECKING:
     from gemmsmith.http.jobs import JobStatus
     from tuner.jobs import Job, Queue
 
-app = typer.Typer(
-    help="Tuning jobs: list, watch, show, cancel and retry them.", no_args_is_help=True
-)
-
 LATEST = "latest"
-"""The newest job, wherever an identifier is asked for."""
+"""The newest job, as an identifier."""
 
-_LOOK_S = 0.5
-"""How often a local database is asked about a watched job."""
+LOOK_S = 0.5
+"""Seconds between two reads of a local database about a watched job."""
+
+PATIENCE_S = 3.0
+"""A living worker takes a waiting job within a second; a job that waits longer is worth a line."""
 
 Identifier = Annotated[str, typer.Argument(metavar="ID", help="The job's identifier.")]
 
 
-def tell_busy(busy: Busy) -> None:
-    """Say that a request is refused for now, and when it is sent again."""
-    note(f"  {busy.title.lower()}; asking again in {busy.retry_after:.0f} s")
-
-
-@app.command("list", epilog=example("jobs list --state failed"))
 def list_(
     state: Annotated[
         str | None,
         typer.Option(
             help="Only these: waiting, running, done, failed or cancelled.",
-            autocompletion=completion.states,
+            autocompletion=complete_states,
             show_default=False,
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number.")] = 20,
-    url: Url = None,
-    database: Database = None,
+    *,
+    source: SourceOptions,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
     if state is not None:
         state = member("state", JobState, state)
-    with _opened(url, database) as jobs:
-        found = jobs.list(state, limit)
+    with _opened(source) as jobs:
+        statuses = jobs.list(state, limit)
     if as_json:
-        emit({"jobs": found})
+        emit({"jobs": statuses})
         return
     columns = ("job", "state", "problem", "effort", "phase", "best", "tries", "created")
-    table("", columns, map(_row, found), left=5)
-    note(f"{len(found)} jobs" + (f" (--limit {limit})" if len(found) == limit else ""))
+    table("", columns, map(_row, statuses), left=5)
+    note(f"{len(statuses)} jobs" + (f" (--limit {limit})" if len(statuses) == limit else ""))
 
 
-@app.command("show", epilog=example("jobs show latest"))
-def show(
-    job: Identifier, url: Url = None, database: Database = None, as_json: AsJson = False
-) -> None:
+def show(job: Identifier, source: SourceOptions, as_json: AsJson = False) -> None:
     """Print the status of a job."""
-    with _opened(url, database) as jobs:
+    with _opened(source) as jobs:
         _print(jobs.show(job), as_json)
 
 
-@app.command("watch", epilog=example("jobs watch latest"))
 def watch(
     job: Annotated[
         str, typer.Argument(metavar="[ID]", help="The job's identifier; default: the newest job.")
     ] = LATEST,
-    url: Url = None,
-    database: Database = None,
+    *,
+    source: SourceOptions,
     as_json: AsJson = False,
 ) -> None:
     """Follow a job with a progress bar until it ends; status 1 if it ends without a winner.
 
     Ctrl-C stops watching, and the job goes on.
     """
-    with _opened(url, database) as jobs:
+    with _opened(source) as jobs:
         status = jobs.show(job)
         try:
             if not status.state.terminal:
@@ -99,60 +90,96 @@ def watch(
                     says.overall(0, 1, str(status.problem))
                     status = jobs.watch(status.id, says)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(follow.abandoned([status.id], jobs.place)) from None
+            raise KeyboardInterrupt(abandoned([status.id], jobs.place)) from None
     _print(status, as_json)
     if status.state is not JobState.DONE:
         raise typer.Exit(1)
 
 
-@app.command("cancel", epilog=example("jobs cancel 3f2a9c"))
 def cancel(
     identifiers: Annotated[
         list[str], typer.Argument(metavar="ID...", help="The jobs' identifiers.")
     ],
-    url: Url = None,
-    database: Database = None,
+    source: SourceOptions,
     as_json: AsJson = False,
 ) -> None:
     """Cancel jobs: waiting ones at once, running ones after their current candidate."""
-    with _opened(url, database) as jobs:
-        found = [jobs.cancel(job) for job in identifiers]
-    if as_json and len(found) > 1:
-        emit({"jobs": found})
+    with _opened(source) as jobs:
+        statuses = [jobs.cancel(job) for job in identifiers]
+    if as_json and len(statuses) > 1:
+        emit({"jobs": statuses})
         return
-    for status in found:
+    for status in statuses:
         _print(status, as_json)
 
 
-@app.command("retry", epilog=example("jobs retry 3f2a9c"))
 def retry(
     job: Identifier,
     time_limit: Annotated[
         float,
         typer.Option(min=0, help="With --url: seconds to wait for room in a full queue."),
     ] = 0.0,
-    url: Url = None,
-    database: Database = None,
+    *,
+    source: SourceOptions,
     as_json: AsJson = False,
 ) -> None:
     """Request a failed or cancelled job again, as a new job."""
-    with _opened(url, database) as jobs:
+    with _opened(source) as jobs:
         _print(jobs.retry(job, time_limit), as_json)
 
 
-class _Jobs(Protocol):
-    """What the commands need, wherever the jobs are; `place` is the option that says where."""
+def say_busy(busy: Busy) -> None:
+    note(f"  {busy.title.lower()}; asking again in {busy.retry_after:.0f} s")
 
-    place: Sequence[str]
 
-    def list(self, state: str | None, limit: int) -> list[JobStatus]: ...
-    def show(self, job: str) -> JobStatus: ...
-    def watch(self, job: str, says: Reporter) -> JobStatus: ...
-    def cancel(self, job: str) -> JobStatus: ...
-    def retry(self, job: str, time_limit: float) -> JobStatus: ...
+def show_progress(status: JobStatus, says: Reporter) -> None:
+    says.update(status.phase or status.state, status.done, status.total, best=status.best_time)
+
+
+def _cancelling(jobs: Sequence[str], place: Sequence[str]) -> str:
+    """The command that cancels jobs; `place` is the option that says where they are, if any."""
+    return shlex.join(["gemmsmith", "jobs", "cancel", *jobs, *place])
+
+
+def abandoned(jobs: Sequence[str], place: Sequence[str]) -> str:
+    """The message for a user who stops waiting for these jobs."""
+    if not jobs:
+        return "interrupted: all jobs have ended"
+    goes_on = "the job goes on" if len(jobs) == 1 else f"{len(jobs)} jobs go on"
+    return f"interrupted: {goes_on}; to cancel: {_cancelling(jobs, place)}"
+
+
+@contextmanager
+def waiting(
+    status_of: Callable[[], JobStatus], place: Sequence[str], says: Reporter
+) -> Iterator[None]:
+    """Meanwhile, a thread says what the job waits for, whenever that has changed."""
+    over = threading.Event()
+
+    # A thread, since the command itself is blocked by the stream of the job's events.
+    def watch() -> None:
+        said = ""
+        while not over.wait(PATIENCE_S):
+            try:
+                status = status_of()
+            except (GemmsmithError, TunerError):
+                continue  # the command itself gets this error, and reports it
+            if status.waits and status.waits != said and not over.is_set():
+                said = status.waits
+                says.line(f"  {said}. To cancel: {_cancelling([status.id], place)}")
+
+    thread = threading.Thread(target=watch, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class _OfService:
+    """The jobs of a service; `place` is the option that names it."""
+
     def __init__(self, client: Client) -> None:
         self._client = client
         self.place: Sequence[str] = ("--url", client.url)
@@ -161,45 +188,45 @@ class _OfService:
         return self._client.job_status(job)
 
     def watch(self, job: str, says: Reporter) -> JobStatus:
-        followed = self._client.job(job)
-        with follow.waiting(lambda: self.show(job), self.place, says):
-            for _ in followed.events():
-                follow.show(followed.status, says)
-        return followed.refresh()
+        handle = self._client.job(job)
+        with waiting(lambda: self.show(job), self.place, says):
+            for _ in handle.events():
+                show_progress(handle.status, says)
+        return handle.refresh()
 
     def cancel(self, job: str) -> JobStatus:
         return self._client.cancel(job)
 
     def retry(self, job: str, time_limit: float) -> JobStatus:
-        return self._client.retry(job, timeout=time_limit, on_busy=tell_busy).status
+        return self._client.retry(job, timeout=time_limit, on_busy=say_busy).status
 
     def list(self, state: str | None, limit: int) -> list[JobStatus]:
         return [*self._client.jobs(state=state, limit=limit)]
 
 
 class _OfDatabase:
-    def __init__(self, queue: Queue, database: str | None) -> None:
+    """The jobs of the local database, with the same methods."""
+
+    def __init__(self, queue: Queue, place: Sequence[str]) -> None:
         self._queue = queue
-        self.place: Sequence[str] = ("--database", database) if database else ()
+        self.place = place
 
     def show(self, job: str) -> JobStatus:
-        found = self._found(job)
-        if found.state is not JobState.WAITING:
-            return _status(found)
-        from service.report.waiting import waiting
+        current = self._newest() if job == LATEST else self._queue.get(job)
+        if current.state is not JobState.WAITING:
+            return _status(current)
+        from service.report.waiting import waiting as reason
 
-        return _status(found, waiting(found, self._queue.workers.alive()))
+        return _status(current, reason(current, self._queue.workers.alive()))
 
     def watch(self, job: str, says: Reporter) -> JobStatus:
-        with follow.waiting(lambda: self.show(job), self.place, says):
+        with waiting(lambda: self.show(job), self.place, says):
             while not (status := _status(self._queue.get(job))).state.terminal:
-                follow.show(status, says)
-                time.sleep(_LOOK_S)
+                show_progress(status, says)
+                time.sleep(LOOK_S)
         return status
 
-    def _found(self, job: str) -> Job:
-        if job != LATEST:
-            return self._queue.get(job)
+    def _newest(self) -> Job:
         newest = self._queue.list(None, limit=1)
         if not newest:
             raise CommandError("this database has no jobs")
@@ -208,30 +235,30 @@ class _OfDatabase:
     def cancel(self, job: str) -> JobStatus:
         return _status(self._queue.cancel(job))
 
-    def retry(self, job: str, time_limit: float) -> JobStatus:  # noqa: ARG002 - nobody to wait for
+    def retry(self, job: str, time_limit: float) -> JobStatus:  # noqa: ARG002 - a full queue is an error here
         return _status(self._queue.retry(job)[0])
 
     def list(self, state: str | None, limit: int) -> list[JobStatus]:
-        wanted = None if state is None else JobState(state)
-        return [_status(job) for job in self._queue.list(wanted, limit=limit)]
+        only = None if state is None else JobState(state)
+        return [_status(job) for job in self._queue.list(only, limit=limit)]
 
 
 @contextmanager
-def _opened(url: str | None, database: str | None) -> Iterator[_Jobs]:
-    if url:
-        with connect(url) as client:
+def _opened(source: SourceOptions) -> Iterator[_OfService | _OfDatabase]:
+    if source.url:
+        with connect(source.url) as client:
             yield _OfService(client)
         return
     from tuner.jobs import Queue
     from tuner.store import Store
 
-    settings = load_settings(database=database)
+    settings = load_settings(database=source.database)
     with Store.open(settings.database) as store:
-        yield _OfDatabase(Queue(store, limit=settings.queue_limit), database)
+        yield _OfDatabase(Queue(store, limit=settings.queue_limit), source.words)
 
 
 def _status(job: Job, waits: str = "") -> JobStatus:
-    """The job as the service would tell it."""
+    """The job as the service would report it."""
     import msgspec
 
     from gemmsmith.http.jobs import JobStatus

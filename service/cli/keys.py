@@ -1,30 +1,37 @@
-"""`gemmsmith keys` and `gemmsmith audit`: who may use the service, and who did what."""
+"""`gemmsmith keys`, `audit` and `signing`: API keys, the log of changes, and keys that sign."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gemmsmith.core.choices import member
-from service.cli import completion
-from service.cli.guard import example
-from service.cli.options import AsJson, Database, Limit, load_settings
-from service.cli.output import CommandError, MisuseError, emit, note, say, table
+from service.cli.options import (
+    AsJson,
+    Database,
+    Limit,
+    Packs,
+    complete_actions,
+    complete_scopes,
+    load_settings,
+)
+from service.cli.output import CommandError, MisuseError, emit, note, say, say_made, table
 
 if TYPE_CHECKING:
+    from gemmsmith.signing import PublicKey
+    from service.settings import Settings
     from tuner.store.keys import ApiKey
 
-app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 
 _LIFE = re.compile(r"([0-9]{1,9})([mhdw])", re.ASCII)
 _HEAD = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
-@app.command("create", epilog=example("keys create me --scope tune"))
 def create(
     name: Annotated[str, typer.Argument(help="Name of the key, shown in the audit log.")],
     scope: Annotated[
@@ -32,7 +39,7 @@ def create(
         typer.Option(
             help="read: look up and watch; tune: also request jobs; admin: also pin winners and "
             "manage keys.",
-            autocompletion=completion.scopes,
+            autocompletion=complete_scopes,
         ),
     ] = "read",
     expires: Annotated[
@@ -59,7 +66,6 @@ def create(
 
     A running service accepts it at once.
     """
-    from service.cli.session import say_made
     from service.database import open_store
     from tuner.errors import KeyNameTaken
     from tuner.store.keys import MOST_JOBS, NAME_RULE, Scope, is_name
@@ -84,7 +90,6 @@ def create(
     note("`Authorization: Bearer gsk_…`.")
 
 
-@app.command("list", epilog=example("keys list"))
 def list_(
     inactive: Annotated[bool, typer.Option("--all", help="Also revoked and expired ones.")] = False,
     database: Database = None,
@@ -112,7 +117,6 @@ def list_(
     table("", columns, rows, left=3)
 
 
-@app.command("revoke", epilog=example("keys revoke me"))
 def revoke(
     name: Annotated[str, typer.Argument(help="The key's name, see `gemmsmith keys list`.")],
     database: Database = None,
@@ -138,7 +142,7 @@ def audit(
         str | None,
         typer.Option(
             help="Only this action, such as pinned.",
-            autocompletion=completion.actions,
+            autocompletion=complete_actions,
             show_default=False,
         ),
     ] = None,
@@ -180,9 +184,9 @@ def audit(
     if verify:
         _verify(load_settings(database=database).database, head, as_json=as_json)
         return
-    wanted = None if action is None else member("action", Action, action)
+    only = None if action is None else member("action", Action, action)
     with Store.open(load_settings(database=database).database) as store:
-        entries = store.audit.entries(action=wanted, actor=actor, limit=limit)
+        entries = store.audit.entries(action=only, actor=actor, limit=limit)
     if as_json:
         emit({"entries": [{**msgspec.to_builtins(e), "at": _time(e.at)} for e in entries]})
         return
@@ -218,8 +222,8 @@ def _verify(url: str, head: str | None, *, as_json: bool) -> None:
 def _seconds(text: str) -> int:
     from tuner.store.keys import LONGEST_LIFE_S
 
-    found = _LIFE.fullmatch(text)
-    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+    life = _LIFE.fullmatch(text)
+    seconds = int(life[1]) * _UNITS[life[2]] if life else 0
     if not 1 <= seconds <= LONGEST_LIFE_S:
         raise MisuseError(
             f"expires must be a number of m, h, d or w, such as 90d, up to "
@@ -239,3 +243,148 @@ def _time(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+_AGAIN = "services and workers that run already know it when they are started again"
+
+
+def show_signing_key(as_json: AsJson = False) -> None:
+    """Print this installation's public key, which others need to trust its signatures.
+
+    Creates the key if there is none.
+    """
+    from service import identity
+
+    key = identity.signer(load_settings()).public
+    if as_json:
+        emit({"id": key.id, "key": key.line})
+        return
+    say(key.line)
+    note(
+        f"its identifier is {key.id}; to trust it on another machine: gemmsmith signing trust FILE,"
+    )
+    note("or without the application: python -m gemmsmith trust FILE, with this line in FILE")
+
+
+def trust(
+    source: Annotated[
+        str, typer.Argument(metavar="URL|KEY.pub", help="A service, or a key in a file.")
+    ],
+    identifier: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            help="The identifier that the key must have; skips the confirmation.",
+            show_default=False,
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Trust any key without confirmation.")] = False,
+) -> None:
+    """Trust the key of a service, or a key in a file."""
+    from gemmsmith.http.trusting import trust as add_trust
+
+    def confirm(text: str) -> bool:
+        note(text)
+        return yes or typer.confirm("Believe it from now on?", err=True)
+
+    try:
+        path = add_trust(source, load_settings().trusted, identifier=identifier, confirm=confirm)
+    except ValueError as error:
+        raise MisuseError(str(error)) from error
+    say(str(path))
+    note(_AGAIN)
+
+
+def list_trusted(as_json: AsJson = False) -> None:
+    """List the keys that are trusted here, and for what."""
+    from service import identity
+
+    settings = load_settings()
+    trusted = identity.trusted(settings)
+    listed = [
+        {"id": key.id, "for": sorted(trusted.purposes[key.id]), "file": str(path)}
+        for path, key in _trusted(settings)
+    ]
+    if as_json:
+        emit({"keys": listed})
+        return
+    rows = [(key["id"], ", ".join(key["for"]), key["file"]) for key in listed]
+    table("", ("key", "for", "file"), rows, left=3)
+
+
+def revoke_trust(
+    identifier: Annotated[str, typer.Argument(metavar="ID", help="See `gemmsmith signing list`.")],
+) -> None:
+    """Stop trusting a key. Nothing that it has signed is used any more."""
+    from service import identity
+
+    settings = load_settings()
+    paths = [path for path, key in _trusted(settings) if key.id == identifier]
+    if not paths:
+        raise MisuseError(f"no key {identifier!r:.40} is trusted; see `gemmsmith signing list`")
+    if identifier == identity.signer(settings).public.id:
+        raise MisuseError(
+            f"{identifier} is this installation's own: move {settings.signing_key} away first, and "
+            "the next command makes another"
+        )
+    for path in paths:
+        path.unlink()
+        say(f"{path} is removed")
+    note(_AGAIN)
+
+
+def sign_packs(folder: Packs = None) -> None:
+    """Sign the unsigned packs here, which an older gemmsmith compiled.
+
+    Do this only if all of them were compiled on your machines: everyone who trusts this
+    installation will run them.
+    """
+    from service import identity
+    from tuner.compile import ArtifactStore
+
+    settings = load_settings(packs=folder)
+    number = ArtifactStore(settings.packs).sign(identity.signer(settings))
+    say(f"{settings.packs}: {number} packs signed")
+
+
+def _trusted(settings: Settings) -> list[tuple[Path, PublicKey]]:
+    from gemmsmith.signing import keys_in
+
+    try:
+        return [*keys_in(settings.shipped_keys), *keys_in(settings.trusted)]
+    except ValueError as error:
+        raise MisuseError(str(error)) from error
+
+
+def sign_winners(
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Winners files.")],
+    key: Annotated[
+        Path | None,
+        typer.Option(help="File of the private key; default: this installation's own."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sign the winners of files, replacing earlier signatures.
+
+    Releases are signed with their own key. Exported winners have the signature of the installation
+    that measured them.
+    """
+    from gemmsmith.signing import Signer
+    from service import identity
+    from tuner.exchange import ExchangeError
+    from tuner.exchange import sign_winners as sign
+
+    try:
+        signer = Signer.load(key) if key else identity.signer(load_settings())
+    except ValueError as error:
+        raise MisuseError(str(error)) from error
+    counts = []
+    for path in paths:
+        try:
+            counts.append({"file": str(path), "winners": sign(path, signer)})
+        except ExchangeError as error:
+            raise MisuseError(str(error)) from error
+        if not as_json:
+            say(f"{path}: {counts[-1]['winners']} winners signed with {signer.public.id}")
+    if as_json:
+        emit({"files": counts, "key": signer.public.id})

@@ -1,46 +1,182 @@
-"""The command `gemmsmith`.
+"""The command `gemmsmith`: its commands, how they end and how problems are typed.
 
-Exit statuses: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted.
+Expected exceptions become one line and an exit status: 1 failed, 2 wrong usage or input, 130
+interrupted. `--debug` before or after the command shows the traceback instead. A problem may be
+typed as three sizes, in one word, or whole as commands print it.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import re
 import sys
-from collections.abc import Sequence
-from inspect import cleandoc
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from inspect import cleandoc, signature
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from gemmsmith.core.names import named_layout
+from gemmsmith.core.operation import DType, Layout, of_dtype
+from gemmsmith.core.problem import MAX_EXTENT, extents
+from gemmsmith.errors import GemmsmithError, InvalidProblem
 from gemmsmith.version import VERSION
 from service.cli import (
     bake,
     best,
-    capture,
-    ceilings,
+    candidates,
     compiling,
-    database,
-    demo,
-    doctor,
     evaluate,
-    fleet,
-    history,
+    installation,
     jobs,
     keys,
-    recording,
+    program,
     report,
     results,
-    run,
     running,
-    signing,
-    sync,
-    tuning,
     winners,
 )
-from service.cli import enumerating as space
-from service.cli.guard import GuardedGroup, ProblemCommand, example
-from service.cli.output import open_streams, say
+from service.cli.options import flattened
+from service.cli.output import CommandError, MisuseError, Stdout, note, open_streams, say
+from tuner.errors import TunerError
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+
+_NEGATIVE = re.compile(r"-[0-9]+(\.[0-9]*)?", re.ASCII)
+
+
+_ADVICE = {
+    errno.EACCES: ". Change its permissions, or name another place",
+    errno.EPERM: ". Change its permissions, or name another place",
+    errno.EROFS: ". Name a place that can be written to",
+    errno.ENOSPC: ". Make room there, or name another place",
+    errno.ENOTDIR: ". Part of that path is a file: name another place",
+    errno.EEXIST: ". It is no folder: name another place",
+    errno.EISDIR: ". Name a file",
+}
+"""What to do about an error of the system, by its number."""
+
+
+def explain(error: BaseException) -> tuple[str, int] | None:
+    """The line and the exit status for an expected failure; None if this is a bug of ours."""
+    from service.settings import SettingsError  # pydantic: most commands that fail have it by then
+
+    match error:
+        case InvalidProblem() | SettingsError():
+            return str(error), 2
+        case CommandError():
+            return str(error), error.exit_code
+        case GemmsmithError() | TunerError():
+            return str(error), 1
+        case OSError() if error.strerror:
+            where = f": {error.filename}" if error.filename else ""
+            advice = _ADVICE.get(error.errno or 0, "")
+            return f"{error.strerror}{where}{advice}", 1
+        case KeyboardInterrupt():
+            return str(error) or "interrupted", INTERRUPTED
+        case _:
+            return None
+
+
+class GuardedGroup(TyperGroup):
+    """The root command: expected failures of its commands become a line and a status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        Stdout.is_a_file = False
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # The reader of our output has closed it (`| head`).
+            raise typer.Exit(0) from None
+        except (Exception, KeyboardInterrupt) as error:
+            explained = None if ctx.params.get("debug") else explain(error)
+            if explained is None:
+                raise
+            line, code = explained
+            note(f"error: {line}")
+            raise typer.Exit(code) from None
+
+
+def spread(word: str) -> tuple[list[str], dict[str, str]]:
+    """A problem, or a part of it, as sizes and as options with their values.
+
+    `8×256×256×64 bf16.out_f32 nt` is a whole problem. A word that is no part of a problem is taken
+    for a size, which the command then refuses.
+    """
+    sizes: list[str] = []
+    options: dict[str, str] = {}
+    for part in word.split() or [word]:
+        dtype, layout = named_layout(part)
+        if numbers := extents(part):
+            *batch, m, n, k = numbers
+            sizes += [m, n, k]
+            options |= {"--batch": batch[0]} if batch else {}
+        elif part.lower() in list(Layout):
+            options["--layout"] = part
+        elif _is_dtype(dtype):
+            options |= {"--dtype": dtype} | ({"--layout": layout} if layout else {})
+        else:
+            sizes.append(part)
+    return sizes, options
+
+
+def _is_dtype(text: str) -> bool:
+    try:
+        return bool(of_dtype(text))
+    except InvalidProblem:
+        # A wrong dtype, such as bf16.nonsense, gets the dtype's own error, which says more.
+        return text.partition(".")[0] in list(DType)
+
+
+class ProblemCommand(TyperCommand):
+    """A command that takes M N K, also as MxNxK, or a whole problem as commands print it.
+
+    For a negative size its error names the accepted range, instead of 'no such option'.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take problems apart, and refuse negative sizes before they become options."""
+        words = self._spread(args)
+        # `-1` is refused as a size, but not as the value of an option, as in `--priority -1`.
+        for before, arg in zip(["", *words], words, strict=False):
+            value_of_option = before.startswith("-") and "=" not in before
+            if _NEGATIVE.fullmatch(arg) and (not value_of_option or _NEGATIVE.fullmatch(before)):
+                raise MisuseError(f"M, N and K must be integers in 1 … {MAX_EXTENT}, got {arg}")
+        return super().parse_args(ctx, words)
+
+    def _spread(self, args: list[str]) -> list[str]:
+        """The arguments, with problems as sizes and options.
+
+        Raises:
+            MisuseError: an option contradicts the problem.
+        """
+        single = {
+            name
+            for option in self.params
+            if isinstance(option, TyperOption) and not option.is_flag and option.nargs == 1
+            for name in option.opts
+        }
+        # The word after such an option is its value, and no part of a problem.
+        words: list[str] = []
+        typed: dict[str, str] = {}
+        meant: dict[str, str] = {}
+        for before, arg in zip(["", *args], args, strict=False):
+            if before in single:
+                typed[before] = arg
+            if before in single or arg.startswith("-"):
+                words.append(arg)
+                continue
+            sizes, options = spread(arg)
+            words += sizes
+            meant |= options
+        for name, value in meant.items():
+            if typed.setdefault(name, value) != value:
+                raise MisuseError(f"the problem says {name} {value}, but {name} is {typed[name]}")
+        return words + [word for pair in meant.items() for word in pair]
+
 
 app = typer.Typer(
     name="gemmsmith",
@@ -52,113 +188,111 @@ app = typer.Typer(
     epilog="Exit status: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted.",
 )
 
-_ASK = "Look up and tune"
-_RUN = "Use in your program"
-_SERVE = "Run a service"
-_PREPARE = "Prepare and compare"
-_LOOK_AFTER = "Maintain an installation"
+_PANELS: Mapping[str, Mapping[str, tuple[Callable[..., None], str]]] = {
+    "Look up and tune": {
+        "best": (best.best, "4096 6144 1024"),
+        "tune": (best.tune, "4096x6144x1024 --dtype bf16"),
+        "demo": (best.demo, "512 512 8192"),
+        "enumerate": (candidates.enumerate_, "4096 6144 1024 --limit 5"),
+        "jobs list": (jobs.list_, "--state failed"),
+        "jobs show": (jobs.show, "latest"),
+        "jobs watch": (jobs.watch, "latest"),
+        "jobs cancel": (jobs.cancel, "3f2a9c"),
+        "jobs retry": (jobs.retry, "3f2a9c"),
+        "winners history": (winners.history, "4096 6144 1024"),
+        "winners pin": (winners.pin, "4096 6144 1024 1"),
+        "winners unpin": (winners.unpin, "4096 6144 1024"),
+        "winners rollback": (winners.rollback, "4096 6144 1024"),
+        "winners sign": (keys.sign_winners, "winners.jsonl"),
+        "results": (results.results, "--problem 4096 6144 1024 --limit 10"),
+    },
+    "Use in your program": {
+        "run": (program.run, "--tune -- torchrun train.py"),
+        "capture": (program.capture, "-o suite.toml -- python train.py --steps 1"),
+        "bake": (bake.bake, "--suite suite.toml -o winners.gspack"),
+    },
+    "Run a service": {
+        "serve": (running.serve, "--worker --port 8000"),
+        "worker": (running.worker, "--device cuda:0"),
+        "fleet": (running.fleet, "--address local"),
+        "keys create": (keys.create, "me --scope tune"),
+        "keys list": (keys.list_, ""),
+        "keys revoke": (keys.revoke, "me"),
+        "audit": (keys.audit, "--limit 20"),
+        "signing show": (keys.show_signing_key, ""),
+        "signing trust": (keys.trust, "http://127.0.0.1:8000"),
+        "signing list": (keys.list_trusted, ""),
+        "signing revoke": (keys.revoke_trust, "1f2e3d"),
+        "signing packs": (keys.sign_packs, ""),
+    },
+    "Prepare and compare": {
+        "compile": (compiling.compile_, "--base"),
+        "record": (candidates.record, "512 512 8192 -o h200.jsonl.zst"),
+        "report": (report.report, "--dtype bf16 -o report"),
+        "ceilings": (report.ceilings, "--device cuda:0"),
+        "eval": (evaluate.evaluate, "-o regret.svg"),
+    },
+    "Maintain an installation": {
+        "doctor": (installation.doctor, "--deep"),
+        "db upgrade": (installation.upgrade, ""),
+        "db current": (installation.current, ""),
+        "db backup": (installation.backup, "gemmsmith.backup"),
+        "db restore": (installation.restore, "gemmsmith.backup"),
+        "export": (winners.export, "winners.jsonl"),
+        "import": (winners.import_, "winners.jsonl"),
+        "sync": (winners.sync, "https://other.example"),
+    },
+}
+"""Every command, with the words of an example, which works as it stands."""
 
-app.command(
-    "best", cls=ProblemCommand, rich_help_panel=_ASK, epilog=example("best 4096 6144 1024")
-)(best.best)
-app.command(
-    "tune",
-    cls=ProblemCommand,
-    rich_help_panel=_ASK,
-    epilog=example("tune 4096x6144x1024 --dtype bf16"),
-)(tuning.tune)
-app.command("demo", cls=ProblemCommand, rich_help_panel=_ASK, epilog=example("demo 512 512 8192"))(
-    demo.demo
-)
-app.command(
-    "enumerate",
-    cls=ProblemCommand,
-    rich_help_panel=_ASK,
-    epilog=example("enumerate 4096 6144 1024 --limit 5"),
-)(space.enumerate_)
-app.add_typer(jobs.app, name="jobs", rich_help_panel=_ASK)
-app.add_typer(history.app, name="winners", rich_help_panel=_ASK)
-app.command(
-    "results",
-    cls=ProblemCommand,
-    rich_help_panel=_ASK,
-    epilog=example("results --problem 4096 6144 1024 --limit 10"),
-)(results.results)
-
-app.command(
-    "run",
-    # What follows the program's name is the program's.
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    rich_help_panel=_RUN,
-    epilog=example("run --tune -- torchrun train.py"),
-)(run.run)
-app.command(
-    "capture",
-    # Likewise.
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    rich_help_panel=_RUN,
-    epilog=example("capture -o suite.toml -- python train.py --steps 1"),
-)(capture.capture)
-app.command(
-    "bake", rich_help_panel=_RUN, epilog=example("bake --suite suite.toml -o winners.gspack")
-)(bake.bake)
-
-app.command("serve", rich_help_panel=_SERVE, epilog=example("serve --worker --port 8000"))(
-    running.serve
-)
-app.command("worker", rich_help_panel=_SERVE, epilog=example("worker --device cuda:0"))(
-    running.worker
-)
-app.command("fleet", rich_help_panel=_SERVE, epilog=example("fleet --address local"))(fleet.fleet)
-app.add_typer(keys.app, name="keys", rich_help_panel=_SERVE)
-app.command("audit", rich_help_panel=_SERVE, epilog=example("audit --limit 20"))(keys.audit)
-app.add_typer(signing.app, name="signing", rich_help_panel=_SERVE)
-
-app.command(
-    "compile", cls=ProblemCommand, rich_help_panel=_PREPARE, epilog=example("compile --base")
-)(compiling.compile_)
-app.command(
-    "record",
-    cls=ProblemCommand,
-    rich_help_panel=_PREPARE,
-    epilog=example("record 512 512 8192 -o h200.jsonl.zst"),
-)(recording.record)
-app.command("report", rich_help_panel=_PREPARE, epilog=example("report --dtype bf16 -o report"))(
-    report.report
-)
-app.command("ceilings", rich_help_panel=_PREPARE, epilog=example("ceilings --device cuda:0"))(
-    ceilings.ceilings
-)
-app.command("eval", rich_help_panel=_PREPARE, epilog=example("eval -o regret.svg"))(
-    evaluate.evaluate
-)
-
-app.command("doctor", rich_help_panel=_LOOK_AFTER, epilog=example("doctor --deep"))(doctor.doctor)
-app.add_typer(database.app, name="db", rich_help_panel=_LOOK_AFTER)
-app.command("export", rich_help_panel=_LOOK_AFTER, epilog=example("export winners.jsonl"))(
-    winners.export
-)
-app.command("import", rich_help_panel=_LOOK_AFTER, epilog=example("import winners.jsonl"))(
-    winners.import_
-)
-app.command("sync", rich_help_panel=_LOOK_AFTER, epilog=example("sync https://other.example"))(
-    sync.sync
-)
+_GROUPS = {
+    "jobs": "Tuning jobs: list, watch, show, cancel and retry them.",
+    "winners": "The winners of a problem: history, pin, unpin, rollback; sign files.",
+    "keys": "Create, list and revoke API keys.",
+    "signing": "Show the signing key of this installation, and manage trusted keys.",
+    "db": "Create, migrate, check, back up and restore the database.",
+}
 
 
-def _wrap_help_anew() -> None:
-    """Let terminals break the lines of help, not the docstrings that it is from."""
-    groups = [app, *(group.typer_instance for group in app.registered_groups)]
-    for command in (command for group in groups if group for command in group.registered_commands):
-        paragraphs = cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
-        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+def _add(panel: str, words: str, function: Callable[..., None], example: str) -> None:
+    """Add a command to its panel of the help, or to its group."""
+    command = flattened(function)
+    options = signature(command).parameters
+    settings: dict[str, Any] = {
+        "epilog": f"Example: gemmsmith {words} {example}".rstrip(),
+        "help": _paragraphs(function.__doc__ or ""),
+    }
+    if "m" in options or "problem" in options:
+        settings["cls"] = ProblemCommand
+    if "command" in options:  # what follows the name of a program are its own arguments
+        settings["context_settings"] = {
+            "ignore_unknown_options": True,
+            "allow_interspersed_args": False,
+        }
+    name, _, member = words.partition(" ")
+    if not member:
+        app.command(name, rich_help_panel=panel, **settings)(command)
+        return
+    if name not in _groups:
+        _groups[name] = typer.Typer(help=_GROUPS[name], no_args_is_help=True)
+        app.add_typer(_groups[name], name=name, rich_help_panel=panel)
+    _groups[name].command(member, **settings)(command)
 
 
-_wrap_help_anew()
+def _paragraphs(docstring: str) -> str:
+    """The text with a line for each paragraph: terminals break lines of help by themselves."""
+    paragraphs = cleandoc(docstring).split("\n\n")
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+_groups: dict[str, typer.Typer] = {}
+for _panel, _commands in _PANELS.items():
+    for _words, (_function, _example) in _commands.items():
+        _add(_panel, _words, _function, _example)
+
+
+def _version(asked: bool) -> None:
+    if asked:
         say(VERSION)
         raise typer.Exit
 
@@ -180,10 +314,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     open_streams()
     # An interrupt within SQLAlchemy's own code is raised again, after a traceback in its log.
     logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if "--debug" in given:
-        given = ["--debug", *(word for word in given if word != "--debug")]
-    app(given, prog_name="gemmsmith")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--debug" in words:
+        words = ["--debug", *(word for word in words if word != "--debug")]
+    app(words, prog_name="gemmsmith")
 
 
 if __name__ == "__main__":

@@ -1,44 +1,88 @@
-"""The options that commands share, and how their words become the program's types.
+"""The options that commands share, as records; and how their words become the program's types.
 
-Precedence everywhere: option, then environment variable `GEMMSMITH_…`, then default.
+Precedence everywhere: option, then environment variable `GEMMSMITH_…`, then default. A shell
+completes their values from closed lists, and from files on this machine.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import update_wrapper
+from importlib import import_module
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from gemmsmith.core.device import called
 from gemmsmith.core.names import named_layout
 from gemmsmith.core.operation import Layout, of_dtype
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.errors import InvalidProblem
-from service.cli import completion
-from service.cli.output import CommandError, MisuseError
+from service.cli.output import MisuseError
 
 if TYPE_CHECKING:
-    from gemmsmith.http.client import Client
     from service.settings import Settings
 
 
-_NO_HOST = re.compile(r"Name or service not known|No address associated|failure in name resolution")
-_NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|wrong version number|RECORD_LAYER_FAILURE")
-_REFUSED = re.compile(r"Connection refused|All connection attempts failed|No route to host")
-_NO_ROUTE = (404, "Not Found")
-"""What a service says of a path that is none of its own."""
+def _values(all_of: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """A completion from a list that is only made when the user presses Tab."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")  # `--dtype bf16,fp`
+        return [f"{before}{comma}{value}" for value in all_of() if value.startswith(last)]
+
+    return complete
+
+
+def _members(module: str, name: str) -> Callable[[str], list[str]]:
+    """A completion from a collection in a module, which is imported only for a completion."""
+    return _values(lambda: list(getattr(import_module(module), name)))
+
+
+def _slugs() -> list[str]:
+    """Device models that have shipped winners."""
+    from tuner import places
+
+    files = places.shipped("configs/winners").glob("*.jsonl")
+    return sorted({file.name.partition(".")[0] for file in files})
+
+
+def _devices() -> Iterable[str]:
+    from tuner import places
+
+    sweeps = places.shipped("configs/sweeps").glob("*.jsonl.zst")
+    return ["cuda:0", *sorted({f"replay:{file.name.partition('.')[0]}" for file in sweeps})]
+
+
+def _suites() -> Iterable[str]:
+    from tuner import places
+
+    shipped = (file.stem for file in places.shipped("configs/suites").glob("*.toml"))
+    return sorted({*shipped, *map(str, Path().glob("*.toml"))})
+
+
+complete_dtypes = _members("gemmsmith.core.operation", "DType")
+complete_layouts = _members("gemmsmith.core.operation", "Layout")
+complete_efforts = _members("gemmsmith.core.tuning", "Effort")
+complete_states = _members("gemmsmith.core.tuning", "JobState")
+complete_levels = _members("tuner.backends", "Level")
+complete_architectures = _members("tuner.arch", "ARCHITECTURES")
+complete_scopes = _members("tuner.store.keys", "Scope")
+complete_actions = _members("tuner.store.audit", "Action")
+complete_phases = _members("tuner.trial", "Phase")
+complete_formats = _members("service.http.tables", "FileFormat")
+complete_slugs = _values(_slugs)
+complete_devices = _values(_devices)
+complete_suites = _values(_suites)
 
 
 def extent(text: str | int) -> int:
     """A size as typed.
 
     Raises:
-        MisuseError: not an integer. Whether it is in range is the problem's own to say.
+        MisuseError: it is not an integer. Its range is checked by `Problem`.
     """
     try:
         return int(text)
@@ -48,31 +92,19 @@ def extent(text: str | int) -> int:
         ) from None
 
 
-_M = "Rows of A and D; or all three sizes in one word, 4096x6144x1024."
-_N = "Columns of B and D."
-_K = "Columns of A, rows of B."
+def _size(name: str, text: str) -> Any:
+    return typer.Argument(metavar=name, help=text, parser=extent, show_default=False)
 
-M = Annotated[int, typer.Argument(metavar="M", help=_M, parser=extent, show_default=False)]
-N = Annotated[int, typer.Argument(metavar="N", help=_N, parser=extent, show_default=False)]
-K = Annotated[
-    int,
-    typer.Argument(metavar="K", help=_K, parser=extent, show_default=False),
-]
-OptionalM = Annotated[
-    int | None, typer.Argument(metavar="M", help=_M, parser=extent, show_default=False)
-]
-OptionalN = Annotated[
-    int | None, typer.Argument(metavar="N", help=_N, parser=extent, show_default=False)
-]
-OptionalK = Annotated[
-    int | None, typer.Argument(metavar="K", help=_K, parser=extent, show_default=False)
-]
+
+_M = _size("M", "Rows of A and D; or all three sizes in one word, 4096x6144x1024.")
+_N = _size("N", "Columns of B and D.")
+_K = _size("K", "Columns of A, rows of B.")
 DTypeName = Annotated[
     str,
     typer.Option(
         "--dtype",
         help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or tf32.",
-        autocompletion=completion.dtypes,
+        autocompletion=complete_dtypes,
     ),
 ]
 LayoutName = Annotated[
@@ -80,7 +112,7 @@ LayoutName = Annotated[
     typer.Option(
         "--layout",
         help="A and B, t row-major, n column-major: tn (linear layer; the default), tt, nt or nn.",
-        autocompletion=completion.layouts,
+        autocompletion=complete_layouts,
         show_default=False,
     ),
 ]
@@ -111,24 +143,13 @@ Sweeps = Annotated[
         show_default=False,
     ),
 ]
-DTypeNames = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dtype",
-        "--dtypes",
-        help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32; repeatable, or with "
-        "commas. Default: what the suite's problems say, else bf16.",
-        autocompletion=completion.dtypes,
-        show_default=False,
-    ),
-]
 DeviceName = Annotated[
     str | None,
     typer.Option(
         "--device",
         help="Device to measure on: cuda:0, or replay:NAME for a recorded GPU "
         "(GEMMSMITH_DEVICE; else the local GPU, else the recorded one).",
-        autocompletion=completion.devices,
+        autocompletion=complete_devices,
         show_default=False,
     ),
 ]
@@ -137,7 +158,7 @@ DeviceSlug = Annotated[
     typer.Option(
         "--device",
         help="Device model, such as h200; default: the local GPU, else GEMMSMITH_DEFAULT_MODEL.",
-        autocompletion=completion.slugs,
+        autocompletion=complete_slugs,
         show_default=False,
     ),
 ]
@@ -146,7 +167,7 @@ OnlyDevice = Annotated[
     typer.Option(
         "--device",
         help="Only this device model, such as h200.",
-        autocompletion=completion.slugs,
+        autocompletion=complete_slugs,
         show_default=False,
     ),
 ]
@@ -159,30 +180,140 @@ Url = Annotated[
         show_default=False,
     ),
 ]
-Calls = Annotated[
-    int | None,
-    typer.Option(
-        "--calls",
-        metavar="N",
-        help="How often you run each problem, per step, per day or in any other period. At equal "
-        "priority, the problem that saves most time in all its calls goes first. Counts in a suite "
-        "take precedence.",
-        show_default=False,
-    ),
-]
 LevelName = Annotated[
     str,
     typer.Option(
         "--level",
         help="core: the curated kernels; full: every legal one.",
-        autocompletion=completion.levels,
+        autocompletion=complete_levels,
     ),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number.")]
+CompiledOnly = Annotated[
+    bool,
+    typer.Option("--compiled-only", help="Only kernels compiled before: no waiting for nvcc."),
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Parallel compilers; default: by cores and memory.")
+]
+Unsigned = Annotated[
+    bool | None,
+    typer.Option(
+        "--unsigned",
+        help="Also serve winners without a trusted signature.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemOptions:
+    """The options of one problem."""
+
+    m: Annotated[int, _M]
+    n: Annotated[int, _N]
+    k: Annotated[int, _K]
+    dtype: DTypeName = "bf16"
+    layout: LayoutName = None
+    batch: Batch = 1
+
+    @property
+    def problem(self) -> Problem:
+        """The problem; raises InvalidProblem, see `problem_of`."""
+        return problem_of(
+            *(self.m, self.n, self.k), batch=self.batch, dtype=self.dtype, layout=self.layout
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    """M N K of a command that also does without them."""
+
+    m: Annotated[int | None, _M] = None
+    n: Annotated[int | None, _N] = None
+    k: Annotated[int | None, _K] = None
+
+    def three(self, instead: str) -> tuple[int, int, int]:
+        """All three sizes; `instead` ends the error with what the command also takes.
+
+        Raises:
+            MisuseError: some are missing.
+        """
+        if self.m is None or self.n is None or self.k is None:
+            count = 3 - (self.m, self.n, self.k).count(None)
+            raise MisuseError(f"three sizes M N K are needed, got {count}; {instead}")
+        return self.m, self.n, self.k
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """Where answers and jobs are: at a service, else in a database of this machine."""
+
+    url: Url = None
+    database: Database = None
+
+    @property
+    def words(self) -> Sequence[str]:
+        """The option that names the same place to another command."""
+        if self.url:
+            return ("--url", self.url)
+        return ("--database", self.database) if self.database else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """Where this installation keeps what it knows."""
+
+    database: Database = None
+    packs: Packs = None
+    sweeps: Sweeps = None
+
+    def settings(self, **others: Any) -> Settings:
+        """The settings with these places and `others`; raises MisuseError, see `load_settings`."""
+        return load_settings(**vars(self), **others)
+
+
+def flattened(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose every option is a parameter, as typer reads them.
+
+    The function takes records: the fields of each become options at the record's place.
+    """
+    records: dict[str, type] = {}
+    parameters: list[Parameter] = []
+    for parameter in signature(function, eval_str=True).parameters.values():
+        record = parameter.annotation
+        if not is_dataclass(record):
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+            continue
+        records[parameter.name] = parameter.annotation
+        hints = get_type_hints(record, include_extras=True)
+        for field in fields(record):
+            default = Parameter.empty if field.default is MISSING else field.default
+            parameters.append(
+                Parameter(
+                    field.name,
+                    Parameter.KEYWORD_ONLY,
+                    default=default,
+                    annotation=hints[field.name],
+                )
+            )
+
+    def command(**options: Any) -> None:
+        filled = {
+            name: record(**{field.name: options.pop(field.name) for field in fields(record)})
+            for name, record in records.items()
+        }
+        function(**filled, **options)
+
+    update_wrapper(command, function)
+    # typer reads the signature for the options and the annotations for their types.
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """The settings with the options that were given.
+    """The settings, with the options that were typed.
 
     Raises:
         MisuseError: a value that cannot be used; names the variable.
@@ -196,7 +327,7 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str | None) -> Problem:
-    """The problem that was asked for; the layout may stand in the dtype, as `bf16.nt`.
+    """The problem that these words name; `dtype` may end in the layout, as `bf16.nt`.
 
     Raises:
         InvalidProblem: names the field and what it accepts.
@@ -210,24 +341,8 @@ def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str | 
     return requests.problem_of(m, n, k, batch=batch, dtype=name, layout=layout)
 
 
-def device_called(name: str, slugs: Iterable[str]) -> str:
-    """The slug of the device model that people call by this name, see
-    `device.called`.
-
-    Raises:
-        CommandError: no such device, or several.
-    """
-    known = list(dict.fromkeys(slugs))
-    fitting = called(name, known)
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        raise CommandError(f"device {name!r} is ambiguous: say {' or '.join(fitting)}")
-    raise CommandError(f"no device {name!r}; there is {', '.join(known) or 'none'}")
-
-
 def typed(problem: Problem) -> str:
-    """A problem as a command takes it."""
+    """The words that name a problem to a command."""
     batch = f" --batch {problem.batch}" if problem.batch > 1 else ""
     sizes = f"{problem.m} {problem.n} {problem.k}"
     return f"{sizes} --dtype {problem.dtype} --layout {problem.layout}{batch}"
@@ -239,71 +354,10 @@ def dtypes_of(names: list[str]) -> list[str]:
     Raises:
         MisuseError: names what is accepted.
     """
-    found: dict[str, None] = {}
+    dtypes: dict[str, None] = {}
     for name in ",".join(names).split(","):
         try:
-            found[of_dtype(name.strip()).dtype] = None
+            dtypes[of_dtype(name.strip()).dtype] = None
         except InvalidProblem as error:
             raise MisuseError(str(error)) from None
-    return list(found)
-
-
-@contextmanager
-def connect(url: str, **options: Any) -> Iterator[Client]:
-    """A client of the service at `url`.
-
-    Raises:
-        MisuseError: not a URL, or not one of a gemmsmith service.
-        CommandError: nothing answers there.
-    """
-    from gemmsmith.http.client import Client
-
-    try:
-        client = Client(url, **options)
-    except ValueError as error:
-        raise MisuseError(str(error)) from error
-    with blaming(url), client:
-        yield client
-
-
-@contextmanager
-def blaming(url: str) -> Iterator[None]:
-    """Within it, failures to reach a service say what is wrong with its URL, where that is it.
-
-    Raises:
-        MisuseError, CommandError: as `connect`.
-    """
-    from gemmsmith.errors import ServiceError, ServiceUnavailable
-
-    try:
-        yield
-    except ServiceUnavailable as error:
-        if _NO_HOST.search(str(error)):
-            raise MisuseError(f"the URL {url} is wrong: there is no such host") from error
-        if _NO_TLS.search(str(error)):
-            plain = url.replace("https:", "http:", 1)
-            raise MisuseError(
-                f"the URL {url} is wrong: what answers there speaks no TLS; try {plain}"
-            ) from error
-        if _REFUSED.search(str(error)):
-            raise CommandError(
-                f"nothing answers at {url}: start a service there with `gemmsmith serve`, or "
-                "correct the URL (--url, GEMMSMITH_URL)"
-            ) from error
-        raise
-    except ServiceError as error:
-        if 300 <= error.status < 400:
-            raise MisuseError(f"the URL {url} is wrong: {error.detail}") from error
-        if not error.document.keys() - {"detail"}:
-            raise MisuseError(
-                f"the URL {url} is wrong: what answers there is no gemmsmith service "
-                f"({error.status} {error.title})"
-            ) from error
-        if (root := _root(url)) != url.rstrip("/") and (error.status, error.title) == _NO_ROUTE:
-            raise MisuseError(f"the URL {url} is wrong: the service is at {root}") from error
-        raise
-
-
-def _root(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
+    return list(dtypes)

@@ -1,11 +1,11 @@
-"""What commands print: results to stdout, everything else to stderr.
+"""What commands print: results to stdout, everything else to stderr, also their progress.
 
 With `--json` stdout holds exactly one JSON document (`results`: one a line) and nothing else, so
 that it can be piped. A file that a command writes to stdout (`-`) is alone there too: then all that
 the command prints goes to stderr. Errors are one line `error: …` on stderr, whatever the format.
 
-Much of it comes from services, files and databases. Nothing of that commands the terminal or begins
-a line of its own, and no password of a URL is printed (`gemmsmith.showing`).
+Much of it comes from services, files and databases. `gemmsmith.showing` keeps such text from
+controlling the terminal or beginning a new line, and leaves out passwords of URLs.
 """
 
 from __future__ import annotations
@@ -15,29 +15,33 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from gemmsmith import showing
 from gemmsmith.files import STDOUT, descriptor, is_stream
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 
 class Stdout:
     """What this command's stdout is for."""
 
     is_a_file = False
-    """A file that the command writes: nothing else may be printed there."""
+    """The command writes a file to stdout: nothing else may be printed there."""
 
 
 _PLAIN = {
     "…": "...", "×": "x", "µ": "u", "–": "-", "→": "->", "≤": "<=", "≥": ">=", "±": "+-", "°": " "
 }  # fmt: skip
-"""For terminals that lack a character."""
+"""Replacements for characters that the terminal's encoding lacks."""
 
 
 class CommandError(Exception):
-    """A command that cannot go on; the message says what to do. Exit status 1."""
+    """The command cannot go on; the message says what to do. Exit status 1."""
 
     exit_code = 1
 
@@ -49,9 +53,7 @@ class MisuseError(CommandError):
 
 
 def writable(path: Path | None) -> Path | None:
-    """A file that is to be written, as an option gives it: refused before the work.
-
-    `-` is stdout.
+    """Check the file of an option before the work that it is for; `-` is stdout.
 
     Raises:
         MisuseError: it cannot be written.
@@ -74,12 +76,12 @@ def writable(path: Path | None) -> Path | None:
 
 
 def readable(paths: Sequence[Path]) -> list[Path]:
-    """Files that are to be read, as an argument gives them; `-` is stdin."""
+    """The files of an argument; `-` is stdin."""
     return [Path("/dev/stdin") if str(path) == "-" else path for path in paths]
 
 
 def writable_bytes(path: Path | None) -> Path | None:
-    """The same of a file that is no text.
+    """As `writable`, for a binary file.
 
     Raises:
         MisuseError: it cannot be written, or would be printed on a terminal.
@@ -91,7 +93,7 @@ def writable_bytes(path: Path | None) -> Path | None:
 
 
 def writable_folder(path: Path) -> Path:
-    """The same of a folder, which need not be there yet.
+    """As `writable`, for a folder, which may not exist yet.
 
     Raises:
         MisuseError: it cannot be written to.
@@ -110,11 +112,11 @@ def _check_folder(path: Path, folders: Iterable[Path]) -> None:
 
 
 def open_streams() -> None:
-    """Make stdout and stderr fit to print on, whatever they are.
+    """Make it safe to print on stdout and stderr.
 
-    A character that the terminal's encoding lacks is printed in a plainer form. A stream that is
-    closed prints nothing; else its descriptor would become that of the next file that is opened,
-    the database perhaps.
+    A character that the terminal's encoding lacks is printed in a plainer form. A closed stream
+    prints nothing. Left closed, its descriptor would go to the next file that is opened, such as
+    the database, and messages would be written into that file.
     """
     for number in (0, 1, 2):
         try:
@@ -131,7 +133,7 @@ def open_streams() -> None:
 
 
 def _plainer(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Handle a character that an encoding lacks; bytes of a path that are no text are kept."""
+    """Replace a character that the encoding lacks; keep the bytes of a path that is not text."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     character = error.object[error.start]
@@ -155,7 +157,7 @@ def emit(data: Any, *, line: bool = False) -> None:
             encoded = msgspec.json.format(encoded, indent=2)
         text = encoded.decode()
         plain = text.isascii() or codecs.lookup(out.encoding or "utf-8").name == "utf-8"
-    except UnicodeEncodeError:  # a path that is no text
+    except UnicodeEncodeError:  # a path that is not text
         plain = False
     if not plain:
         text = json.dumps(msgspec.to_builtins(data), indent=None if line else 2)
@@ -163,7 +165,7 @@ def emit(data: Any, *, line: bool = False) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of the result to stdout."""
+    """Print a line of the result."""
     _print(showing.line(text), _out())
 
 
@@ -172,8 +174,14 @@ def note(text: str) -> None:
     _print(showing.line(text), sys.stderr)
 
 
+def say_made(winners: int) -> None:
+    """Say that the database was made, with so many shipped winners."""
+    if winners:
+        note(f"created the database with {winners} shipped winners")
+
+
 def _print(text: str, stream: TextIO) -> None:
-    # Not by typer, which prints UTF-8 on a terminal that is not.
+    # typer's own printing would write UTF-8 on a terminal with another encoding.
     stream.write(f"{text}\n")
     stream.flush()
 
@@ -198,15 +206,159 @@ def table(
 
 
 def counted(number: int, thing: str) -> str:
-    """`1 winner`, `2 winners`."""
+    """The number with its noun: `1 winner`, `2 winners`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def microseconds(value: float | None) -> str | None:
-    """A time for people."""
     return None if value is None else f"{value:.2f}"
 
 
 def ratio(value: float | None) -> str | None:
-    """A speed-up for people."""
     return None if value is None else f"{value:.3f}"
+
+
+EVERY_S = 5.0
+"""Seconds between plain lines of one phase: a log of a long suite stays readable."""
+
+Stages = Mapping[str, tuple[float, float]]
+"""The parts of a problem's bar, in 0 … 1, that its phases take; they may overlap."""
+
+ALONE: Stages = {}
+"""A command with a single phase."""
+
+TUNING: Stages = {
+    "enumerate": (0.0, 0.02),
+    "compile": (0.02, 0.6),
+    "screen": (0.02, 0.85),  # what is built is measured while the rest compiles
+    "finals": (0.85, 0.85),
+    "promote": (1.0, 1.0),
+}
+"""A tuning run. When a problem is tuned again, its part of the bar is already filled."""
+
+
+class Reporter:
+    """The progress of a long command in plain lines, on stderr.
+
+    A line is printed when a phase begins and ends, and every few seconds in between.
+    """
+
+    def __init__(self) -> None:
+        self._title = ""
+        self._phase = ""
+        self._printed = ""
+        self._began = self._spoke = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def span(self, low: float, high: float) -> None:
+        """Set the part of the whole, in 0 … 1, that the next list of problems takes."""
+
+    def overall(self, done: int, total: int, title: str) -> None:
+        """Begin the next of `total` problems, of which `done` are done."""
+        self._phase = self._printed = ""
+        if title == self._title:  # the next kernel of the same list
+            return
+        self._title = title
+        note(f"[{done + 1}/{total}] {title}")
+
+    def update(
+        self, phase: str, done: int, total: int, *, best: str = "", message: str = ""
+    ) -> None:
+        """Show the progress of the current problem: `done` of `total` in this phase."""
+        now = time.monotonic()
+        fresh = phase != self._phase
+        if fresh:
+            self._phase, self._began = phase, now
+        elif now - self._spoke < EVERY_S and done < total and not message:
+            return
+        parts = [_counted(phase, done, total)]
+        if best:
+            parts.append(f"best {best}")
+        if 0 < done < total and not fresh:
+            parts.append(f"{(now - self._began) / done * (total - done):.0f} s left")
+        if message:
+            parts.append(message)
+        text = ", ".join(parts)
+        if text != self._printed:
+            self._printed, self._spoke = text, now
+            note(f"  {text}")
+
+    def line(self, text: str) -> None:
+        """Print a line that stays on the screen."""
+        note(text)
+
+
+class Bars(Reporter):
+    """One bar for the whole command, which only grows, with the current step beside it."""
+
+    def __init__(self, stages: Stages = ALONE) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.progress import TimeElapsedColumn as Elapsed
+
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[doing]}", markup=False),
+            Elapsed(),
+            console=Console(stderr=True, highlight=False),
+            transient=True,
+        )
+        super().__init__()
+        self._stages = stages
+        self._low, self._high = 0.0, 1.0  # the part of the bar for the current list of problems
+        self._problems = (0, 1)  # done, of
+        self._filled = 0.0
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def span(self, low: float, high: float) -> None:
+        self._low, self._high = low, high
+
+    def overall(self, done: int, total: int, title: str) -> None:
+        self._problems = (done, max(total, 1))
+        self._title = title if total == 1 else f"[{done + 1}/{total}] {title}"
+        self._draw(0.0, "")
+
+    def update(
+        self, phase: str, done: int, total: int, *, best: str = "", message: str = ""
+    ) -> None:
+        low, high = self._stages.get(phase, (0.0, 0.0) if self._stages else (0.0, 1.0))
+        share = min(done / total, 1.0) if total else 0.0
+        doing = f"best {best}" if best else message
+        self._draw(low + (high - low) * share, f"{_counted(phase, done, total)}  {doing}".rstrip())
+
+    def line(self, text: str) -> None:
+        self._progress.console.print(showing.line(text), markup=False)
+
+    def _draw(self, within: float, doing: str) -> None:
+        """Fill the bar up to `within` the current problem; it never shrinks."""
+        done, total = self._problems
+        reached = self._low + (self._high - self._low) * (done + within) / total
+        self._filled = max(self._filled, min(reached, 1.0))
+        if self._task is None:
+            self._task = self._progress.add_task(self._title, total=1.0, doing=doing)
+        self._progress.update(
+            self._task, completed=self._filled, description=self._title, doing=showing.line(doing)
+        )
+
+
+def reporter(stages: Stages = ALONE) -> Reporter:
+    return Bars(stages) if sys.stderr.isatty() else Reporter()
+
+
+def _counted(phase: str, done: int, total: int) -> str:
+    """`screen 3/8`; the phase alone if there is no count, such as for a waiting job."""
+    return f"{phase} {done}/{total}" if total else phase

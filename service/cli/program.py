@@ -1,8 +1,8 @@
-"""Runs a user's program with what `gemmsmith.startup.hook` switches on in it and in all that it
-starts.
+"""`gemmsmith run` and `gemmsmith capture`: a user's program, with `gemmsmith.startup.hook` in it.
 
-The program is a child process with this terminal, which gets the signals that we get. Its products
-are captured by every process of it, each into a file, and added up when it has ended.
+The program is a child process with this terminal, which gets the signals that we get. The hook
+works in it and in all processes that it starts. Each of them captures its products into a file, and
+these are added up when the program has ended.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from gemmsmith.program.captured import Captured
 from gemmsmith.program.variables import (
@@ -30,10 +33,166 @@ from gemmsmith.program.variables import (
     STOPPED,
     VARIABLE,
 )
-from service.cli.output import MisuseError, note
-from tuner.extras import library
+from service.cli.options import DataOptions, DeviceName, Url, complete_efforts
+from service.cli.output import CommandError, MisuseError, note, writable
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+STEPS = 2
+"""Steps captured: the second is like all that follow, and a capture costs time at each product."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How the products of `run --tune` are tuned, and where."""
+
+    effort: Annotated[
+        str,
+        typer.Option(
+            help="With --tune: quick, default, exhaustive or recheck.",
+            autocompletion=complete_efforts,
+        ),
+    ] = "default"
+    time_limit: Annotated[
+        float | None,
+        typer.Option(min=0, help="With --tune: seconds after which no further problem is started."),
+    ] = None
+    url: Url = None
+    device: DeviceName = None
+
+
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(help="The program and its arguments: -- torchrun --nproc-per-node 8 x.py"),
+    ],
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="When it has ended, tune its products for the next run."),
+    ] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="With --tune: end the program after the captured steps, tune, then run it again.",
+        ),
+    ] = False,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Optimizer steps to capture in each process.")
+    ] = STEPS,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="Also write the captured suite to this file.", callback=writable
+        ),
+    ] = None,
+    *,
+    options: RunOptions,
+    data: DataOptions,
+) -> None:
+    """Run a program with tuned kernels, and report which of its products have no winner.
+
+    The program is not changed. The variable GEMMSMITH makes all of its processes run tuned kernels,
+    and its first steps are captured. With --tune, the captured products are tuned when the program
+    has ended, the most expensive ones first. The winners are stored for the next run: in a file of
+    the user's, or by the service of --url. Signals are passed on. The exit status is the program's
+    own; if that is 0 and --tune failed or found nothing to tune, it is 1.
+    """
+    from gemmsmith.http.requests import effort_of
+    from gemmsmith.winners.bundle import kept_bundle
+    from tuner.devices import local_gpu
+
+    effort_of(options.effort)  # refused before the program runs
+    if rehearse and not tune:
+        raise MisuseError("--rehearse goes with --tune")
+    if output is not None:
+        _check_folder(output)
+    settings = data.settings(device=options.device)
+    url = options.url
+    gpu = None if url else local_gpu()
+    kept = None if url else kept_bundle(settings.default_model if gpu is None else gpu.slug)
+
+    def winners() -> str | None:
+        return url or (str(kept) if kept is not None and kept.is_file() else None)
+
+    ended = run_captured(command, winners=winners(), steps=steps, stop=rehearse)
+    # Imported only now: a database and all that goes with it take a second.
+    from gemmsmith.errors import GemmsmithError
+    from service.cli import of_run
+    from tuner.errors import TunerError
+
+    captured = ended.captured
+    if output is not None and captured.problems:
+        ended.save(output)
+    if ended.status:
+        raise typer.Exit(ended.status)
+    for line in ended.unseen:
+        note(f"gemmsmith: {line}")
+    if ended.reason:
+        note(f"gemmsmith: nothing was captured: {ended.reason}")
+        raise typer.Exit(1 if tune else 0)
+    kept_winners = of_run.ProgramWinners(settings, kept, url)
+    if tune:
+        status = of_run.tune(kept_winners, captured, options.effort, options.time_limit)
+        if ended.stopped:
+            status = run_plainly(command, winners()) or status
+        elif rehearse:
+            note(f"gemmsmith: the program ended before step {steps}, and is not run again")
+        raise typer.Exit(status)
+    try:
+        lines = of_run.summary(kept_winners, captured)
+    except (GemmsmithError, TunerError, OSError) as error:
+        # Only a line: the program has succeeded, whether its products have winners or not.
+        lines = [f"gemmsmith: which products have winners is not known: {error}"]
+    for line in lines:
+        note(line)
+
+
+def capture(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            help="The program and its arguments: -- torchrun --nproc-per-node 8 train.py --epochs 1"
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Suite file to write.", callback=writable)
+    ] = Path("suite.toml"),
+    steps: Annotated[
+        int,
+        typer.Option(min=0, help="Optimizer steps to capture in each process; 0: the whole run."),
+    ] = 0,
+) -> None:
+    """Run a program, and write its matrix products and their counts to a suite file.
+
+    Captures forward and backward products of all processes and threads on this machine, such as the
+    ranks of torchrun or accelerate, also those of compiled functions. What cannot be captured runs
+    as without it, and is named at the end. The exit status is the program's own, and the file is
+    written even if the program fails. A capture without any product is an error.
+    `gemmsmith tune --suite FILE` then tunes the products, most expensive first.
+    """
+    _check_folder(output)
+    ended = run_captured(command, steps=steps)
+    captured = ended.captured
+    for line in ended.unseen:
+        note(line)
+    if ended.reason and not ended.status:
+        raise CommandError(f"nothing was captured: {ended.reason}")
+    if ended.reason:
+        note(f"nothing was captured: {ended.reason}")
+    else:
+        ended.save(output)
+        ranks = f" of {ended.processes} processes" if ended.processes > 1 else ""
+        note(
+            f"{output}: {len(captured.problems)} problems, {captured.problems.total()} products"
+            f"{ranks}, {captured.skipped.total()} unsupported products"
+        )
+    raise typer.Exit(ended.status)
+
+
+def _check_folder(suite: Path) -> None:
+    if not suite.parent.is_dir():
+        raise MisuseError(f"no folder {suite.parent} for the suite file")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,54 +201,53 @@ class Ended:
 
     Attributes:
         status: its exit status; 128 and the number of the signal that killed it.
-        found: what it multiplied, in all of its processes.
-        processes: how many of them did.
+        captured: the products of all its processes.
+        processes: how many processes had products.
         stopped: it was ended after the steps that were to be captured.
-        why: why nothing was captured; empty where something was.
+        reason: why nothing was captured; empty if something was.
     """
 
     status: int
-    found: Captured
+    captured: Captured
     processes: int
     stopped: bool
-    why: str
+    reason: str
 
     @property
     def unseen(self) -> list[str]:
         """Lines that name what may have run products that were not captured."""
-        return [
-            f"not captured: {what} ({count})" for what, count in sorted(self.found.unseen.items())
-        ]
+        unseen = sorted(self.captured.unseen.items())
+        return [f"not captured: {name} ({count})" for name, count in unseen]
 
     def save(self, output: Path) -> None:
-        """Write the suite. Where the program has failed, a failure to write it is only a line.
+        """Write the suite; only print a line if the program failed and it cannot be written.
 
         Raises:
             OSError: the file cannot be written.
         """
         try:
-            self.found.save(output)
+            self.captured.save(output)
         except OSError as error:
             if not self.status:
                 raise
             note(f"{output} cannot be written: {error.strerror}")
 
 
-def run(
+def run_captured(
     command: Sequence[str], *, winners: str | None = None, steps: int = 0, stop: bool = False
 ) -> Ended:
-    """Run a command to its end, capturing.
+    """Run a command to its end, with a capture of its products.
 
     Args:
         command: the program and its arguments.
-        winners: what `GEMMSMITH` is in it; None: as it is here.
-        steps: how many are captured; 0: all.
+        winners: the value of `GEMMSMITH` in it; None leaves the variable as it is.
+        steps: how many are captured; 0 captures all.
         stop: end the program after them.
 
     Raises:
         MisuseError: there is no such program.
     """
-    # Whatever the program leaves there: it is not ours, and may not be to take away.
+    # The program may leave files there that we are not allowed to delete.
     with tempfile.TemporaryDirectory(
         prefix="gemmsmith-capture-", ignore_cleanup_errors=True
     ) as folder:
@@ -103,7 +261,7 @@ def run(
 
 
 def run_plainly(command: Sequence[str], winners: str | None) -> int:
-    """Run a command with these winners, capturing nothing; its exit status.
+    """Run a command with these winners, without a capture; its exit status.
 
     Raises:
         MisuseError: there is no such program.
@@ -131,18 +289,18 @@ def _run(command: Sequence[str], variables: dict[str, str]) -> int:
     ):
         forwarding.to(process)
         status = process.wait()
-    return status if status >= 0 else 128 - status
+    return status if status >= 0 else 128 - status  # -N: signal N has killed it
 
 
 class _Forwarding:
-    """Passes signals on, those too that come before there is a process to pass them to."""
+    """Passes signals on to the program, also those that come before it has started."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
 
     def __enter__(self) -> _Forwarding:
-        # What is ignored here (`nohup`) stays so there: a handler of ours would undo it.
+        # An ignored signal (`nohup`) stays ignored in the program: a handler here would undo that.
         self._before = {
             number: signal.signal(number, self._pass)
             for number in _FORWARDED
@@ -155,14 +313,13 @@ class _Forwarding:
             signal.signal(number, handler)
 
     def to(self, process: subprocess.Popen[bytes]) -> None:
-        """Pass to this process from now on."""
         self._process = process
         for number in self._early:
             process.send_signal(number)
 
     def _pass(self, number: int, _frame: types.FrameType | None) -> None:
         if number == signal.SIGINT and _at_terminal():
-            return  # Ctrl-C reaches the program by itself
+            return  # the terminal sends Ctrl-C to the program itself
         if self._process is None:
             self._early.append(number)
         else:
@@ -170,7 +327,7 @@ class _Forwarding:
 
 
 def _at_terminal() -> bool:
-    """Whether this process is one of those that a terminal's keys signal."""
+    """Whether this process belongs to the group that gets the signals of the terminal's keys."""
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError):
@@ -178,48 +335,50 @@ def _at_terminal() -> bool:
 
 
 def _ended(status: int, folder: Path) -> Ended:
-    found, processes = Captured(), 0
+    captured, processes = Captured(), 0
     try:
         names = sorted(path.name for path in folder.iterdir())
-    except OSError:  # the program has taken it away
+    except OSError:  # the program has removed the folder
         names = []
     for name in names:
         if name.endswith(PRODUCTS):
             try:
-                one = Captured.parse(_read(folder / name))
+                of_process = Captured.parse(_read(folder / name))
             except (OSError, ValueError):
-                found.unseen["files in the folder of the capture that hold none"] += 1
+                captured.unseen["files in the folder of the capture that hold none"] += 1
                 continue
-            found.add(one)
-            processes += bool(one.problems)
+            captured.add(of_process)
+            processes += bool(of_process.problems)
+    # Each process leaves a file when the hook is loaded in it, and another once torch is.
     with_torch, with_gemmsmith = (
         sum(name.endswith(ending) for name in names) for ending in (LOADED, SEEN)
     )
     return Ended(
         status=status,
-        found=found,
+        captured=captured,
         processes=processes,
         stopped=STOPPED in names,
-        why="" if found.problems else _why(found, with_torch, with_gemmsmith),
+        reason="" if captured.problems else _no_products(captured, with_torch, with_gemmsmith),
     )
 
 
 def _read(path: Path) -> bytes:
-    """A file of the program's.
+    """The bytes of a file that the program wrote.
 
     Raises:
-        OSError: it is no regular file, such as a pipe, which may never end; it cannot be read.
+        OSError: it cannot be read, or is not a regular file: reading a pipe may never end.
     """
     if not path.is_file():
         raise OSError(f"{path} is no file")
     return path.read_bytes()
 
 
-def _why(found: Captured, with_torch: int, with_gemmsmith: int) -> str:
-    """Why there is no product that a kernel is for."""
-    if found.skipped:
-        types = ", ".join(f"{count} of {name}" for name, count in found.skipped.most_common(3))
-        return f"kernels are for none of the {found.skipped.total()} products that ran ({types})"
+def _no_products(captured: Captured, with_torch: int, with_gemmsmith: int) -> str:
+    """Why no product was captured that a kernel supports."""
+    skipped = captured.skipped
+    if skipped:
+        types = ", ".join(f"{count} of {name}" for name, count in skipped.most_common(3))
+        return f"kernels are for none of the {skipped.total()} products that ran ({types})"
     if with_torch:
         return (
             f"no matrix product ran in the {with_torch} processes that imported torch, or they "
@@ -227,6 +386,8 @@ def _why(found: Captured, with_torch: int, with_gemmsmith: int) -> str:
         )
     if with_gemmsmith:
         return f"none of the {with_gemmsmith} Python processes has imported torch"
+    from tuner.extras import library
+
     return (
         f"no Python ran that has gemmsmith installed: `pip install {library()}` where the "
         "program's Python is (one started with -S or -I, or from a copied folder, does not count)"

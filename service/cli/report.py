@@ -1,34 +1,53 @@
-"""`gemmsmith report`: the comparison with cuBLAS as a page with charts, CSV and JSON."""
+"""`gemmsmith report`: the comparison with cuBLAS as a page with charts, CSV and JSON.
+
+`gemmsmith ceilings` measures the limits of the GPU that the report compares with.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gemmsmith.core.device import called
-from service.cli import completion
 from service.cli.options import (
     AsJson,
     Database,
     OnlyDevice,
+    complete_dtypes,
     dtypes_of,
     load_settings,
 )
-from service.cli.output import CommandError, emit, note, ratio, say, table, writable_folder
+from service.cli.output import (
+    CommandError,
+    MisuseError,
+    emit,
+    microseconds,
+    note,
+    ratio,
+    say,
+    table,
+    writable,
+    writable_folder,
+)
 
 if TYPE_CHECKING:
     from service.report.problem_rows import DeviceReport
     from tuner.trial import Winner
 
 
-def report(
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Which winners are compared."""
+
     files: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[FILE]...", help="More winners files.", show_default=False),
-    ] = None,
+    ] = None
     winners: Annotated[
         list[Path] | None,
         typer.Option(
@@ -37,17 +56,21 @@ def report(
             help="Winners files instead of the database's current winners.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     dtype: Annotated[
         list[str] | None,
         typer.Option(
             "--dtype",
             help="Only these element types; repeatable, or with commas.",
-            autocompletion=completion.dtypes,
+            autocompletion=complete_dtypes,
             show_default=False,
         ),
-    ] = None,
-    device: OnlyDevice = None,
+    ] = None
+    device: OnlyDevice = None
+
+
+def report(
+    compared: ReportOptions,
     output: Annotated[
         Path,
         typer.Option(
@@ -75,9 +98,10 @@ def report(
     from service.report.export import to_csv, to_json
     from service.report.reasons import notes
 
-    given = [*(winners or ()), *(files or ())]
-    found = _from_files(given) if given else _from_database(database)
-    reports = _reports(_chosen(found, dtypes_of(dtype) if dtype else None, device), ceilings)
+    paths = [*(compared.winners or ()), *(compared.files or ())]
+    winners = _from_files(paths) if paths else _from_database(database)
+    dtypes = dtypes_of(compared.dtype) if compared.dtype else None
+    reports = _reports(_chosen(winners, dtypes, compared.device), ceilings)
     written = {
         "html": (output / "report.html", page(reports).encode()),
         "csv": (output / "report.csv", to_csv(reports).encode()),
@@ -87,24 +111,24 @@ def report(
         write(path, content)
     if as_json:
         summaries = [
-            {"device": each.device.slug, "notes": notes(each), "summary": each.summaries}
-            for each in reports
+            {"device": item.device.slug, "notes": notes(item), "summary": item.summaries}
+            for item in reports
         ]
         emit(
             {"files": {name: str(path) for name, (path, _) in written.items()}}
             | {"devices": summaries}
         )
         return
-    for each in reports:
-        _print(each)
-        for line in notes(each):
+    for item in reports:
+        _print(item)
+        for line in notes(item):
             note(line)
     for path, _ in written.values():
         say(str(path))
 
 
 def _from_files(paths: Sequence[Path]) -> list[Winner]:
-    """The winners of all files; of two for one problem and device, the later one."""
+    """The winners of all files; of several for the same problem and device, the latest."""
     from tuner.exchange import read_winners
 
     latest: dict[object, Winner] = {}
@@ -123,20 +147,23 @@ def _from_database(database: str | None) -> list[Winner]:
 
     url = load_settings(database=database).database
     with Store.open(url) as store:
-        found = store.winners()
-    if not found:
+        winners = store.winners()
+    if not winners:
         raise CommandError(
             f"the database {url} has no winners: measure some with `gemmsmith tune`, take "
-            "the shipped ones with `gemmsmith db upgrade`, or pass --winners "
-            "FILE"
+            "the shipped ones with `gemmsmith db upgrade`, or pass --winners FILE"
         )
-    return found
+    return winners
 
 
 def _chosen(
     winners: Sequence[Winner], dtypes: Sequence[str] | None, device: str | None
 ) -> list[Winner]:
-    """Those that were asked for; raises CommandError, naming what there is, for none."""
+    """The winners that the options select.
+
+    Raises:
+        CommandError: there are no such winners; names those there are.
+    """
     fitting = called(device or "", {winner.device.slug for winner in winners})
     chosen = [
         winner
@@ -146,8 +173,8 @@ def _chosen(
     ]
     if chosen:
         return chosen
-    there = sorted({f"{w.problem.dtype} on {w.device.slug}" for w in winners})
-    raise CommandError(f"no such winners; there are {', '.join(there)}")
+    kinds = sorted({f"{w.problem.dtype} on {w.device.slug}" for w in winners})
+    raise CommandError(f"no such winners; there are {', '.join(kinds)}")
 
 
 def _reports(winners: Sequence[Winner], folder: Path | None) -> list[DeviceReport]:
@@ -159,12 +186,12 @@ def _reports(winners: Sequence[Winner], folder: Path | None) -> list[DeviceRepor
     for winner in winners:
         devices.setdefault(winner.device.slug, []).append(winner)
     reports = []
-    for slug, mine in sorted(devices.items()):
+    for slug, of_device in sorted(devices.items()):
         path = path_for(slug, folder)
-        found = read_ceilings(path) if path.is_file() else None
-        if found is not None and found.device.slug != slug:
-            raise CeilingsError(f"{path} holds ceilings of {found.device.slug}, not of {slug}")
-        reports.append(device_report(mine, found))
+        measured = read_ceilings(path) if path.is_file() else None
+        if measured is not None and measured.device.slug != slug:
+            raise CeilingsError(f"{path} holds ceilings of {measured.device.slug}, not of {slug}")
+        reports.append(device_report(of_device, measured))
     return reports
 
 
@@ -183,3 +210,67 @@ def _print(report: DeviceReport) -> None:
     ]
     columns = ("types", "problems", "count", "geometric mean", "median", "minimum", "below 0.97")
     table(report.device.slug, columns, rows, left=2)
+
+
+def ceilings(
+    device: Annotated[str, typer.Option(help="The GPU to measure: cuda:0.")] = "cuda:0",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="File to write; default <device slug>.json where `gemmsmith report` looks.",
+            show_default=False,
+            callback=writable,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure copy bandwidth and the peak rate of cuBLAS on this machine's GPU.
+
+    It takes about ten seconds, and waits while another process measures on the GPU.
+    """
+    from gemmsmith.files import private_folder
+    from tuner.measure.ceilings import document, measure, own_folder, path_for, write_ceilings
+
+    measured = measure(_ordinal(device), on_step=note)
+    path = output
+    if path is None:
+        private_folder(own_folder())
+        path = path_for(measured.device.slug, own_folder())
+    write_ceilings(measured, path)
+    if as_json:
+        emit({"file": str(path)} | document(measured))
+        return
+    rows: list[tuple[object, ...]] = [
+        (
+            f"copy of {copy.read_bytes / 1e6:g} MB",
+            f"{copy.bytes_per_second / 1e12:.3f} TB/s",
+            microseconds(copy.statistics.median_us),
+            copy.statistics.samples,
+        )
+        for copy in (*measured.copies, measured.copy)
+    ]
+    rows += [
+        (
+            peak.problem,
+            f"{peak.flops_per_second / 1e12:.1f} TFLOP/s",
+            microseconds(peak.statistics.median_us),
+            peak.statistics.samples,
+        )
+        for peak in measured.peaks
+    ]
+    table(measured.device.name, ("measured", "value", "µs", "samples"), rows)
+    say(str(path))
+
+
+def _ordinal(device: str) -> int:
+    """The number in `cuda:0`.
+
+    Raises:
+        MisuseError: this is not a name of a GPU.
+    """
+    named = re.fullmatch(r"cuda(?::(\d{1,3}))?", device, re.ASCII)
+    if named is None:
+        raise MisuseError(f"ceilings are measured on a GPU: --device cuda:0, got {device!r}")
+    return int(named[1] or 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+import sys
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,54 +14,161 @@ from gemmsmith.core.choices import member
 from gemmsmith.core.device import recording_of
 from gemmsmith.core.names import named_layout
 from gemmsmith.errors import InvalidProblem
-from service.cli import completion
-from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
+from gemmsmith.showing import lines
 from service.cli.options import (
     AsJson,
-    Database,
     OnlyDevice,
-    Url,
-    connect,
-    device_called,
+    SourceOptions,
+    complete_dtypes,
+    complete_formats,
+    complete_layouts,
+    complete_phases,
     dtypes_of,
     load_settings,
     problem_of,
 )
-from service.cli.output import MisuseError, emit, microseconds, note, ratio, table, writable
+from service.cli.output import (
+    CommandError,
+    MisuseError,
+    emit,
+    microseconds,
+    note,
+    ratio,
+    table,
+    writable,
+)
+from service.cli.session import connect, device_called
 
 if TYPE_CHECKING:
+    from service.http.tables import FileFormat, Row, Table
     from tuner.store import Store, StoredTrial
     from tuner.trial import Winner
 
 
-def results(
+@dataclass(frozen=True, kw_only=True)
+class ResultFilters:
+    """Which trials or winners are printed."""
+
     problem: Annotated[
         tuple[int, int, int] | None,
         typer.Option("--problem", metavar="M N K", help="Only this shape.", show_default=False),
-    ] = None,
+    ] = None
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Only these element types.", autocompletion=completion.dtypes, show_default=False
+            help="Only these element types.", autocompletion=complete_dtypes, show_default=False
         ),
-    ] = None,
+    ] = None
     layout: Annotated[
         str | None,
         typer.Option(
             help="Only this layout: tn, tt, nt or nn.",
-            autocompletion=completion.layouts,
+            autocompletion=complete_layouts,
             show_default=False,
         ),
-    ] = None,
-    batch: Annotated[int, typer.Option(help="With --problem.")] = 1,
-    device: OnlyDevice = None,
+    ] = None
+    batch: Annotated[int, typer.Option(help="With --problem.")] = 1
+    device: OnlyDevice = None
     phase: Annotated[
         str | None,
         typer.Option(
-            help="Only screen or final.", autocompletion=completion.phases, show_default=False
+            help="Only screen or final.", autocompletion=complete_phases, show_default=False
         ),
-    ] = None,
-    job: Annotated[str | None, typer.Option(help="Only this job's.", show_default=False)] = None,
+    ] = None
+    job: Annotated[str | None, typer.Option(help="Only this job's.", show_default=False)] = None
+
+    def query(self) -> dict[str, Any]:
+        """The filters as `GET /results` takes them, checked; without those that were not typed."""
+        from gemmsmith.core.problem import Layout
+        from gemmsmith.http.requests import fields_of
+        from tuner.trial import Phase
+
+        query: dict[str, Any] = {
+            "device": self.device,
+            "phase": self.phase and member("phase", Phase, self.phase).value,
+            "job": self.job,
+        }
+        if self.problem is not None:
+            dtype = self.dtype or "bf16"
+            query |= fields_of(
+                problem_of(*self.problem, batch=self.batch, dtype=dtype, layout=self.layout)
+            )
+        else:
+            name, own = named_layout(self.dtype or "")
+            layout = self.layout or own
+            query["layout"] = layout and member("layout", Layout, layout.lower()).value
+            query["dtype"] = dtypes_of([name])[0] if name else None
+        return {name: value for name, value in query.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """The columns of a table, and the format of its file."""
+
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="jsonl, csv or parquet; else by the file's ending, else jsonl.",
+            autocompletion=complete_formats,
+            show_default=False,
+        ),
+    ] = None
+    fields: Annotated[
+        str | None,
+        typer.Option(
+            "--fields",
+            metavar="NAME,NAME…",
+            help="Columns of a table, in this order; a wrong name lists them all.",
+            show_default=False,
+        ),
+    ] = None
+
+    def format_of(self, path: Path | None) -> FileFormat:
+        """The format of the option, else that of the file's ending, else JSON lines.
+
+        Raises:
+            InvalidProblem: there is no such format; names those there are.
+        """
+        from service.http.tables import FileFormat
+
+        if self.form is None:
+            ending = path.suffix[1:] if path else ""
+            return FileFormat(ending) if ending in set(FileFormat) else FileFormat.JSONL
+        return member("format", FileFormat, self.form)
+
+    def columns_of(self, kind: Table[Any]) -> tuple[str, ...]:
+        """The columns of the option, else all of the table.
+
+        Raises:
+            MisuseError: there is no such column; names those there are.
+        """
+        from service.http.tables import UnknownField
+
+        try:
+            return kind.choose(self.fields)
+        except UnknownField as error:
+            raise MisuseError(f"--fields: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(TableOptions):
+    """A table, and the file that it is written to."""
+
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="File to write; else stdout.",
+            show_default=False,
+            callback=writable,
+        ),
+    ] = None
+
+
+def results(
+    options: ResultFilters,
     winners: Annotated[
         bool, typer.Option("--winners", help="Current winners instead of trials.")
     ] = False,
@@ -71,84 +180,87 @@ def results(
         ),
     ] = False,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number.")] = 50,
-    form: FormatName = None,
-    fields: Fields = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="File to write; else stdout.",
-            show_default=False,
-            callback=writable,
-        ),
-    ] = None,
-    url: Url = None,
-    database: Database = None,
+    *,
+    file: FileOptions,
+    source: SourceOptions,
     as_json: AsJson = False,
 ) -> None:
     """Print recorded trials, oldest first, including failed ones; with --json one per line.
 
     With --format, --fields or --output they are a table of plain columns for other programs.
     """
-    filters = _filters(problem, dtype, layout, batch, device, phase, job)
-    if winners and (url or problem or phase or job):
+    filters = options.query()
+    as_table = file.form or file.fields or file.output
+    if winners and (source.url or filters.keys() & {"m", "phase", "job"}):
         raise MisuseError("--winners goes with --dtype, --layout, --device and --database only")
     if unanswered:
-        if winners or filters or url or form or fields or output:
+        if winners or filters or source.url or as_table:
             raise MisuseError("--unanswered goes with --limit, --database and --json only")
-        _show_unanswered(limit, database, as_json)
+        from tuner.store import Store
+
+        with Store.open(load_settings(database=source.database).database) as store:
+            _show_winners(store.unanswered(limit), limit, as_json)
         return
-    if not (form or fields or output):
-        (_show_winners if winners else _show_trials)(filters, limit, url, database, as_json)
-        return
-    if as_json:
+    if as_table and as_json:
         raise MisuseError("--json is whole documents; plain columns are --format jsonl")
+    if as_table:
+        _write(filters, winners, limit, source, file)
+    elif winners:
+        _show_winners(_winners(filters, limit, source.database), limit, as_json)
+    else:
+        _show_trials(filters, limit, source, as_json)
+
+
+def _write(
+    filters: dict[str, Any], winners: bool, limit: int, source: SourceOptions, file: FileOptions
+) -> None:
+    """Write trials or winners as plain columns."""
     from service.http import tables
 
-    written = format_of(form, output)
-    source: tables.Table[Any] = tables.WINNERS if winners else tables.TRIALS
-    columns = fields_of(source, fields)
-    if url:
-        with connect(url) as client:
+    form = file.format_of(file.output)
+    kind: tables.Table[Any] = tables.WINNERS if winners else tables.TRIALS
+    columns = file.columns_of(kind)
+    if source.url:
+        with connect(source.url) as client:
             trials = client.results(limit=limit, fields=",".join(columns), **filters)
             rows = [{name: trial.get(name) for name in columns} for trial in trials]
     else:
-        found = (_winners if winners else _trials)(filters, limit, database)
-        rows = source.rows(found, columns)
-    send(write(source, rows, columns, written), output)
+        records = (_winners if winners else _trials)(filters, limit, source.database)
+        rows = kind.rows(records, columns)
+    write_table(kind, rows, columns, form, file.output)
     _count(rows, limit, "rows")
 
 
-def _filters(
-    problem: tuple[int, int, int] | None,
-    dtype: str | None,
-    layout: str | None,
-    batch: int,
-    device: str | None,
-    phase: str | None,
-    job: str | None,
-) -> dict[str, Any]:
-    """The filters of `GET /results`, checked; those not given are left out."""
-    from gemmsmith.core.problem import Layout
-    from gemmsmith.http.requests import fields_of
-    from tuner.trial import Phase
+def write_table(
+    kind: Table[Any],
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    form: FileFormat,
+    path: Path | None,
+) -> None:
+    """Write rows to `path` atomically, or to stdout.
 
-    filters: dict[str, Any] = {
-        "device": device,
-        "phase": phase and member("phase", Phase, phase).value,
-        "job": job,
-    }
-    if problem is not None:
-        filters |= fields_of(
-            problem_of(*problem, batch=batch, dtype=dtype or "bf16", layout=layout)
-        )
+    Raises:
+        CommandError: the format is Parquet, and pyarrow is not installed.
+        MisuseError: the format is Parquet, and stdout is a terminal.
+    """
+    from gemmsmith.files import STDOUT, descriptor
+    from gemmsmith.files import write as write_file
+    from service.http.tables import ParquetMissing
+
+    try:
+        content = kind.write(rows, columns, form)
+    except ParquetMissing as error:
+        raise CommandError(str(error)) from None
+    if path is not None and descriptor(path) != STDOUT:
+        write_file(path, content)
+    elif b"\0" in content and sys.stdout.isatty():
+        raise MisuseError("Parquet is not for a terminal: name a file with -o, or redirect")
     else:
-        name, own = named_layout(dtype or "")
-        layout = layout or own
-        filters["layout"] = layout and member("layout", Layout, layout.lower()).value
-        filters["dtype"] = dtypes_of([name])[0] if name else None
-    return {name: value for name, value in filters.items() if value is not None}
+        if sys.stdout.isatty():
+            content = lines(content.decode()).encode()
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
 
 
 def _trials(filters: dict[str, Any], limit: int, database: str | None) -> list[StoredTrial]:
@@ -192,22 +304,20 @@ def _device(store: Store, filters: dict[str, Any]) -> str | None:
     return device_called(name, [model.slug for model in store.devices()]) if name else None
 
 
-def _count(rows: Sized, limit: int, what: str) -> None:
-    note(f"{len(rows)} {what}" + (f" (--limit {limit})" if len(rows) == limit else ""))
+def _count(rows: Sized, limit: int, thing: str) -> None:
+    note(f"{len(rows)} {thing}" + (f" (--limit {limit})" if len(rows) == limit else ""))
 
 
-def _show_trials(
-    filters: dict[str, Any], limit: int, url: str | None, database: str | None, as_json: bool
-) -> None:
+def _show_trials(filters: dict[str, Any], limit: int, source: SourceOptions, as_json: bool) -> None:
     import msgspec
 
-    if url:
-        with connect(url) as client:
+    if source.url:
+        with connect(source.url) as client:
             rows = list(client.results(limit=limit, **filters))
     else:
         rows = [
             {"id": stored.id, "created_at": stored.created_at, **msgspec.to_builtins(stored.trial)}
-            for stored in _trials(filters, limit, database)
+            for stored in _trials(filters, limit, source.database)
         ]
     if as_json:
         for row in rows:
@@ -222,7 +332,7 @@ def _show_trials(
 
 
 def _known(row: dict[str, Any]) -> tuple[Any, ...] | None:
-    """A trial as it is printed; None if this gemmsmith does not know what is in it."""
+    """A trial's row of the table; None if it needs a newer gemmsmith."""
     from msgspec import ValidationError
 
     try:
@@ -255,22 +365,9 @@ def _row(row: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _show_winners(
-    filters: dict[str, Any], limit: int, _url: str | None, database: str | None, as_json: bool
-) -> None:
-    _show_found(_winners(filters, limit, database), limit, as_json)
-
-
-def _show_unanswered(limit: int, database: str | None, as_json: bool) -> None:
-    from tuner.store import Store
-
-    with Store.open(load_settings(database=database).database) as store:
-        _show_found(store.unanswered(limit), limit, as_json)
-
-
-def _show_found(found: list[Winner], limit: int, as_json: bool) -> None:
+def _show_winners(winners: list[Winner], limit: int, as_json: bool) -> None:
     if as_json:
-        for winner in found:
+        for winner in winners:
             emit(winner, line=True)
         return
     rows = [
@@ -284,11 +381,11 @@ def _show_found(found: list[Winner], limit: int, as_json: bool) -> None:
             microseconds(winner.baseline.median_us if winner.baseline else None),
             ratio(winner.speedup.median if winner.speedup else None),
         )
-        for winner in found
+        for winner in winners
     ]
     columns = (
         *("problem", "device", "origin", "use", "best CUTLASS kernel"),
         *("µs", "default µs", "speed-up"),
     )
     table("", columns, rows, left=5)
-    _count(found, limit, "winners")
+    _count(winners, limit, "winners")

@@ -1,4 +1,4 @@
-"""`gemmsmith serve` and `gemmsmith worker`: the long-running processes."""
+"""`gemmsmith serve`, `worker` and `fleet`: the long-running processes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from service.cli.options import Database, DeviceName, Packs, Sweeps, load_settings
-from service.cli.output import MisuseError, note
+from service.cli.options import DataOptions, DeviceName
+from service.cli.output import CommandError, MisuseError, note
+
+UntilIdle = Annotated[bool, typer.Option("--until-idle", help="Stop when the queue is empty.")]
 
 
 def serve(
@@ -31,9 +33,8 @@ def serve(
         ),
     ] = None,
     device: DeviceName = None,
-    database: Database = None,
-    packs: Packs = None,
-    sweeps: Sweeps = None,
+    *,
+    data: DataOptions,
     winners: Annotated[
         Path | None,
         typer.Option(
@@ -49,15 +50,8 @@ def serve(
     from service.cli.serve import serve as run
     from service.settings import SettingsError
 
-    settings = load_settings(
-        host=host,
-        port=port,
-        require_keys=require_keys,
-        device=device,
-        database=database,
-        packs=packs,
-        sweeps=sweeps,
-        winners=winners,
+    settings = data.settings(
+        host=host, port=port, require_keys=require_keys, device=device, winners=winners
     )
     try:
         status = run(settings, worker=worker)
@@ -68,12 +62,9 @@ def serve(
 
 def worker(
     device: DeviceName = None,
-    database: Database = None,
-    packs: Packs = None,
-    sweeps: Sweeps = None,
-    until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="Stop when the queue is empty.")
-    ] = False,
+    *,
+    data: DataOptions,
+    until_idle: UntilIdle = False,
 ) -> None:
     """Run tuning jobs from the queue, until SIGTERM or Ctrl-C.
 
@@ -82,7 +73,70 @@ def worker(
     from service import logging
     from service.worker.process import run
 
-    settings = load_settings(device=device, database=database, packs=packs, sweeps=sweeps)
+    settings = data.settings(device=device)
     logging.configure(json=settings.log_json)
     done = run(settings, until_idle=until_idle)
     note(f"{done} jobs worked on")
+
+
+def fleet(
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="The Ray cluster, such as HOST:6379. `local` starts one on this machine (with a "
+            "recorded GPU, if it has none), which only this user can reach. Without it: the "
+            "cluster that this machine belongs to.",
+            show_default=False,
+        ),
+    ] = None,
+    cores: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Cores per compile task; 0: no compile tasks, each GPU's worker compiles.",
+        ),
+    ] = 4,
+    share: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Where machines share packs (any fsspec URL, such as s3://bucket/packs). Without "
+            "it they all mount one packs folder.",
+            show_default=False,
+        ),
+    ] = "",
+    until_idle: UntilIdle = False,
+    device: DeviceName = None,
+    *,
+    data: DataOptions,
+) -> None:
+    """Run a worker on every GPU of a Ray cluster, and compile on its other cores, until SIGTERM.
+
+    Jobs come from the database, as those of `gemmsmith worker` do. Machines may join and leave.
+    """
+    from service.fleet import local
+
+    if address == "local":
+        local.prepare()
+    try:
+        from service.fleet.driver import Options
+        from service.fleet.running import connected, run
+    except ImportError:
+        from tuner.extras import pip_install
+
+        raise CommandError(f"Ray is not installed here: {pip_install('fleet')}") from None
+    from service import logging
+    from service.fleet.plan import RECORDED
+    from service.worker.process import device_name
+
+    settings = data.settings(device=device)
+    settings.create_folders()
+    recorded = device_name(settings) if address == "local" else ""
+    recorded = recorded if recorded.startswith(RECORDED) else ""
+    logging.configure(json=settings.log_json)
+    try:
+        with connected(address or "auto", recorded):
+            run(settings, Options(cores=cores, share=share), until_idle=until_idle)
+    except ConnectionError as error:
+        raise CommandError(f"no Ray cluster: {error}. Start one: ray start --head") from error
+    note("the fleet has stopped")

@@ -2,14 +2,15 @@
 
 The worker is a process of its own, so a crash on the GPU never takes the service down. On SIGTERM
 or SIGINT the server finishes its requests and ends event streams (their clients resume), then the
-worker is handed a SIGTERM and awaited. A port in use or an unusable database ends the command
-before anything is started.
+worker gets a SIGTERM, and the command waits for it. A port in use or an unusable database ends the
+command before anything is started.
 """
 
 from __future__ import annotations
 
 import errno
 import gc
+import shlex
 import signal
 import socket
 import sys
@@ -19,28 +20,35 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
 import structlog
 import uvicorn
 
+from gemmsmith.core.problem import Problem
 from service import database, identity, logging
-from service.cli import banner
 from service.http.app import create_app
 from service.http.connections import raise_file_limit
+from service.http.documents import best_url
 from service.http.server import server_config
 from service.lookup.devices import Catalogue
 from service.settings import Settings, SettingsError
 from service.worker.gpu import usable_gpu
 from service.worker.supervisor import WorkerSupervisor
 from tuner.compile import ArtifactStore
+from tuner.devices.recording import SUFFIX, first_problem
+from tuner.errors import RecordingCorrupt
 from tuner.exchange import Imported
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.serve")
 
 SWITCH_S = 0.001
-"""How long a thread computes before another gets its turn. An order waits for threads 20 times:
-beside two that make listings it took 193 ms with Python's 5 ms, and 145 ms with this (two busy
-cores, 2026-11-26)."""
+"""Seconds that a thread computes before another gets its turn. A request for a job waits for other
+threads 20 times: beside two that make listings it took 193 ms with Python's 5 ms, and 145 ms with
+this (two busy cores, 2026-11-26)."""
+
+FALLBACK = Problem(m=4096, n=4096, k=4096)
+"""The banner's lookup while there are no winners: a 404 that says how to tune it."""
 
 
 def _say(line: str) -> None:
@@ -54,13 +62,13 @@ def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None
     `say` gets the banner with the lines to try, once the service answers.
 
     Raises:
-        SettingsError: the address cannot be bound, or it takes API keys and there are none.
+        SettingsError: the address cannot be bound, or requests need API keys and none exist.
         StoreError: the database cannot be used.
     """
     logging.configure(json=settings.log_json)
     raise_file_limit()
     sys.setswitchinterval(SWITCH_S)
-    # Bound first: a second `serve` must fail before it touches the database or starts a worker.
+    # The port is bound first: a second `serve` must fail before it touches the database.
     with _listening(settings) as listener:
         prepare(settings)
         supervisor = WorkerSupervisor(settings) if worker else None
@@ -82,24 +90,24 @@ def prepare(settings: Settings) -> None:
     loaded = database.prepare(settings)
     _check_keys(settings)
     _check_packs(settings)
-    _tell_of_winners(loaded)
+    _log_winners(loaded)
 
 
 def _check_keys(settings: Settings) -> None:
-    """Refuse to start where every request would be refused."""
+    """Refuse to start if every request would be refused."""
     if not settings.keys_required:
         return
     with Store.open(settings.database) as store:
         if not store.keys.list(limit=1):
             raise SettingsError(
-                f"serving on {settings.host} takes API keys, and there is none in this database: "
+                f"serving on {settings.host} takes API keys, and this database has no keys: "
                 "create one first: gemmsmith keys create NAME --scope admin"
             )
 
 
 def _check_packs(settings: Settings) -> None:
-    """Say what is not handed on, since nobody who is believed has signed it."""
-    identity.signer(settings)  # made before it is needed, and its own packs are believed
+    """Warn of packs that are not served because they have no trusted signature."""
+    identity.signer(settings)  # makes the key, so that this installation's own packs are trusted
     packs = ArtifactStore(settings.packs, trusted=identity.trusted_packs(settings))
     left_out = len(packs.manifests()) - len(packs.believed())
     if left_out > 0:
@@ -110,7 +118,7 @@ def _check_packs(settings: Settings) -> None:
         )
 
 
-def _tell_of_winners(loaded: list[tuple[Path, Imported]]) -> None:
+def _log_winners(loaded: list[tuple[Path, Imported]]) -> None:
     for path, imported in loaded:
         log.info("shipped winners", file=path.name, added=imported.added, kept=imported.kept)
         if imported.unbelieved:
@@ -123,7 +131,7 @@ def _tell_of_winners(loaded: list[tuple[Path, Imported]]) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, telling when it answers and telling event streams when it stops."""
+    """uvicorn with a call when it answers; it ends event streams when it stops."""
 
     def __init__(self, settings: Settings, on_ready: Callable[[], None]) -> None:
         self.app = create_app(settings)
@@ -136,12 +144,11 @@ class _Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening, then say so."""
         await super().startup(sockets=sockets)
         if self.started and not self.should_exit:
             self.was_ready = True
-            # What is loaded by now stays. Looked through for garbage again and again, it stopped
-            # lookups for 166 ms at a time; 12 without it (two busy cores, 2026-11-22).
+            # What is loaded by now stays loaded. Collecting it as garbage again and again stopped
+            # lookups for 166 ms; now they stop for 12 ms (two busy cores, 2026-11-22).
             gc.freeze()
             self._on_ready()
 
@@ -198,8 +205,47 @@ def _banner(settings: Settings, listener: socket.socket) -> str:
     shown = f"[{host}]" if ":" in host else host
     with Store.open(settings.database) as store:
         model = Catalogue(store.devices, usable_gpu(), settings.default_model).resolve(None, None)
-        lookup = banner.known_problem(store, model.slug if model else None) or banner.FALLBACK
-    tuning = banner.recorded_problem(settings) or lookup
-    return banner.text(
-        f"http://{shown}:{port}", lookup=lookup, tuning=tuning, keys=settings.keys_required
+        lookup = _known_problem(store, model.slug if model else None) or FALLBACK
+    tuning = _recorded_problem(settings) or lookup
+    url = f"http://{shown}:{port}"
+    return _text(url, lookup=lookup, tuning=tuning, keys=settings.keys_required)
+
+
+def _text(url: str, *, lookup: Problem, tuning: Problem, keys: bool) -> str:
+    """The banner: where the pages are, a lookup, a tuning job, and that job's events.
+
+    `lookup` should be a problem that has a winner, `tuning` a problem that the worker's device can
+    tune. With `keys` the lines take an API key from GEMMSMITH_API_KEY.
+    """
+    key = ' -H "Authorization: Bearer $GEMMSMITH_API_KEY"' if keys else ""
+    body = shlex.quote(msgspec.json.encode(tuning).decode())
+    return "\n".join(
+        [
+            f"gemmsmith answers on {url} (pages: {url}/ui, documentation: {url}/docs). Try:",
+            "",
+            f"  curl -s{key} '{url}{best_url(lookup)}'",
+            f"  curl -s{key} -H 'Content-Type: application/json' -d {body} {url}/tune",
+            f"  curl -sN{key} {url}/jobs/latest/events",
+            "",
+        ]
     )
+
+
+def _known_problem(store: Store, device: str | None) -> Problem | None:
+    """A problem that has a winner on the device, preferably a CUTLASS kernel."""
+    winners = store.winners(device=device, limit=200)
+    winners.sort(key=lambda winner: winner.use.is_default)
+    return winners[0].problem if winners else None
+
+
+def _recorded_problem(settings: Settings) -> Problem | None:
+    """A problem that the recorded device holds; None if the worker has a real GPU."""
+    if settings.device.startswith("cuda") or (not settings.device and usable_gpu()):
+        return None
+    for path in sorted(settings.sweeps.glob(f"*{SUFFIX}")):
+        try:
+            if (problem := first_problem(path)) is not None:
+                return problem
+        except RecordingCorrupt as error:
+            log.warning("recording unusable", error=str(error))
+    return None

@@ -1,27 +1,96 @@
-"""What commands that work on this machine open: the store, the device, the compiler."""
+"""What commands open: a service by its URL, or this machine's database, device and compiler."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from gemmsmith.core.device import DeviceModel, called
-from service.cli.options import device_called
-from service.cli.output import CommandError, note
+from service.cli.output import CommandError, MisuseError, say_made
 
 if TYPE_CHECKING:
+    from gemmsmith.http.client import Client
     from service.settings import Settings
     from tuner.compile import Builder
     from tuner.devices.base import Device
     from tuner.search.ranking import Ranker
     from tuner.store import Store
+
+_NO_HOST = re.compile(r"Name or service not known|No address associated|failure in name resolution")
+_NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|wrong version number|RECORD_LAYER_FAILURE")
+_REFUSED = re.compile(r"Connection refused|All connection attempts failed|No route to host")
+_NO_ROUTE = (404, "Not Found")
+"""Status and title of a service's answer for a path that it does not have."""
+
+
+@contextmanager
+def connect(url: str, **options: Any) -> Iterator[Client]:
+    """A client of the service at `url`.
+
+    Raises:
+        MisuseError: this is not a URL, or not that of a gemmsmith service.
+        CommandError: nothing answers there.
+    """
+    from gemmsmith.http.client import Client
+
+    try:
+        client = Client(url, **options)
+    except ValueError as error:
+        raise MisuseError(str(error)) from error
+    with blaming(url), client:
+        yield client
+
+
+@contextmanager
+def blaming(url: str) -> Iterator[None]:
+    """Explain failures to reach a service that come from a wrong URL.
+
+    Raises:
+        MisuseError, CommandError: as `connect`.
+    """
+    from gemmsmith.errors import ServiceError, ServiceUnavailable
+
+    try:
+        yield
+    except ServiceUnavailable as error:
+        if _NO_HOST.search(str(error)):
+            raise MisuseError(f"the URL {url} is wrong: there is no such host") from error
+        if _NO_TLS.search(str(error)):
+            plain = url.replace("https:", "http:", 1)
+            raise MisuseError(
+                f"the URL {url} is wrong: what answers there speaks no TLS; try {plain}"
+            ) from error
+        if _REFUSED.search(str(error)):
+            raise CommandError(
+                f"nothing answers at {url}: start a service there with `gemmsmith serve`, or "
+                "correct the URL (--url, GEMMSMITH_URL)"
+            ) from error
+        raise
+    except ServiceError as error:
+        if 300 <= error.status < 400:
+            raise MisuseError(f"the URL {url} is wrong: {error.detail}") from error
+        if not error.document.keys() - {"detail"}:
+            raise MisuseError(
+                f"the URL {url} is wrong: what answers there is no gemmsmith service "
+                f"({error.status} {error.title})"
+            ) from error
+        if (root := _root(url)) != url.rstrip("/") and (error.status, error.title) == _NO_ROUTE:
+            raise MisuseError(f"the URL {url} is wrong: the service is at {root}") from error
+        raise
+
+
+def _root(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,43 +103,62 @@ class TuningSession:
     ranker: Ranker
 
 
-@contextmanager
-def local(settings: Settings) -> Iterator[TuningSession]:
-    """Open this machine for tuning; the device stays entered until the end.
+def signed_store(settings: Settings) -> Store:
+    """This installation's database, which signs the winners that are measured here.
 
     Raises:
-        StoreError, DeviceError, CompilerNotFound: what is missing and how to get it.
-        SettingsError: the key that winners are signed with cannot be used.
+        StoreError: the database cannot be used.
+        SettingsError: the signing key cannot be used.
     """
     from service import identity
     from service.database import open_store
+
+    settings.create_folders()
+    return open_store(settings, signer=identity.signer(settings), on_made=say_made)
+
+
+@contextmanager
+def tuning_session(settings: Settings, store: Store) -> Iterator[TuningSession]:
+    """Open this machine's device and compiler; the device stays entered until the end.
+
+    Raises:
+        DeviceError, CompilerNotFound: what is missing and how to get it.
+    """
     from service.worker.builder import open_builder
     from service.worker.process import open_worker_device
     from tuner.search.cost_model import AnalyticModel
 
-    settings.create_folders()
-    signer = identity.signer(settings)
-    with open_store(settings, signer=signer, on_made=say_made) as store:
-        device = open_worker_device(settings)
-        builder = open_builder(settings, store) if device.needs_packs else None
-        with device:
-            yield TuningSession(store=store, device=device, builder=builder, ranker=AnalyticModel())
+    device = open_worker_device(settings)
+    builder = open_builder(settings, store) if device.needs_packs else None
+    with device:
+        yield TuningSession(store=store, device=device, builder=builder, ranker=AnalyticModel())
 
 
-def say_made(winners: int) -> None:
-    """Tell of a new database, and what is in it."""
-    if winners:
-        note(f"created the database with {winners} shipped winners")
-
-
-def model_of(settings: Settings, name: str | None) -> DeviceModel:
-    """The device model that people call by this name, by default the first one at hand.
+def device_called(name: str, slugs: Iterable[str]) -> str:
+    """The slug of the device model with this name, as people type it.
 
     Raises:
-        CommandError: there is none, or not this one; lists those there are.
+        CommandError: no device has this name, or several have.
+    """
+    known = list(dict.fromkeys(slugs))
+    fitting = called(name, known)
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise CommandError(f"device {name!r} is ambiguous: say {' or '.join(fitting)}")
+    raise CommandError(f"no device {name!r}; there is {', '.join(known) or 'none'}")
+
+
+def model_of(settings: Settings, name: str | None, store: Store | None = None) -> DeviceModel:
+    """The device model with this name, as people type it; without a name the first at hand.
+
+    `store` is the database, if it is open.
+
+    Raises:
+        CommandError: no device model is known, or not this one; lists the known ones.
     """
     known: dict[str, DeviceModel] = {}
-    for models in _models(settings):
+    for models in _models(settings, store):
         known |= {model.slug: model for model in models}
         fitting = called(name, known) if name else list(known)
         if fitting and (not name or len(fitting) == 1):
@@ -83,11 +171,11 @@ def model_of(settings: Settings, name: str | None) -> DeviceModel:
     return known[device_called(name or "", known)]
 
 
-def _models(settings: Settings) -> Iterator[Sequence[DeviceModel]]:
-    """Device models at hand: the local GPU, those of the database with the default model
-    first, the recorded ones.
+def _models(settings: Settings, store: Store | None) -> Iterator[Sequence[DeviceModel]]:
+    """Device models at hand: the local GPU, those of the database with the default model first,
+    the recorded ones.
 
-    A database that is missing or unusable counts as empty: listing what could run needs none.
+    A database that is missing or unusable counts as empty: listing what could run does not need it.
     """
     from service.lookup.devices import default_first
     from tuner.devices import local_gpu
@@ -99,10 +187,14 @@ def _models(settings: Settings) -> Iterator[Sequence[DeviceModel]]:
     if local_model is not None:
         yield [local_model]
     models: list[DeviceModel] = []
-    with contextlib.suppress(StoreError), Store.open(settings.database) as store:
-        models = store.devices()
+    with contextlib.suppress(StoreError):
+        if store is not None:
+            models = store.devices()
+        else:
+            with Store.open(settings.database) as opened:
+                models = opened.devices()
     yield default_first(models, settings.default_model)
-    # Only read when nothing before was the one: a recording takes seconds to load.
+    # Read only if no model before fits: a recording takes seconds to load.
     for path in sorted(settings.sweeps.glob(f"*{SUFFIX}")):
         with contextlib.suppress(RecordingCorrupt):
             yield [Sweep.load(path).header.device]
@@ -119,7 +211,6 @@ class StopFlag:
         self._before: dict[int, object] = {}
 
     def __call__(self) -> bool:
-        """Whether to stop."""
         return self._set
 
     def __enter__(self) -> StopFlag:

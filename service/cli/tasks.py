@@ -1,34 +1,41 @@
-"""What a command was asked to do, one problem at a time, and what came of each."""
+"""Tasks: the problems of a command, which come from its options or a suite; how they are tuned."""
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
+import typer
 
-from gemmsmith.answers.answer import Answer, Ratio, Statistics
-from gemmsmith.core.candidate import Candidate
-from gemmsmith.core.config import Config, Use
-from gemmsmith.core.device import recording_of, time_text
+from gemmsmith.core.operation import DType
 from gemmsmith.core.problem import Problem
-from service.cli.output import emit, microseconds, ratio, say, table
-from service.report.verdict import why_cublas_stays
-from tuner.trial import Winner
+from service.cli.options import (
+    Batch,
+    CompiledOnly,
+    DeviceName,
+    LayoutName,
+    Limit,
+    SizeOptions,
+    Url,
+    complete_dtypes,
+    complete_efforts,
+    complete_suites,
+    dtypes_of,
+    problem_of,
+)
+from service.cli.output import MisuseError
 
-_LISTED = 3
-"""So many problems are named where there may be hundreds."""
+if TYPE_CHECKING:
+    from tuner.suites import Suite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A problem and where it comes from; `origin` is empty for one typed by hand.
+    """A problem and where it comes from; `origin` is empty if it was typed.
 
-    `calls` is how often the user runs it, 0 where nothing is said about that.
+    `calls` is how often the user runs it, 0 if that is not known.
     """
 
     problem: Problem
@@ -37,9 +44,9 @@ class Task:
 
 
 def by_stake(tasks: Sequence[Task], saving_us: Callable[[Problem], float]) -> list[Task]:
-    """The tasks, most time at stake first: calls × what tuning is expected to save of one.
+    """The tasks, most time at stake first: calls × what tuning is expected to save in each.
 
-    Those with nothing at stake, as all are that say no calls, keep their order and come last.
+    Tasks without calls have no time at stake: they keep their order and come last.
     """
 
     def stake(task: Task) -> float:
@@ -48,185 +55,130 @@ def by_stake(tasks: Sequence[Task], saving_us: Callable[[Problem], float]) -> li
     return sorted(tasks, key=stake, reverse=True)
 
 
-class Status(StrEnum):
-    """What came of a task."""
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(SizeOptions):
+    """The options that name problems: M N K, or a suite."""
 
-    TUNED = "tuned"  # a winner was promoted
-    CURRENT = "current"  # it had a winner of this very environment already
-    UNRECORDED = "unrecorded"  # the recorded GPU does not hold it
-    FAILED = "failed"  # see `error`
-    SKIPPED = "skipped"  # stopped or out of time before its turn, or in the middle of it
+    suite: Annotated[
+        Path | None,
+        typer.Option(
+            "--suite",
+            help="Every problem of this file instead of M N K.",
+            autocompletion=complete_suites,
+        ),
+    ] = None
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dtype",
+            "--dtypes",
+            help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32; repeatable, or with "
+            "commas. Default: what the suite's problems say, else bf16.",
+            autocompletion=complete_dtypes,
+            show_default=False,
+        ),
+    ] = None
+    layout: LayoutName = None
+    batch: Batch = 1
 
+    def tasks(self, limit: int | None, calls: int = 0) -> list[Task]:
+        """At most `limit` problems, in every element type of the options.
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskOutcome:
-    """What came of one task; `result` is the winner, or the service's answer.
+        `calls` is how often each is run, unless the suite says so itself.
 
-    `answered` is when a first winner was known, `seconds` when the last one was. `kept` says that
-    what was found is not what is served, and why.
-    """
+        Raises:
+            MisuseError: neither M N K nor a suite, or both, or a suite that cannot be read.
+            InvalidProblem: a shape or `calls` is not valid.
+        """
+        from gemmsmith.http.requests import calls_of
 
-    task: Task
-    status: Status
-    result: Winner | Answer | None = None
-    error: str | None = None
-    job: str | None = None
-    seconds: float = 0.0
-    answered: float | None = None
-    kept: str = ""
-
-    @property
-    def chosen(self) -> Candidate | Config | None:
-        """The best CUTLASS candidate, if there is one."""
-        if isinstance(self.result, Winner):
-            return self.result.candidate
-        return self.result.config if self.result else None
-
-    def document(self) -> dict[str, Any]:
-        """The outcome as JSON."""
-        return {
-            "problem": msgspec.to_builtins(self.task.problem),
-            "origin": self.task.origin,
-            "status": self.status,
-            "result": msgspec.to_builtins(self.result),
-            "error": self.error,
-            "job": self.job,
-            "seconds": round(self.seconds, 3),
-            "answered": None if self.answered is None else round(self.answered, 3),
-        }
-
-    def line(self) -> str:
-        """The outcome in one line, for a log."""
-        if self.result is None:
-            return f"{self.task.problem}: {self.status}{f': {self.error}' if self.error else ''}"
-        return f"{self.task.problem}: {summary(self.result)}"
-
-
-def summary(result: Winner | Answer) -> str:
-    """A winner or an answer in one line."""
-    default = result.problem.operation.default
-    gain = f"{result.speedup.median:.3f} × {default}" if result.speedup else "not compared"
-    recorded = result.device.name if result.replayed else ""
-
-    def time(statistics: Statistics | None) -> str:
-        return time_text(statistics.median_us, recorded) if statistics else "no time"
-
-    if result.use.is_default:
-        stays = why_cublas_stays(Use.CUBLAS, result.speedup, result.power_penalty)
-        lost = f"best CUTLASS kernel {gain}{f', {stays}' if stays else ''}"
-        return f"keep {default}, {time(result.baseline)}; {lost}"
-    chosen = result.candidate if isinstance(result, Winner) else result.config
-    name = chosen.kernel.name if chosen else "no kernel"
-    return f"{time(result.statistics)}, {gain}, {name}"
-
-
-def _device(result: Winner | Answer) -> str:
-    """Where times are from: `H200`, or `recorded H200`."""
-    name = result.device.name
-    return recording_of(name) if result.replayed else name.removeprefix("NVIDIA ")
-
-
-def not_served(found: int | None, served: Winner | Answer | None) -> str:
-    """Why revision `found`, a new winner, is kept while another is served; empty if it is served.
-
-    People who tune on a recorded GPU would else take the one for the other.
-    """
-    if served is None or found is None or served.revision in (None, found):
-        return ""
-    why = ", which is pinned," if served.pinned else ""
-    if not (why or served.replayed):
-        why = ", which a GPU has measured,"
-    return (
-        f"kept as revision {found}; revision {served.revision}{why} stays served: {summary(served)}"
-    )
-
-
-def report(outcomes: Sequence[TaskOutcome], *, whole: bool, as_json: bool, seconds: float) -> int:
-    """Print what came of the tasks; the exit status.
-
-    `whole` prints a suite: a table (or one document of all outcomes) with totals.
-    """
-    if as_json:
-        documents = [outcome.document() for outcome in outcomes]
-        if whole or len(documents) != 1:
-            emit({"outcomes": documents, "totals": totals(outcomes), "seconds": round(seconds, 1)})
-        else:
-            emit(documents[0])
-    elif whole:
-        _print(outcomes, seconds)
-    else:
-        for outcome in outcomes:
-            say(outcome.line())
-            if outcome.chosen is not None:
-                say(f"  launch {outcome.chosen.launch.key}")
-            if outcome.kept:
-                say(f"  {outcome.kept}")
-    return 1 if any(outcome.status is Status.FAILED for outcome in outcomes) else 0
-
-
-def totals(outcomes: Sequence[TaskOutcome]) -> dict[str, Any]:
-    """Counts by status, and the speed-up over cuBLAS of what callers are told to run."""
-    counts = {status.value: 0 for status in Status}
-    for outcome in outcomes:
-        counts[outcome.status] += 1
-    gains = [
-        outcome.result.speedup.median if not outcome.result.use.is_default else 1.0
-        for outcome in outcomes
-        if outcome.result is not None and outcome.result.speedup is not None
-    ]
-    stays = sum(o.result.use.is_default for o in outcomes if o.result is not None)
-    mean = math.exp(math.fsum(map(math.log, gains)) / len(gains)) if gains else None
-    return counts | {
-        "cublas_stays": stays,
-        "speedup_geometric_mean": mean,
-        "speedup_median": statistics.median(gains) if gains else None,
-        "speedup_max": max(gains, default=None),
-    }
-
-
-def _some(problems: Sequence[Problem]) -> str:
-    """The first few, and how many more there are."""
-    left = len(problems) - _LISTED
-    return "; ".join(map(str, problems[:_LISTED])) + (f"; and {left} more" if left > 0 else "")
-
-
-def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
-    rows = []
-    unrecorded = [o.task.problem for o in outcomes if o.status is Status.UNRECORDED]
-    for outcome in outcomes:
-        if outcome.status is Status.UNRECORDED:
-            continue
-        result = outcome.result
-        statistics: Statistics | None = result.statistics if result else None
-        baseline: Statistics | None = result.baseline if result else None
-        speedup: Ratio | None = result.speedup if result else None
-        what = outcome.status.value  # why it failed was said when it did
-        if result is not None:
-            kernel = outcome.chosen.kernel.name if outcome.chosen else "–"
-            what = result.problem.operation.default if result.use.is_default else kernel
-        rows.append(
-            (
-                outcome.task.problem,
-                outcome.task.origin,
-                what,
-                _device(result) if result else None,
-                microseconds(statistics.median_us if statistics else None),
-                microseconds(baseline.median_us if baseline else None),
-                ratio(speedup.median if speedup else None),
+        calls = calls_of(calls)
+        if self.suite is None:
+            sizes = self.three("or a suite: --suite llm")
+            names = ",".join(self.dtype or [DType.BF16]).split(",")
+            problems = (
+                problem_of(*sizes, batch=self.batch, dtype=name.strip(), layout=self.layout)
+                for name in names
             )
-        )
-    if rows:
-        table(
-            "", ("problem", "origin", "winner", "on", "µs", "default µs", "speed-up"), rows, left=4
-        )
-    if unrecorded:
-        say(
-            f"not recorded, so not tuned: {_some(unrecorded)} "
-            "(`gemmsmith demo` lists the recorded problems)"
-        )
-    sums = totals(outcomes)
-    counted = ", ".join(f"{sums[status]} {status}" for status in Status if sums[status])
-    mean = sums["speedup_geometric_mean"]
-    median = f", median {sums['speedup_median']:.3f}" if mean else ""
-    tail = f"; geometric mean {mean:.3f} × the default{median}" if mean else ""
-    say(f"{counted or 'nothing to do'} in {seconds:.0f} s{tail}")
+            tasks = [Task(problem=p, origin="", calls=calls) for p in dict.fromkeys(problems)]
+            return tasks[:limit]
+        if (self.m, self.n, self.k) != (None, None, None):
+            raise MisuseError("give M N K or --suite FILE, not both")
+        suite = load_suite(self.suite)
+        dtypes = dtypes_of(self.dtype) if self.dtype else suite.dtypes or [DType.BF16.value]
+        tasks = [
+            Task(
+                problem=problem,
+                origin=entry.origin,
+                calls=calls if entry.calls is None else entry.calls,
+            )
+            for dtype in dtypes
+            for entry, problem in suite.problems(dtype)
+        ]
+        return tasks[:limit]
+
+
+def load_suite(path: Path) -> Suite:
+    """Read a suite.
+
+    Raises:
+        MisuseError: it cannot be read, or an entry is not valid.
+    """
+    from tuner.suites import SuiteError, load
+
+    try:
+        return load(path)
+    except SuiteError as error:
+        raise MisuseError(str(error)) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningOptions:
+    """How problems are tuned, and where: here, by the service at `url`, or on a fleet."""
+
+    effort: Annotated[
+        str,
+        typer.Option(
+            help="quick, default, exhaustive or recheck.", autocompletion=complete_efforts
+        ),
+    ] = "default"
+    device: DeviceName = None
+    url: Url = None
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="With --suite: also problems whose winner is current."),
+    ] = False
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds after which no further problem is started. With --url: seconds to wait "
+            "for room in the service's queue.",
+        ),
+    ] = None
+    deadline: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="With --url: seconds after which a job without a winner fails.",
+            show_default=False,
+        ),
+    ] = None
+    compiled_only: CompiledOnly = False
+    limit: Limit = None
+    priority: Annotated[
+        int, typer.Option(min=-100, max=100, help="With --url or --fleet: higher goes first.")
+    ] = 0
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait/--no-wait", help="With --url or --fleet: follow the jobs to their end."
+        ),
+    ] = True
+    fleet: Annotated[
+        bool,
+        typer.Option(
+            "--fleet",
+            help="On the GPUs of `gemmsmith fleet`: by jobs in the database, longest first.",
+        ),
+    ] = False

@@ -1,31 +1,211 @@
-"""`gemmsmith export` and `gemmsmith import`: winners as files.
+"""`gemmsmith winners`, `export`, `import` and `sync`: which winners are served, and their exchange.
 
-JSON lines without chosen fields are what `import` reads; tables are for other programs.
+Winners go to and from files, and come from other services. `import` reads JSON lines with all
+fields; other tables are for other programs.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli import completion
-from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
+from gemmsmith.core.device import recording_of
 from service.cli.options import (
     AsJson,
     Database,
+    DeviceSlug,
+    Limit,
     OnlyDevice,
-    device_called,
+    ProblemOptions,
+    SourceOptions,
+    Unsigned,
+    complete_dtypes,
     dtypes_of,
     load_settings,
 )
-from service.cli.output import MisuseError, emit, note, readable, say, writable
+from service.cli.output import (
+    MisuseError,
+    emit,
+    microseconds,
+    note,
+    ratio,
+    readable,
+    say,
+    say_made,
+    table,
+    writable,
+)
+from service.cli.results import TableOptions, write_table
+from service.cli.session import blaming, connect, device_called, model_of
 
 if TYPE_CHECKING:
+    from gemmsmith.answers.history import Revision
+    from gemmsmith.core.config import Config
+    from gemmsmith.core.problem import Problem
+    from gemmsmith.http.client import Client
     from service.settings import Settings
     from tuner.exchange import Imported
+    from tuner.store import Store
+    from tuner.store.revisions import WinnerRevision as Stored
+    from tuner.trial import Winner
+
+
+def history(
+    shape: ProblemOptions,
+    device: DeviceSlug = None,
+    limit: Limit = None,
+    *,
+    source: SourceOptions,
+    as_json: AsJson = False,
+) -> None:
+    """List all winners of M N K, newest first."""
+    problem = shape.problem
+    with _opened(source) as winners:
+        revisions = winners.history(problem, device=device, limit=limit)
+    if as_json:
+        emit({"revisions": revisions})
+        return
+    columns = (
+        *("revision", "served", "origin", "status", "use", "tile"),
+        *("µs", "default µs", "speed-up", "driver", "promoted"),
+    )
+    table(f"{problem} on {revisions[0].answer.device.name}", columns, map(_row, revisions), left=6)
+
+
+def pin(
+    shape: ProblemOptions,
+    revision: Annotated[
+        int,
+        typer.Argument(
+            metavar="REVISION", min=1, help="Its number in the history.", show_default=False
+        ),
+    ],
+    device: DeviceSlug = None,
+    *,
+    source: SourceOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Serve REVISION until it is unpinned, even if M N K is tuned, imported or re-checked."""
+    problem = shape.problem
+    with _opened(source) as winners:
+        _say_served(winners.pin(problem, revision, device=device), as_json)
+
+
+def unpin(
+    shape: ProblemOptions,
+    device: DeviceSlug = None,
+    *,
+    source: SourceOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Serve the newest winner of the best origin again: measured, imported, then replayed."""
+    problem = shape.problem
+    with _opened(source) as winners:
+        _say_served(winners.unpin(problem, device=device), as_json)
+
+
+def rollback(
+    shape: ProblemOptions,
+    device: DeviceSlug = None,
+    *,
+    source: SourceOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Serve and pin the previous revision. A second rollback undoes the first."""
+    problem = shape.problem
+    with _opened(source) as winners:
+        _say_served(winners.rollback(problem, device=device), as_json)
+
+
+class _Local:
+    """The local database, with the calls of a service's client."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+
+    def history(self, problem: Problem, *, device: str | None, limit: int | None) -> list[Revision]:
+        from tuner.errors import NoSuchWinner
+
+        slug = self._slug(device)
+        revisions = self._store.revisions(problem, slug, limit=limit)
+        if not revisions:
+            raise NoSuchWinner(f"no winner is known for {problem} on {slug}; tune it first")
+        return [self._for_client(revision) for revision in revisions]
+
+    def pin(self, problem: Problem, revision: int, *, device: str | None) -> Revision:
+        return self._for_client(self._store.pin(problem, self._slug(device), revision))
+
+    def unpin(self, problem: Problem, *, device: str | None) -> Revision:
+        return self._for_client(self._store.unpin(problem, self._slug(device)))
+
+    def rollback(self, problem: Problem, *, device: str | None) -> Revision:
+        return self._for_client(self._store.roll_back(problem, self._slug(device)))
+
+    def _slug(self, device: str | None) -> str:
+        return model_of(self._settings, device, self._store).slug
+
+    def _for_client(self, revision: Stored) -> Revision:
+        from gemmsmith.answers.history import Revision
+        from service.lookup import find
+
+        return Revision(
+            answer=find.as_served(revision.winner, self._store.pack_for),
+            origin=revision.origin,
+            current=revision.current,
+        )
+
+
+@contextmanager
+def _opened(source: SourceOptions) -> Iterator[Client | _Local]:
+    if source.url:
+        with connect(source.url) as client:
+            yield client
+        return
+    from tuner.store import Store
+
+    settings = load_settings(database=source.database)
+    with Store.open(settings.database) as store:
+        yield _Local(store, settings)
+
+
+def _say_served(revision: Revision, as_json: bool) -> None:
+    if as_json:
+        emit(revision)
+        return
+    answer = revision.answer
+    pinned = ", pinned" if answer.pinned else ""
+    say(f"{answer.problem} on {answer.device.name}: revision {answer.revision} is served{pinned}")
+
+
+def _row(revision: Revision) -> tuple[object, ...]:
+    answer = revision.answer
+    return (
+        answer.revision,
+        {True: "pinned", False: "yes"}[answer.pinned] if revision.current else "",
+        recording_of(answer.recorded) if answer.recorded else revision.origin,
+        "stale" if answer.stale else "",
+        answer.use,
+        _tile(answer.config) if answer.config else None,
+        microseconds(answer.statistics.median_us if answer.statistics else None),
+        microseconds(answer.baseline.median_us if answer.baseline else None),
+        ratio(answer.speedup.median if answer.speedup else None),
+        answer.environment.driver if answer.environment else None,
+        answer.promoted_at,
+    )
+
+
+def _tile(config: Config) -> str | None:
+    from gemmsmith.core.kernel import CutlassKernel
+
+    kernel = config.kernel
+    return "×".join(map(str, kernel.tile)) if isinstance(kernel, CutlassKernel) else None
 
 
 def export(
@@ -40,11 +220,11 @@ def export(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Only these element types.", autocompletion=completion.dtypes, show_default=False
+            help="Only these element types.", autocompletion=complete_dtypes, show_default=False
         ),
     ] = None,
-    form: FormatName = None,
-    fields: Fields = None,
+    *,
+    columns: TableOptions,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -53,18 +233,17 @@ def export(
     from tuner.exchange import export_winners, of_types
     from tuner.store import Store
 
-    wanted = dtypes_of([dtype])[0] if dtype else None
-    form_of = format_of(form, path)
-    chosen = fields_of(tables.WINNERS, fields)
+    dtypes = dtypes_of([dtype])[:1] if dtype else []
+    form = columns.format_of(path)
+    chosen = columns.columns_of(tables.WINNERS)
     with Store.open(load_settings(database=database).database) as store:
         if device:
             device = device_called(device, [model.slug for model in store.devices()])
-        if form_of is tables.FileFormat.JSONL and fields is None:
-            count = export_winners(store, path, device=device, dtype=wanted)
+        if form is tables.FileFormat.JSONL and columns.fields is None:
+            count = export_winners(store, path, device=device, dtype=next(iter(dtypes), None))
         else:
-            found = of_types(store.winners(device=device), [wanted] if wanted else [])
-            rows = tables.WINNERS.rows(found, chosen)
-            send(write(tables.WINNERS, rows, chosen, form_of), path)
+            rows = tables.WINNERS.rows(of_types(store.winners(device=device), dtypes), chosen)
+            write_table(tables.WINNERS, rows, chosen, form, path)
             count = len(rows)
     if as_json:
         emit({"file": str(path), "winners": count})
@@ -77,14 +256,7 @@ def import_(
         list[Path],
         typer.Argument(metavar="FILE...", help="Winners files; - is stdin.", callback=readable),
     ],
-    unsigned: Annotated[
-        bool | None,
-        typer.Option(
-            "--unsigned",
-            help="Also serve winners without a trusted signature.",
-            show_default=False,
-        ),
-    ] = None,
+    unsigned: Unsigned = None,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -94,7 +266,6 @@ def import_(
     trusted signature are stored, but not served.
     """
     from service import identity
-    from service.cli.session import say_made
     from service.database import open_store
     from tuner.exchange import ExchangeError, import_winners
 
@@ -111,17 +282,117 @@ def import_(
             if not as_json:
                 say(f"{path}: {imported.added} winners added, {imported.kept} known already")
             if imported.unbelieved:
-                note(f"{path}: {unbelieved(imported, settings)}")
+                note(f"{path}: {_unbelieved(imported, settings)}")
     if as_json:
         emit({"files": counts})
 
 
-def unbelieved(imported: Imported, settings: Settings) -> str:
-    """What to do about winners that are stored and not answered."""
-    keys = f"keys that are not trusted here ({', '.join(imported.keys)}), or by nobody"
+def _unbelieved(imported: Imported, settings: Settings) -> str:
+    """What to do about winners that are stored and not served."""
+    keys = f", or by keys that are not trusted here ({', '.join(imported.keys)})"
     return (
         f"{imported.unbelieved} winners are stored and not served until they are measured here: "
-        f"they are signed by {keys if imported.keys else 'nobody'}. To trust a key, put its "
+        f"they are not signed{keys if imported.keys else ''}. To trust a key, put its "
         f"public half, NAME.pub, into {settings.trusted} and import again; to serve them "
         "anyway, import with --unsigned"
     )
+
+
+def sync(
+    url: Annotated[str, typer.Argument(help="Address of the service, such as https://HOST:8000.")],
+    device: OnlyDevice = None,
+    unsigned: Unsigned = None,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import the winners that another service serves; winners measured here are kept.
+
+    The rules are those of `gemmsmith import`: implausible winners are refused, and winners without
+    a trusted signature are not served. If a trusted winner and one measured here differ beyond
+    noise, a re-check is requested.
+    """
+    from service import identity
+    from service.database import open_store
+    from tuner.exchange import ExchangeError, import_winners, write_winners
+    from tuner.jobs import Queue
+    from tuner.merge import Verdict, settle
+    from tuner.store.statement import is_believed
+
+    settings = load_settings(database=database, unsigned=unsigned)
+    trusted = identity.trusted(settings)
+    winners, skipped = _winners(url, device)
+    with open_store(settings, on_made=say_made) as store, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "winners.jsonl"
+        write_winners(path, winners)
+        try:
+            imported = import_winners(store, path, trusted, unsigned=settings.unsigned)
+        except ExchangeError as error:
+            # The message names the temporary file, of which the user knows nothing.
+            raise MisuseError(str(error).replace(str(path), url)) from error
+        believed = [winner for winner in winners if is_believed(winner, trusted)]
+        verdicts, rechecks = settle(store, Queue(store), believed)
+    counts = {str(verdict): verdicts[verdict] for verdict in Verdict}
+    if as_json:
+        emit(
+            {
+                "url": url,
+                **asdict(imported),
+                "not_understood": skipped,
+                "compared": counts,
+                "rechecks": [job.id for job in rechecks],
+            }
+        )
+        return
+    say(f"{url}: {imported.added} winners added, {imported.kept} known already")
+    compared = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
+    say(f"compared with those here: {compared or 'none'}; {len(rechecks)} re-checks requested")
+    if skipped:
+        note(f"{skipped} winners need a newer gemmsmith, and were skipped")
+    if imported.unbelieved:
+        note(f"{url}: {_unbelieved(imported, settings)}")
+
+
+def _winners(url: str, device: str | None) -> tuple[list[Winner], int]:
+    """The winners that the service serves, with digests made here; and how many were skipped.
+
+    Rows that this version does not understand are skipped.
+
+    Raises:
+        GemmsmithError: the service is away or refuses.
+    """
+    import msgspec
+
+    from gemmsmith.errors import InvalidProblem
+    from tuner.store.statement import canonical, fingerprint
+    from tuner.trial import Winner
+
+    winners, skipped = [], 0
+    for row in _rows(url, device):
+        try:
+            winner = canonical(msgspec.convert(row, Winner))
+        except (msgspec.ValidationError, InvalidProblem):
+            skipped += 1
+            continue
+        winners.append(replace(winner, digest=fingerprint(winner)))
+    return winners, skipped
+
+
+def _rows(url: str, device: str | None) -> Iterator[dict[str, Any]]:
+    """Rows of `GET /winners`, of this device model or of all that the service knows."""
+    from gemmsmith.http.client import Client
+    from gemmsmith.http.listing import rows
+
+    class Reader(Client):
+        """A client that reads listings for which training code has no use."""
+
+        def rows(self, path: str, name: str, **filters: Any) -> Iterator[dict[str, Any]]:
+            return self._sender.iterate(rows(self._session, path, name, filters, None))
+
+    try:
+        client = Reader(url)
+    except ValueError as error:
+        raise MisuseError(str(error)) from error
+    with blaming(url), client:
+        slugs = [device] if device else [model.slug for model in client.devices()]
+        for slug in slugs:
+            yield from client.rows("/winners", "winners", device=slug)

@@ -18,6 +18,7 @@ from service import identity
 from service.cli import of_run
 from service.cli.main import app
 from service.cli.output import counted
+from service.http import documents
 from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.machines import compile_, document
@@ -35,6 +36,8 @@ from tests.support.serving import (
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Toolchain
 from tuner.errors import CompilerNotFound
+from tuner.store import Store
+from tuner.store.database import Database
 
 MEMBERS = kernels(Problem(m=64, n=64, k=64))[:5]
 PROBLEMS = [Problem(m=64 << i, n=64, k=64) for i in range(4)]
@@ -157,13 +160,63 @@ def test_a_run_counts_the_winners_that_are_new(
     record(settings.sweeps, recorded)
     settings = settings.model_copy(update={"device": "replay:h200"})
     bundle = tmp_path / "next.gspack"
-    assert of_run.tune(settings, found, bundle, None, Effort.QUICK, None) == 0
+    winners = of_run.ProgramWinners(settings, bundle, None)
+    assert of_run.tune(winners, found, Effort.QUICK, None) == 0
     said = capsys.readouterr()
     assert "1 unrecorded" in said.out
     assert f"winners for the next run: 1, 0 of them new, in {bundle}" in said.err
     found.problems.update({recorded: 3})
-    assert of_run.tune(settings, found, bundle, None, Effort.QUICK, None) == 0
+    assert of_run.tune(winners, found, Effort.QUICK, None) == 0
     assert f"winners for the next run: 2, 1 of them new, in {bundle}" in capsys.readouterr().err
+
+
+def test_a_run_opens_the_database_once_and_reads_what_answers(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured = Captured()
+    captured.problems.update({PROBLEMS[0]: 3})
+    record(settings.sweeps, PROBLEMS[0])
+    opened: list[str] = []
+
+    class Counted(Database):
+        def __init__(self, url: str) -> None:
+            opened.append(url)
+            super().__init__(url)
+
+    def every_winner(*_: object, **__: object) -> list[object]:
+        raise AssertionError("all winners are read")
+
+    monkeypatch.setattr("tuner.store.store.Database", Counted)
+    monkeypatch.setattr(Store, "winners", every_winner)
+    kept = settings.model_copy(update={"device": f"replay:{H200.slug}"})
+    winners = of_run.ProgramWinners(kept, tmp_path / "next.gspack", None)
+    assert of_run.tune(winners, captured, Effort.QUICK, None) == 0
+    assert opened == [settings.database]
+    opened.clear()
+    assert of_run.summary(winners, captured)[0].endswith("winners cover 100% of their time")
+    assert opened == [settings.database]
+
+
+def test_winners_near_a_programs_products_answer_as_all_do(settings: Settings) -> None:
+    """A kernel that won below and above is run in between; other products need their own winner."""
+    gated = [Problem(m=m, n=4096, k=4096, dtype="bf16.then_silu_gate") for m in (2048, 8192)]
+    promote(settings, *(winner(problem, device=H200) for problem in gated))
+    asked = [
+        *(replace(gated[0], m=m) for m in (1024, 3072, 4096, 16384)),
+        *(replace(gated[0], m=m, dtype="bf16.then_gelu_gate") for m in (2048, 4096)),
+        *(replace(problem, m=m) for problem in (*PROBLEMS, STAYS) for m in (64, 96, 4096)),
+    ]
+    with Store.open(settings.database) as store:
+        whole = documents.snapshot(
+            H200.slug, store.winners(device=H200.slug), pack_of=lambda _: None
+        )
+        near = documents.snapshot(
+            H200.slug, of_run.near(store, H200.slug, asked), pack_of=lambda _: None
+        )
+    rows = [whole.row_for(problem) for problem in asked]
+    assert [near.row_for(problem) for problem in asked] == rows
+    assert [row is not None for row in rows[:6]] == [False, True, True, False, False, False]
+    assert len(near.rows) < len(whole.rows)
 
 
 def test_a_suite_is_baked_with_what_answers_for_it(settings: Settings, tmp_path: Path) -> None:

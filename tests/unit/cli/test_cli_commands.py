@@ -130,7 +130,7 @@ def test_winners_travel_as_files(tmp_path: Path) -> None:
     told = run("import", path, "--database", other)
     assert "0 winners added, 0 known already" in told.stdout
     assert "4 winners are stored and not served" in told.stderr
-    assert "by nobody. To trust a key, put its public half" in told.stderr
+    assert "they are not signed. To trust a key, put its public half" in told.stderr
     assert run("results", "--winners", "--json", "--database", other).stdout == ""
     waiting = run("results", "--unanswered", "--json", "--database", other).stdout.splitlines()
     assert [json.loads(line)["origin"] for line in waiting] == ["unsigned"] * 4

@@ -14,9 +14,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from service.cli import completion
-from service.cli.guard import spread
-from service.cli.main import app
+from service.cli import options
+from service.cli.main import app, spread
 
 PREFIX = "Example: gemmsmith "
 
@@ -107,19 +106,19 @@ def test_problems_are_taken_in_one_word(name: str, given: list[str]) -> None:
 @pytest.mark.parametrize(
     ("complete", "incomplete", "found"),
     [
-        (completion.dtypes, "fp8", ["fp8_e4m3", "fp8_e5m2"]),
-        (completion.dtypes, "bf16,fp1", ["bf16,fp16"]),
-        (completion.layouts, "t", ["tn", "tt"]),
-        (completion.efforts, "q", ["quick"]),
-        (completion.states, "r", ["running"]),
-        (completion.levels, "", ["core", "full"]),
-        (completion.scopes, "t", ["tune"]),
-        (completion.formats, "c", ["csv"]),
-        (completion.phases, "f", ["final"]),
-        (completion.actions, "p", ["promoted", "pinned", "pack-removed"]),
-        (completion.architectures, "sm1", ["sm100", "sm120"]),
-        (completion.slugs, "nvidia-h1", ["nvidia-h100-80gb-hbm3-132sm"]),
-        (completion.devices, "replay", ["replay:nvidia-h200-132sm"]),
+        (options.complete_dtypes, "fp8", ["fp8_e4m3", "fp8_e5m2"]),
+        (options.complete_dtypes, "bf16,fp1", ["bf16,fp16"]),
+        (options.complete_layouts, "t", ["tn", "tt"]),
+        (options.complete_efforts, "q", ["quick"]),
+        (options.complete_states, "r", ["running"]),
+        (options.complete_levels, "", ["core", "full"]),
+        (options.complete_scopes, "t", ["tune"]),
+        (options.complete_formats, "c", ["csv"]),
+        (options.complete_phases, "f", ["final"]),
+        (options.complete_actions, "p", ["promoted", "pinned", "pack-removed"]),
+        (options.complete_architectures, "sm1", ["sm100", "sm120"]),
+        (options.complete_slugs, "nvidia-h1", ["nvidia-h100-80gb-hbm3-132sm"]),
+        (options.complete_devices, "replay", ["replay:nvidia-h200-132sm"]),
     ],
 )
 def test_values_complete(complete: Any, incomplete: str, found: list[str]) -> None:
@@ -131,7 +130,7 @@ def test_suites_complete_with_shipped_ones_and_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "llmine.toml").touch()
-    assert completion.suites("ll") == ["llm", "llmine.toml"]
+    assert options.complete_suites("ll") == ["llm", "llmine.toml"]
 
 
 @pytest.mark.parametrize(

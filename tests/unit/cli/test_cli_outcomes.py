@@ -14,7 +14,8 @@ from gemmsmith.core.problem import Problem
 from service.cli.compiling import _of_problems
 from service.cli.main import app
 from service.cli.options import typed
-from service.cli.tasks import Task, not_served
+from service.cli.outcomes import not_served
+from service.cli.tasks import Task
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tuner.backends import Level
@@ -77,7 +78,7 @@ def test_who_stops_waiting_for_a_fleet_is_told_how_to_cancel(
         raise KeyboardInterrupt
 
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=interrupted)
-    monkeypatch.setattr("service.cli.tune_fleet.time", clock)
+    monkeypatch.setattr("service.cli.runner.time", clock)
     words = ["tune", "256x4096x4096", "--fleet", "--database", sqlite_url]
     left = CliRunner().invoke(app, words)
     assert left.exit_code == 130

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from service.cli import progress
-from service.cli.progress import TUNING, Bars, Lines, reporter
+from service.cli import output
+from service.cli.output import TUNING, Bars, Reporter, reporter
 
 SCRIPT = """
-from service.cli.progress import reporter
+from service.cli.output import reporter
 import time
 with reporter() as says:
     for i in range(2):
@@ -57,9 +57,9 @@ def test_a_pipe_gets_plain_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 1000, 2))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
     found = reporter()
-    assert isinstance(found, Lines)
+    assert type(found) is Reporter
     with found as says:
         says.overall(0, 1, "a problem")
         for done in range(11):

@@ -65,7 +65,7 @@ main()
     ("name", "arguments"),
     [
         ("service.cli.main", ["--version"]),
-        ("service.cli.tuning", ["--version"]),  # in the middle of the imports
+        ("service.cli.best", ["--version"]),  # in the middle of the imports
         ("tuner.store.models", ["results", "--limit", "1"]),  # within the command
     ],
 )

@@ -17,9 +17,11 @@ from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.program.captured import Captured
 from service.cli import of_run
 from service.cli.main import app
+from service.http import documents
 from service.settings import Settings
 from tests.support import unchanged
 from tests.support.serving import H200, new_settings, promote, winner
+from tuner.store import Store
 
 FORWARD = Problem(m=4096, n=4096, k=4096)
 INPUT = Problem(m=4096, n=4096, k=4096, layout=Layout.TT)
@@ -67,9 +69,10 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> list[Captured]:
     """What was tuned; instead of measuring, a file is written."""
     found: list[Captured] = []
 
-    def tune(_: Settings, captured: Captured, bundle: Path, *rest: object) -> int:
-        bundle.parent.mkdir(parents=True)
-        bundle.write_bytes(b"winners")
+    def tune(winners: of_run.ProgramWinners, captured: Captured, *_: object) -> int:
+        assert winners.bundle is not None
+        winners.bundle.parent.mkdir(parents=True)
+        winners.bundle.write_bytes(b"winners")
         found.append(captured)
         return 0
 
@@ -151,7 +154,8 @@ def test_shares_are_of_what_the_default_takes(settings: Settings, tmp_path: Path
     promote(settings, winner(FORWARD, device=H200, us=500.0))
     found = Captured()
     found.problems.update({FORWARD: 10, INPUT: 10, SMALL: 1})
-    lines = of_run.summary(settings, found, tmp_path / "none.gspack", None)
+    missing = tmp_path / "none.gspack"
+    lines = of_run.summary(of_run.ProgramWinners(settings, missing, None), found)
     assert lines[0].startswith("gemmsmith: captured 21 products of 3 problems; winners cover")
     assert [line.split()[0] for line in lines[1:]] == [str(INPUT).split()[0], "1", "`gemmsmith"]
     assert "1 have winners in the database that are not in" in lines[2]
@@ -166,7 +170,10 @@ def test_kernels_of_known_winners_are_compiled_meanwhile(
     assert known.candidate is not None
     builder = Compilers()
     monkeypatch.setattr("service.worker.builder.open_builder", lambda *_: builder)
-    with of_run._winners_compiled(settings, [FORWARD, INPUT]):
+    with (
+        Store.open(settings.database) as store,
+        of_run._winners_compiled(settings, store, [FORWARD, INPUT]),
+    ):
         pass
     assert builder.asked == []
     monkeypatch.setattr(of_run, "_model", lambda: H200.slug)
@@ -177,7 +184,10 @@ def test_kernels_of_known_winners_are_compiled_meanwhile(
 
 
 def interrupted(settings: Settings, builder: Compilers) -> None:
-    with of_run._winners_compiled(settings, [FORWARD, INPUT]):
+    with (
+        Store.open(settings.database) as store,
+        of_run._winners_compiled(settings, store, [FORWARD, INPUT]),
+    ):
         assert builder.started.wait(10)
         raise KeyboardInterrupt
 
@@ -206,9 +216,11 @@ def test_products_that_a_fused_winner_replaces_are_not_tuned(settings: Settings)
     lost = Problem(m=512, n=512, k=512, dtype="bf16.then_residual")
     biased = Problem(m=4096, n=4096, k=4096, dtype="bf16.then_bias")
     promote(settings, winner(fused), winner(gated), winner(lost, use=Use.CUBLAS))
-    stored = of_run._stored(settings, None)
     captured = Counter({fused: 4, biased: 4, gated: 3, alone: 6, lost: 2, SMALL: 1})
     captured[Problem(m=512, n=512, k=512)] = 2
+    with Store.open(settings.database) as store:
+        near = of_run.near(store, H200.slug, captured)
+    stored = documents.snapshot(H200.slug, near, pack_of=lambda _: None)
     left = of_run.needed(captured, stored)
     assert set(captured) - set(left) == {biased, alone}
     captured[alone] += 1  # another layer of this size runs without a gate
@@ -220,7 +232,7 @@ def test_the_program_does_not_wait_for_what_a_database_imports() -> None:
     script = """
 import sys
 from service.cli import main, program
-program.run = lambda *_, **__: sys.exit("sqlalchemy" in sys.modules)
+program.run_captured = lambda *_, **__: sys.exit("sqlalchemy" in sys.modules)
 main.app(["run", "--", "true"])
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

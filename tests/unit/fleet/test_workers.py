@@ -16,8 +16,8 @@ from gemmsmith.core.tuning import JobState
 from gemmsmith.signing import Trusted
 from service import identity
 from service.cli.main import app
+from service.cli.runner import fleet_order
 from service.cli.tasks import Task
-from service.cli.tune_fleet import fleet_order
 from service.fleet import measuring
 from service.fleet.compiling import CompileOrder, FleetGpu, compile_jobs
 from service.fleet.measuring import GpuWorker, MeasureOrder

@@ -292,10 +292,10 @@ def test_what_else_lies_in_the_folder_changes_no_status(
     (tmp_path / "left.py").write_text(LEFT.replace("__GARBAGE__", GARBAGE[garbage]))
     command = [sys.executable, str(tmp_path / "left.py")]
     for arguments in (("0", "whole"), ("7", "whole"), ("0",)):
-        ended = program.run([*command, *arguments])
+        ended = program.run_captured([*command, *arguments])
         assert ended.status == int(arguments[0])
-        assert ended.found.problems.total() == (77 if "whole" in arguments else 0)
-        assert bool(ended.why) is ("whole" not in arguments)
+        assert ended.captured.problems.total() == (77 if "whole" in arguments else 0)
+        assert bool(ended.reason) is ("whole" not in arguments)
         assert len(ended.unseen) == (garbage != "another folder")
 
 
