@@ -69,33 +69,24 @@ def convert(found: object, kind: type[T]) -> T:
 
 
 def each(rows: Iterable[object], kind: type[T], what: str) -> list[T]:
-    """Those of the rows that are understood; one line in the log says how many are not.
+    """The rows that are understood; one line in the log says how many are not.
 
-    `what` names the rows there. One row that cannot be read is no reason to do without the others.
+    Rows are dictionaries, or JSON that is still to be read; `what` names them in the log.
     """
-    return [row for row in places(rows, kind, what) if row is not None]
-
-
-def places(rows: Iterable[object], kind: type[T], what: str) -> list[T | None]:
-    """As `each`, with None in the place of a row that is not understood.
-
-    Rows are dictionaries, or JSON that is still to be read.
-    """
-    found: list[T | None] = []
+    known: list[T] = []
     skipped: list[str] = []
     for row in rows:
         try:
             read = msgspec.json.decode(row) if isinstance(row, msgspec.Raw) else row
-            found.append(convert(read, kind))
+            known.append(convert(read, kind))
         except (NotKnownHere, msgspec.DecodeError, InvalidProblem, RecursionError) as error:
-            found.append(None)
             skipped.append(str(error))
     if skipped:
         log.warning(
             "%d %s are not known to gemmsmith %s and are left out; the first: %s",
             len(skipped), what, VERSION, line(skipped[0]),
         )  # fmt: skip
-    return found
+    return known
 
 
 @functools.cache

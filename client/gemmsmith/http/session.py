@@ -27,7 +27,6 @@ class Session:
 
     Attributes:
         last_from_cache: the last lookup was answered from the cache because the service was away.
-        gives_deltas: the service sent what has changed since a snapshot, the last time.
         away_until: time on `time.monotonic()`'s clock until which cached answers are served.
     """
 
@@ -36,7 +35,6 @@ class Session:
         self.sender = sender
         self.retry = RetryPolicy(retries=setup.retries)
         self.last_from_cache = False
-        self.gives_deltas = False
         self.away_until = 0.0
         self._warned = False
 
