@@ -92,7 +92,7 @@ def _from_database(
             store,
             problem,
             model,
-            exact=exact,
+            accepted=find.EXACT if exact else find.ANY,
             pack_of=store.pack_for,
             ranker=AnalyticModel(),
         )

@@ -179,7 +179,7 @@ def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:
             store,
             problem,
             recorded.model,
-            exact=True,
+            accepted=find.EXACT,
             pack_of=store.pack_for,
             ranker=AnalyticModel(),
         )

@@ -159,7 +159,7 @@ def _instead(service: State, asked: Problem, model: DeviceModel) -> Answer | Non
         service.store,
         asked,
         model,
-        exact=False,
+        accepted=find.ANY,
         pack_of=service.store.pack_for,
         ranker=service.ranker,
     )
