@@ -26,7 +26,6 @@ import msgspec
 
 from benchmarks import million, servers
 from gemmsmith.core.problem import Layout, Problem
-from service.lookup.ahead import AFTER_S
 from tuner.store import Store
 
 CONNECTIONS = 16
@@ -53,18 +52,13 @@ def beside(known: Sequence[Problem], count: int) -> list[Problem]:
 
 
 @contextmanager
-def measured(database: Path, *, prepared: bool = True) -> Iterator[tuple[str, Path]]:
-    """Run a service until it is ready and idle; yield its address and its folder in /proc.
-
-    With `prepared`, wait until it has prepared its predictions.
-    """
+def measured(database: Path) -> Iterator[tuple[str, Path]]:
+    """Run a service until it is ready and idle; yield its address and its folder in /proc."""
     with servers.service(database) as url:
         httpx.get(f"{url}/readyz").raise_for_status()
         me = os.getpid()
         [child] = Path(f"/proc/{me}/task/{me}/children").read_text().split()
         process, before = Path("/proc", child), -1.0
-        if prepared:
-            time.sleep(AFTER_S + 0.5)
         while cpu_s(process) - before > 0.1:  # it still draws a chart of its winners
             before = cpu_s(process)
             time.sleep(1.0)
@@ -82,19 +76,19 @@ def cpu_s(process: Path) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def batch(
-    database: Path, problems: Sequence[Problem], title: str, *, prepared: bool = True
-) -> None:
+def batch(database: Path, problems: Sequence[Problem], title: str) -> None:
     """Measure a cold batch, the first request of the service."""
     body = msgspec.json.encode({"problems": problems})
-    with measured(database, prepared=prepared) as (url, process):
+    with measured(database) as (url, process):
         httpx.get(f"{url}/best?m=7&n=999&k=77").raise_for_status()  # loads the predictor
         before, began = cpu_s(process), time.perf_counter()
         headers = {"Content-Type": "application/json"}
         reply = httpx.post(f"{url}/best:batch", content=body, headers=headers, timeout=600)
         seconds = time.perf_counter() - began
-        counts = {name: reply.text.count(f'"match":"{name}"') for name in ("nearest", "predicted")}
-        print(f"{seconds:8.2f} s  {cpu_s(process) - before:6.2f} s of CPU  {title}: {counts}")
+        nearest = reply.text.count('"match":"nearest"')
+        print(
+            f"{seconds:8.2f} s  {cpu_s(process) - before:6.2f} s of CPU  {title}: {nearest} nearest"
+        )
 
 
 def snapshot(database: Path, title: str) -> None:
@@ -167,8 +161,6 @@ def main() -> int:
         if not large.exists():
             million.fill(large, servers.WINNERS, options.winners)
         batch(shipped, unmeasured(10_000), "10,000 problems that were not measured")
-        at_start = "the same at the service's start"
-        batch(shipped, unmeasured(10_000), at_start, prepared=False)
         around = beside(million.sample(large, 600), 500)
         batch(large, around, f"500 beside {options.winners:,} winners")
         snapshot(shipped, "shipped winners")

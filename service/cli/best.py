@@ -107,7 +107,7 @@ def _from_database(
             store,
             problem,
             model,
-            exact=exact,
+            accepted=find.EXACT if exact else find.ANY,
             pack_of=store.pack_for,
             ranker=AnalyticModel(),
         )
@@ -380,7 +380,7 @@ def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:
             store,
             problem,
             recorded.model,
-            exact=True,
+            accepted=find.EXACT,
             pack_of=store.pack_for,
             ranker=AnalyticModel(),
         )

@@ -39,7 +39,6 @@ from service.http.routes import (
 )
 from service.http.state import State
 from service.http.wellformed import RefuseIllFormed
-from service.lookup.ahead import Ahead
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.watcher import StoreWatcher
@@ -77,7 +76,6 @@ def create_app(settings: Settings) -> FastAPI:
                 closing(state.readiness),
                 state.watcher,
                 state.chart,
-                Ahead(state.catalogue, PREDICTOR, state.chart),
             ):
                 yield
                 state.stopping.set()

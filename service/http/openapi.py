@@ -32,10 +32,6 @@ def _json(name: str) -> Content:
     return {"application/json": {"schema": ref(name)}}
 
 
-def _either(*names: str) -> Content:
-    return {"application/json": {"schema": {"anyOf": [ref(name) for name in names]}}}
-
-
 def _table(name: str) -> Content:
     return _json(name) | {"text/csv": _TEXT, "application/vnd.apache.parquet": _BINARY}
 
@@ -43,7 +39,7 @@ def _table(name: str) -> Content:
 ANSWERS: dict[str, Answers] = {
     "GET /best": {200: _json("Answer"), 304: None, 404: None},
     "POST /best:batch": {200: _json("Batch")},
-    "GET /snapshot": {200: _either("Snapshot", "SnapshotDelta"), 304: None, 404: None},
+    "GET /snapshot": {200: _json("Snapshot"), 304: None, 404: None},
     "POST /tune": {200: _json("Job"), 202: _json("Job")},
     "GET /jobs": {200: _json("Jobs")},
     "GET /jobs/{job_id}": {200: _json("Job")},

@@ -129,9 +129,9 @@ class SnapshotQuery(_Strict):
 
     arch: Arch | None = None
     device: Slug | None = None
-    since: Annotated[
-        str | None, Field(max_length=100, description="The revision that the client has")
-    ] = None
+    since: Annotated[str | None, Field(max_length=100, deprecated=True, description="Ignored")] = (
+        None
+    )
 
 
 class ProblemBody(_Problem):

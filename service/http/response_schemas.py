@@ -108,18 +108,6 @@ def _documents(core: dict[str, Schema]) -> Iterator[tuple[str, Schema]]:
         ),
     )
     yield "SigningKey", _object(id=_TEXT, key=_TEXT)
-    placed: Schema = {"type": "array", "prefixItems": [_NUMBER, ref("Row")], "items": False}
-    yield (
-        "SnapshotDelta",
-        _object(
-            format=_NUMBER,
-            device=_TEXT,
-            revision=_TEXT,
-            since=_TEXT,
-            removed={"type": "array", "items": _NUMBER},
-            added={"type": "array", "items": placed},
-        ),
-    )
     yield (
         "Batch",
         _object(

@@ -116,7 +116,7 @@ class Answers:
         self._limit = limit
         self._lock = threading.Lock()
         self._answers: OrderedDict[Key, Rendered] = OrderedDict()
-        self._queries: OrderedDict[bytes, tuple[Key, bool]] = OrderedDict()
+        self._queries: OrderedDict[bytes, tuple[Key, Collection[Match]]] = OrderedDict()
         self._generation = 0
 
     def __len__(self) -> int:
@@ -128,23 +128,20 @@ class Answers:
         return self._generation
 
     def get_many(
-        self, device: str, problems: Iterable[Problem], *, exact: bool
+        self, device: str, problems: Iterable[Problem], accepted: Collection[Match]
     ) -> list[Rendered | None]:
-        """What is known of each problem on a device model.
-
-        With `exact`, only what was measured on the very problem.
-        """
+        """What is known of each problem on a device model, if it is of the `accepted` kinds."""
         with self._lock:
-            return [self._get((device, problem), exact) for problem in problems]
+            return [self._get((device, problem), accepted) for problem in problems]
 
     def asked(self, query: bytes) -> Rendered | None:
         """What is known under a query string that `keep_query` was given."""
         with self._lock:
-            found = self._queries.get(query)
-            if found is None:
+            known = self._queries.get(query)
+            if known is None:
                 return None
             self._queries.move_to_end(query)
-            return self._get(*found)
+            return self._get(*known)
 
     def keep(self, answer: Rendered, generation: int) -> None:
         """Keep an answer whose reading began in that generation, if that is still current."""
@@ -153,14 +150,16 @@ class Answers:
             if generation == self._generation:
                 _put(self._answers, key, answer, self._limit)
 
-    def keep_query(self, query: bytes, answer: Rendered, *, exact: bool, generation: int) -> None:
+    def keep_query(
+        self, query: bytes, answer: Rendered, accepted: Collection[Match], generation: int
+    ) -> None:
         """Let a query string lead to the answer's problem and device from now on."""
         if len(query) > _LONGEST_QUERY:
             return
         key = (answer.device, answer.problem)
         with self._lock:
             if generation == self._generation:
-                _put(self._queries, query, (key, exact), self._limit)
+                _put(self._queries, query, (key, accepted), self._limit)
 
     def clear(self) -> None:
         """Drop everything, what query strings lead to included."""
@@ -204,13 +203,13 @@ class Answers:
 
         self._drop(affected)
 
-    def _get(self, key: Key, exact: bool) -> Rendered | None:
+    def _get(self, key: Key, accepted: Collection[Match]) -> Rendered | None:
         """What is known, now used last; under the lock."""
-        found = self._answers.get(key)
-        if found is None or (exact and found.match is not Match.EXACT):
+        answer = self._answers.get(key)
+        if answer is None or answer.match not in accepted:
             return None
         self._answers.move_to_end(key)
-        return found
+        return answer
 
     def _drop(self, affected: Callable[[Rendered], bool]) -> None:
         with self._lock:

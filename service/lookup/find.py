@@ -1,18 +1,18 @@
-"""From a question to an answer: the exact winner, the nearest legal neighbour's, or a prediction.
+"""From a problem to an answer: the exact winner, the nearest legal neighbour's, or a prediction.
 
-Pure over its source: nothing is measured, compiled or written. A neighbour has the question's
-operation, batch and device. Its figures stay those of the problem that was measured,
-and the answer says which that is; nothing is extrapolated. Its kernel is to be run only where such
-kernels were seen to win (`gemmsmith.core.neighbours`); else the answer is to run cuBLAS. Where no
-neighbour is near enough, the answer is the cost model's proposal without any measured figure, and
-to run cuBLAS until it is tuned: only what was measured may replace that.
+Pure over its source: nothing is measured, compiled or written. A neighbour has the problem's
+operation, batch and device. Its figures stay those of the problem that was measured, and the answer
+says which that is; nothing is extrapolated. Its kernel is to be run only where such kernels were
+seen to win (`gemmsmith.core.neighbours`); else the answer is to run cuBLAS. Where no neighbour is
+near enough, the answer is the cost model's proposal without any measured figure, and to run cuBLAS
+until the problem is tuned: only what was measured may replace that.
 
-A winner that was altered in the database is none: what is answered is what would be without it.
+A winner that was altered in the database does not answer: the answer is what it would be without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from gemmsmith.answers.answer import Answer
@@ -23,14 +23,18 @@ from gemmsmith.core.neighbours import NEIGHBOURS, answering, run_reach, runs_the
 from gemmsmith.core.problem import Problem
 from service.http.abilities import without_candidate
 from tuner.backends import refusal, splits_refusal
-from tuner.search.predict import Prediction
-from tuner.search.predict_many import predict_many
+from tuner.search.predict import Prediction, predict
 from tuner.search.ranking import Ranker
 from tuner.store.statement import is_intact
 from tuner.trial import Winner
 
 REACH = MAX_DISTANCE + 0.01
 """What is read: databases round logarithms in their own way, the distance decides."""
+
+EXACT = frozenset({Match.EXACT})
+MEASURED = frozenset({Match.EXACT, Match.NEAREST})
+ANY = frozenset(Match)
+"""What may answer a question."""
 
 PackOf = Callable[[str], str | None]
 """The pack that holds a kernel, by the kernel's name."""
@@ -64,92 +68,54 @@ def find(
     problem: Problem,
     device: DeviceModel,
     *,
-    exact: bool,
+    accepted: Collection[Match],
     pack_of: PackOf,
     ranker: Ranker,
     on_altered: OnAltered = lambda _: None,
 ) -> Answer | None:
-    """As `find_many`, for one problem."""
-    [found] = find_many(
-        source,
-        [problem],
-        device,
-        exact=exact,
-        pack_of=pack_of,
-        ranker=ranker,
-        on_altered=on_altered,
-    )
-    return found
+    """The best answer for the problem on the device, of the `accepted` kinds.
 
-
-def find_many(
-    source: WinnerSource,
-    problems: Sequence[Problem],
-    device: DeviceModel,
-    *,
-    exact: bool,
-    pack_of: PackOf,
-    ranker: Ranker,
-    on_altered: OnAltered = lambda _: None,
-) -> Iterator[Answer | None]:
-    """The best answer that there is for each of the problems on the device.
-
-    None where only an exact one would do and there is none, or where no kernel is legal. What has
-    no neighbour is predicted by `ranker`, all of it together. `on_altered` is told of winners that
-    are passed over.
+    Returns None without a winner, a neighbour's winner or a legal kernel, as far as these are
+    accepted. `ranker` predicts. `on_altered` gets the winners that are passed over.
 
     A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its CUTLASS
-    candidate comes along only where it is legal for the question.
+    candidate comes along only where it is legal for the problem.
     """
-    seen: dict[tuple[Problem, int], bool] = {}  # one winner may be near many problems
 
     def is_whole(winner: Winner) -> bool:
-        key = winner.problem, winner.revision
-        if key not in seen:
-            seen[key] = is_intact(winner)
-            if not seen[key]:
-                on_altered(winner)
-        return seen[key]
+        if is_intact(winner):
+            return True
+        on_altered(winner)
+        return False
 
-    measured = {
-        each: _measured(source, each, device, exact, pack_of, is_whole) for each in problems
-    }
-    others = [] if exact else [each for each, answer in measured.items() if answer is None]
-    predictions = dict(zip(others, predict_many(others, device, ranker), strict=True))
-    for problem in problems:
-        prediction = predictions.get(problem)
-        if prediction is None:
-            yield measured[problem]
-        else:
-            yield _predicted(problem, device, prediction, pack_of)
-
-
-def _measured(
-    source: WinnerSource,
-    problem: Problem,
-    device: DeviceModel,
-    exact: bool,
-    pack_of: PackOf,
-    is_whole: Callable[[Winner], bool],
-) -> Answer | None:
     winner = source.winner(problem, device.slug)
     if winner is not None and is_whole(winner):
         return as_served(winner, pack_of)
-    if exact:
+    if Match.NEAREST not in accepted:
         return None
     nearest = source.near_winners(problem, device.slug, NEIGHBOURS, REACH)
-    whole = filter(is_whole, nearest)  # looked at as far as there is none that answers
-    neighbour = answering(problem, whole, lambda winner: is_legal(winner.candidate, problem))
-    if neighbour is None:
+    # A filter: winners are checked only until one of them answers.
+    neighbour = answering(
+        problem, filter(is_whole, nearest), lambda winner: is_legal(winner.candidate, problem)
+    )
+    if neighbour is not None:
+        return _of_neighbour(source, problem, neighbour, pack_of)
+    if Match.PREDICTED not in accepted:
         return None
+    prediction = predict(problem, device, ranker)
+    return None if prediction is None else _predicted(problem, device, prediction, pack_of)
+
+
+def _of_neighbour(
+    source: WinnerSource, problem: Problem, neighbour: Winner, pack_of: PackOf
+) -> Answer:
     if neighbour.use.is_default and not is_legal(neighbour.candidate, problem):
         neighbour = without_candidate(neighbour)
-    kernel = None if neighbour.runs is None else neighbour.runs.kernel.name
-    if kernel is not None and run_reach(problem):
-        won = source.won_near(problem, device.slug)
-        use = neighbour.use if runs_there(problem, kernel, won) else Use.CUBLAS
-    else:
-        use = Use.CUBLAS
+    use = Use.CUBLAS
+    if neighbour.runs is not None and run_reach(problem):
+        won = source.won_near(problem, neighbour.device.slug)
+        if runs_there(problem, neighbour.runs.kernel.name, won):
+            use = neighbour.use
     return _answer(problem, neighbour, Match.NEAREST, pack_of, use)
 
 

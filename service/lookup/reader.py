@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import cast
 
 import msgspec
 
-from gemmsmith.answers.answer import Answer
+from gemmsmith.core.config import Match
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.problem import Problem
 from service.http import documents
@@ -47,10 +47,11 @@ def answer_query(
     generation: int,
 ) -> Found:
     """The answer to one question, from now on known under the query string that asked it."""
-    [found] = look_up(service, [problem], device, exact=exact, generation=generation)
-    if isinstance(found, Rendered):
-        service.answers.keep_query(query, found, exact=exact, generation=generation)
-    return found
+    accepted = find.EXACT if exact else find.ANY
+    [answer] = look_up(service, [problem], device, accepted=accepted, generation=generation)
+    if isinstance(answer, Rendered):
+        service.answers.keep_query(query, answer, accepted, generation)
+    return answer
 
 
 def look_up(
@@ -58,10 +59,10 @@ def look_up(
     problems: Sequence[Problem],
     device: DeviceModel | None,
     *,
-    exact: bool,
+    accepted: Collection[Match],
     generation: int,
 ) -> list[Found]:
-    """The answer to each question, or why there is none.
+    """The answer to each question of the `accepted` kinds, or the reason why there is not any.
 
     `generation` is that of the memory before `device` was resolved.
 
@@ -69,13 +70,13 @@ def look_up(
         StoreError: what memory lacks cannot be read.
     """
     slug = device.slug if device is not None else ""
-    known = service.answers.get_many(slug, problems, exact=exact)
+    known = service.answers.get_many(slug, problems, accepted)
     _count(service, known, AnswerSource.MEMORY)
     asked = [problem for problem, answer in zip(problems, known, strict=True) if not answer]
     if not asked:
         return cast(list[Found], known)
     missing = list(dict.fromkeys(asked))
-    read = dict(zip(missing, _read(service, missing, device, exact=exact), strict=True))
+    read = dict(zip(missing, _read(service, missing, device, accepted), strict=True))
     for answer in read.values():
         if isinstance(answer, Rendered):
             service.answers.keep(answer, generation)
@@ -101,16 +102,18 @@ def batch(
     generation: int,
     abilities: Abilities = EVERYTHING,
 ) -> Body:
-    """The body of `POST /best:batch`: an answer for each question, an error for what is none.
+    """The body of `POST /best:batch`: an answer for each question, else an error.
+
+    Nothing is predicted: a problem without a winner, its own or a neighbour's, is not tuned.
 
     Raises:
         StoreError: what memory lacks cannot be read.
     """
     problems = [item for item in asked if isinstance(item, Problem)]
-    found = iter(look_up(service, problems, device, exact=exact, generation=generation))
-    answers = (
-        told(next(found), abilities) if isinstance(item, Problem) else item for item in asked
-    )
+    accepted = find.EXACT if exact else find.MEASURED
+    known = look_up(service, problems, device, accepted=accepted, generation=generation)
+    rest = iter(known)
+    answers = (told(next(rest), abilities) if isinstance(item, Problem) else item for item in asked)
     return Body(
         answer.body
         if isinstance(answer, Rendered)
@@ -138,31 +141,35 @@ class Body:
 
 
 def _read(
-    service: State, asked: Sequence[Problem], device: DeviceModel | None, *, exact: bool
+    service: State,
+    asked: Sequence[Problem],
+    device: DeviceModel | None,
+    accepted: Collection[Match],
 ) -> Iterator[Found]:
     problems = [_fitting(problem, device) for problem in asked]
     sound = [problem for problem in problems if isinstance(problem, Problem)]
     source: Charted | Together = Charted(service.store, service.chart)
     if device is not None and len(sound) >= _BULK_FROM:
         source = Together(service.store, service.chart, sound, device.slug)
-    answers: Iterator[Answer | None] = iter(())
-    if device is not None:
-        answers = find.find_many(
-            source,
-            sound,
-            device,
-            exact=exact,
-            pack_of=functools.cache(source.pack_for),
-            ranker=service.ranker,
-            on_altered=service.altered.note,
-        )
+    pack_of = functools.cache(source.pack_for)
     for problem in problems:
         if isinstance(problem, ProblemError):
             yield problem
             continue
-        answer = next(answers, None)
+        answer = None
+        if device is not None:
+            answer = find.find(
+                source,
+                problem,
+                device,
+                accepted=accepted,
+                pack_of=pack_of,
+                ranker=service.ranker,
+                on_altered=service.altered.note,
+            )
+        predicts = Match.PREDICTED in accepted
         yield (
-            documents.not_tuned(problem, device, exact=exact)
+            documents.not_tuned(problem, device, exact=not predicts)
             if answer is None
             else Rendered.of(answer)
         )

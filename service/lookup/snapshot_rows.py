@@ -1,14 +1,13 @@
-"""A device model's winners as rows of a snapshot, written once and kept as the store has them.
+"""A device model's winners as rows of a snapshot, written once and then kept up to date.
 
-Reading and writing hundreds of thousands takes seconds. From then on only those are read that
-changed: what became current since (`tuner.store.changes`), and winners of kernels that are in
-another pack now. What makes winners stale, on the other hand, makes all of them be read anew.
+To read and write hundreds of thousands takes seconds. Later reads take only what has changed: what
+became current since (`tuner.store.changes`), and winners whose kernels are in another pack now.
+After a change of what makes winners stale, all are read again.
 """
 
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
@@ -74,7 +73,7 @@ class PacksToRun(NamedTuple):
 
 
 class WrittenRows:
-    """One device model's rows, in the order of their problems. For one thread at a time."""
+    """One device model's rows, by the place of their problem. For one thread at a time."""
 
     def __init__(self, store: Store, device: str, artifacts: ArtifactStore) -> None:
         self.version = 0
@@ -83,10 +82,8 @@ class WrittenRows:
         self._artifacts = artifacts
         self._seen: Marks | None = None
         self._packs = PacksToRun({}, frozenset())
-        self._order: list[bytes] = []
-        self._rows: list[bytes] = []
-        self._whats: list[What] = []
-        self._known: dict[What, What] = {}  # each once: there are few
+        self._rows: dict[bytes, tuple[bytes, What]] = {}
+        self._known: dict[What, What] = {}  # one object for all equal ones: there are few
 
     def catch_up(self) -> None:
         """Have what the store has by now, and another `version` if anything may be different.
@@ -99,7 +96,7 @@ class WrittenRows:
             return
         packs = PacksToRun.of(self._store, self._artifacts)
         if seen is None or _is_other(seen, now):
-            self._order, self._rows, self._whats, self._known = [], [], [], {}
+            self._rows, self._known = {}, {}
             self._put(self._store.served.on(self._device), packs)
         else:
             moved = self._moved(packs)
@@ -109,15 +106,16 @@ class WrittenRows:
             self._put(self._store.served.on(self._device, since=seen.sequence), packs)
         self._seen, self._packs = now, packs  # last: what fails is tried again
 
-    def told(self, abilities: Abilities) -> list[bytes]:
-        """The rows as they are told to callers of these abilities."""
+    def for_client(self, abilities: Abilities) -> list[bytes]:
+        """The rows for clients of these abilities, in the order of their problems."""
+        ordered = (self._rows[place] for place in sorted(self._rows))
         if abilities.backends is None and abilities.dtypes is None:
-            return list(self._rows)
+            return [row for row, _ in ordered]
         runs = {what: abilities.runs(what.backend) for what in self._known}
         knows = abilities.dtypes
         return [
             row if runs[what] else _without_config(row)
-            for row, what in zip(self._rows, self._whats, strict=True)
+            for row, what in ordered
             if knows is None or what.dtype in knows
         ]
 
@@ -132,23 +130,10 @@ class WrittenRows:
         }
 
     def _put(self, served: Iterable[Served], packs: PacksToRun) -> None:
-        sorted_until = len(self._order)
         for each, what, config in self._described(served, packs):
             row = msgspec.json.encode(documents.row(each, config))
-            place = _place(each.problem)
-            at = bisect_left(self._order, place, hi=sorted_until)
-            if at < sorted_until and self._order[at] == place:
-                self._rows[at], self._whats[at] = row, what
-            else:
-                self._order.append(place)
-                self._rows.append(row)
-                self._whats.append(what)
+            self._rows[_place(each.problem)] = row, what
             self.version += 1
-        if len(self._order) > sorted_until:
-            ranks = sorted(range(len(self._order)), key=self._order.__getitem__)
-            self._order = [self._order[rank] for rank in ranks]
-            self._rows = [self._rows[rank] for rank in ranks]
-            self._whats = [self._whats[rank] for rank in ranks]
 
     def _described(
         self, served: Iterable[Served], packs: PacksToRun
@@ -180,12 +165,12 @@ def _place(problem: Problem) -> bytes:
 
 
 def _without_config(row: bytes) -> bytes:
-    """The row to those who cannot run its config: torch's own operator."""
-    found = msgspec.json.decode(row, type=Row)
+    """The row for clients that cannot run its config: torch's own operator."""
+    winner = msgspec.json.decode(row, type=Row)
     plain = Row(
-        problem=found.problem,
+        problem=winner.problem,
         use=Use.CUBLAS,
-        stale=found.stale,
-        environment=found.environment,
+        stale=winner.stale,
+        environment=winner.environment,
     )
     return msgspec.json.encode(plain)

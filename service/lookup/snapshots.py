@@ -1,9 +1,7 @@
-"""Snapshots as they are served: written once for all who ask, and from then on as they change.
+"""Snapshots as they are served: written once for all clients, and again when a winner changes.
 
-An edition is one device model's rows as callers of some abilities are told them, under their
-revision. It never changes. It knows the editions before it, and so what became of their rows: who
-has one of those is sent the difference. Whether there is a newer edition is looked at whenever
-somebody asks; those who ask while somebody looks wait for the next look, together.
+A snapshot is one device model's winners as clients of some capabilities get them. Each request
+checks whether winners have changed; requests that arrive during a check share the next one.
 """
 
 from __future__ import annotations
@@ -12,9 +10,9 @@ import asyncio
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from functools import cached_property
-from typing import Generic, TypeVar, TypeVarTuple
+from typing import Generic, TypeVar
 
 from gemmsmith.answers import document
 from gemmsmith.core.kernel import Backend
@@ -27,31 +25,34 @@ from service.lookup.snapshot_rows import WrittenRows
 from tuner.compile import ArtifactStore
 from tuner.store import Store
 
-EDITIONS = 16
-"""Kept at once: pairs of a device model and what callers can run. They share their rows."""
-
-EARLIER = 8
-"""Editions that are remembered before each: clients look once a minute."""
-
-_PIECE = 2**18
+KEPT = 16
+"""Snapshots kept at once: pairs of a device model and capabilities. They share their rows."""
 
 A = TypeVar("A", bound=Hashable)
-Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
 
 
-class Content:
-    """A body: plain, and compressed once somebody takes it so. Threads may share it.
+class WrittenSnapshot:
+    """One revision of a snapshot: the body, plain, and compressed on the first request for that.
+
+    Threads may share it.
 
     Attributes:
-        pieces: makes the plain body, of which only its parts are kept.
-        length: bytes of that.
+        tag: its ETag, unquoted.
+        length: bytes of the plain body.
     """
 
-    def __init__(self, pieces: Callable[[], Iterable[bytes]], length: int) -> None:
-        self.pieces = pieces
-        self.length = length
+    def __init__(self, device: str, rows: Sequence[bytes], signer: Signer) -> None:
+        self._head = document.Head.of(device, rows, signer)
+        self._rows = rows
+        self.revision = self._head.revision
+        self.tag = document.tag_of(self.revision, self._head.signature)
+        self.length = document.length_of(self._head, rows)
         self._lock = threading.Lock()
+
+    def pieces(self) -> Iterator[bytes]:
+        """The plain body, of which only the rows are kept."""
+        return document.whole(self._head, self._rows)
 
     def compressed(self) -> bytes:
         """The body as gzip."""
@@ -64,58 +65,14 @@ class Content:
         return b"".join([*map(gzip.compress, self.pieces()), gzip.flush()])
 
 
-class Edition:
-    """One revision of a snapshot.
-
-    Attributes:
-        tag: its ETag, unquoted.
-        whole: the document.
-        version: of the rows that it was made of.
-    """
-
-    def __init__(
-        self,
-        device: str,
-        rows: Sequence[bytes],
-        version: int,
-        before: Edition | None,
-        signer: Signer,
-    ) -> None:
-        self._head = document.Head.of(device, rows, signer)
-        self.revision = self._head.revision
-        self.tag = document.tag_of(self.revision, self._head.signature)
-        self.version = version
-        self._rows = rows
-        self._earlier: dict[str, Sequence[bytes]] = {}
-        if before is not None:
-            kept = [*before._earlier.items(), (before.revision, before._rows)]
-            self._earlier = dict(kept[-EARLIER:])
-        length = document.length_of(self._head, rows)
-        self.whole = Content(lambda: document.whole(self._head, rows), length)
-        self._deltas: dict[str, Content] = {}
-        self._lock = threading.Lock()
-
-    def since(self, revision: str) -> Content | None:
-        """What has changed since that revision; None where that is not known, or no less."""
-        before = self._earlier.get(revision)
-        if before is None:
-            return None
-        with self._lock:
-            if revision not in self._deltas:
-                delta = document.delta(self._head, revision, before, self._rows)
-                self._deltas[revision] = Content(lambda: [delta], len(delta))
-        found = self._deltas[revision]
-        return found if found.length < self.whole.length else None
-
-
 class Snapshots:
-    """The editions of one store, for one event loop.
+    """The snapshots of one store, for one event loop.
 
     Args:
         catalogue: knows the device models.
         artifacts: the packs that are here.
-        signer: signs every edition.
-        turns: of the clients whose questions make editions.
+        signer: signs every snapshot.
+        turns: of the clients whose requests write snapshots.
     """
 
     def __init__(
@@ -132,37 +89,38 @@ class Snapshots:
         self._signer = signer
         self._lock = threading.Lock()
         self._rows: dict[str, tuple[threading.Lock, WrittenRows]] = {}
-        self._editions: OrderedDict[tuple[str, Abilities], Edition] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, Abilities], tuple[int, WrittenSnapshot]] = OrderedDict()
         self._turns = turns
-        self._newest = OncePerTurn(self._looked)
+        self._newest = OncePerTurn(self._in_turn)
 
     async def newest(
         self, client: str, arch: Arch | None, device: str | None, abilities: Abilities
-    ) -> Edition | None:
-        """The newest edition for callers of these abilities; None while no device model is known.
+    ) -> WrittenSnapshot | None:
+        """The newest snapshot for clients of these abilities; None if no device model is known.
 
         Raises:
             ProblemError: no such device, or it is of another architecture.
-            StoreError: what changed cannot be read.
+            StoreError: the changes cannot be read.
         """
         return await self._newest((client, arch, device, _plain(abilities)))
 
-    async def in_turn(self, client: str, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """What the function gives, called where editions are made."""
-        return await self._turns.run(client, function, *arguments)
+    async def compressed(self, client: str, snapshot: WrittenSnapshot) -> bytes:
+        """The snapshot's body as gzip, compressed in the client's turn."""
+        return await self._turns.run(client, snapshot.compressed)
 
-    async def _looked(
-        self, asked: tuple[str, Arch | None, str | None, Abilities]
-    ) -> Edition | None:
-        client, *_ = asked
-        return await self._turns.run(client, self._look, asked)
+    async def _in_turn(
+        self, request: tuple[str, Arch | None, str | None, Abilities]
+    ) -> WrittenSnapshot | None:
+        client, arch, slug, abilities = request
+        return await self._turns.run(client, self._resolved, arch, slug, abilities)
 
-    def _look(self, asked: tuple[str, Arch | None, str | None, Abilities]) -> Edition | None:
-        _, arch, slug, abilities = asked
+    def _resolved(
+        self, arch: Arch | None, slug: str | None, abilities: Abilities
+    ) -> WrittenSnapshot | None:
         model = self._catalogue.resolve(arch, slug)
         return None if model is None else self.current(model.slug, abilities)
 
-    def current(self, device: str, abilities: Abilities) -> Edition:
+    def current(self, device: str, abilities: Abilities) -> WrittenSnapshot:
         """As `newest`, of a device model that is known; to be called from any thread."""
         key = (device, _plain(abilities))
         with self._lock:
@@ -170,23 +128,21 @@ class Snapshots:
             reading, rows = self._rows.setdefault(device, new)
         with reading:
             rows.catch_up()
-            found = self._editions.get(key)
-            if found is None or found.version != rows.version:
-                newer = Edition(device, rows.told(key[1]), rows.version, found, self._signer)
-                if found is not None and found.revision == newer.revision:
-                    found.version = rows.version
-                else:
-                    found = newer
-        with self._lock:
-            self._editions[key] = found
-            self._editions.move_to_end(key)
-            if len(self._editions) > EDITIONS:
-                self._editions.popitem(last=False)
-        return found
+            version, snapshot = self._kept.get(key, (0, None))
+            if snapshot is None or version != rows.version:
+                newer = WrittenSnapshot(device, rows.for_client(key[1]), self._signer)
+                if snapshot is None or newer.revision != snapshot.revision:
+                    snapshot = newer
+            with self._lock:
+                self._kept[key] = rows.version, snapshot
+                self._kept.move_to_end(key)
+                if len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+        return snapshot
 
 
 def _plain(abilities: Abilities) -> Abilities:
-    """The same abilities for all who are told the same."""
+    """The same abilities for all clients that get the same rows."""
     if abilities.backends is None:
         return abilities
     known = abilities.backends & {*Backend}
@@ -196,9 +152,9 @@ def _plain(abilities: Abilities) -> Abilities:
 
 
 class OncePerTurn(Generic[A, T]):
-    """A function that is called once for all who ask before it begins.
+    """A function that is called once for all requests that arrive before the call begins.
 
-    What they get is then never older than their question. For one event loop.
+    So no result is older than the request. For one event loop.
     """
 
     def __init__(self, function: Callable[[A], Awaitable[T]]) -> None:
@@ -207,7 +163,7 @@ class OncePerTurn(Generic[A, T]):
         self._next: dict[A, asyncio.Task[T]] = {}
 
     async def __call__(self, argument: A) -> T:
-        """What the function gives for `argument`; raises what it raises."""
+        """The function's result for `argument`; raises what it raises."""
         turn = self._next.get(argument)
         if turn is None:
             turn = asyncio.create_task(self._turn(argument, self._now.get(argument)))
@@ -227,6 +183,6 @@ class OncePerTurn(Generic[A, T]):
 
 
 def _noticed(turn: asyncio.Task[T]) -> None:
-    """Those who asked may have gone away meanwhile; then nobody else looks at a failure."""
+    """All requests may have been cancelled meanwhile: then asyncio would log the failure."""
     if not turn.cancelled():
         turn.exception()

@@ -162,7 +162,7 @@ def _instead(service: State, problem: Problem, model: DeviceModel) -> Answer | N
         service.store,
         problem,
         model,
-        exact=False,
+        accepted=find.ANY,
         pack_of=service.store.pack_for,
         ranker=service.ranker,
     )

@@ -11,8 +11,7 @@ import sys
 from typing import Any
 
 import gemmsmith
-from gemmsmith import AsyncClient, Client, Lookup, NotTuned, Problem
-from gemmsmith.core.problem import DType, Layout
+from gemmsmith import AsyncClient, Client, DType, Layout, Lookup, NotTuned, Problem
 
 
 def told(answer: Any) -> dict[str, Any]:

@@ -85,21 +85,21 @@ class Choices(NamedTuple, Generic[N]):
     splits: N
 
 
-class Sizes(NamedTuple, Generic[N]):
-    """What the model knows of a problem."""
+class Sizes(NamedTuple):
+    """A problem in numbers."""
 
-    m: N
-    n: N
-    k: N
-    batch: N
-    clock: N  # Hz
-    copies_us: N  # of operands that TMA cannot read
-    a_bytes: N  # of one matrix
-    b_bytes: N
-    row_bytes: N  # of A along K
-    once_bytes: N  # A and B of all batches
-    d_bytes: N
-    slice_bytes: N  # one split's partials, written and read back
+    m: float
+    n: float
+    k: float
+    batch: float
+    clock: float  # Hz
+    copies_us: float  # of operands that TMA cannot read
+    a_bytes: float  # of one matrix
+    b_bytes: float
+    row_bytes: float  # of A along K
+    once_bytes: float  # A and B of all batches
+    d_bytes: float
+    slice_bytes: float  # one split's partials, written and read back
 
 
 class _Grid(NamedTuple):
@@ -133,41 +133,28 @@ class AnalyticModel:
         """Predicted microseconds per launch, one for each candidate, in their order."""
         if not candidates:
             return []
-        kernel = Features(*_KERNELS.columns(candidates))
-        launch = Choices(*_LAUNCHES.columns(candidates))
-        times: list[float] = self.in_columns(kernel, launch, sizes_of(problem), device).tolist()
-        return times
-
-    def in_columns(
-        self,
-        kernel: Features[Column],
-        launch: Choices[Column],
-        problem: Sizes[float] | Sizes[Column],
-        device: DeviceModel,
-    ) -> Column:
-        """As `predict`, of kernels and launches in numbers; problems may differ as well."""
         import numpy
 
-        grid = _grid(kernel, problem, device)
-        work = _work(kernel, launch, grid, problem, device)
+        kernel = Features(*_KERNELS.columns(candidates))
+        launch = Choices(*_LAUNCHES.columns(candidates))
+        sizes = sizes_of(problem)
+        grid = _grid(kernel, sizes, device)
+        work = _work(kernel, launch, grid, sizes, device)
         rate = numpy.minimum(INGEST_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK / work.blocks)
         # The two overlap, but not perfectly where they are equal.
-        k_tile_us = _both(kernel.compute_clocks, kernel.ingest_bytes / rate) / problem.clock * 1e6
-        store_us = kernel.store_clocks / problem.clock * 1e6
+        k_tile_us = _both(kernel.compute_clocks, kernel.ingest_bytes / rate) / sizes.clock * 1e6
+        store_us = kernel.store_clocks / sizes.clock * 1e6
         switch_us = numpy.where(kernel.overlapped, TILE_SWITCH_US, EPILOGUE_US + store_us)
         compute_us = (
             work.k_tiles * k_tile_us + store_us + numpy.maximum(work.tiles - 1, 0.0) * switch_us
         )
-        moved = _read_bytes(kernel, launch, grid, problem, device) + problem.d_bytes
+        moved = _read_bytes(kernel, launch, grid, sizes, device) + sizes.d_bytes
         bandwidth = device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH
         memory_us = moved / numpy.minimum(bandwidth, work.blocks * BLOCK_MEMORY_BANDWIDTH) * 1e6
-        fixed_us = kernel.fixed_us + kernel.padded * problem.copies_us
+        fixed_us = kernel.fixed_us + kernel.padded * sizes.copies_us
         # The slower one sets the pace; if both are close, each delays the other.
-        return fixed_us + work.extra_us + _both(compute_us, memory_us)
-
-    def described(self, kernels: Sequence[AnyKernel]) -> Features[Column]:
-        """The kernels in numbers, as `in_columns` takes them."""
-        return Features(*_KERNELS.columns([Candidate(kernel=kernel) for kernel in kernels]))
+        times: list[float] = (fixed_us + work.extra_us + _both(compute_us, memory_us)).tolist()
+        return times
 
 
 def _both(a: Column, b: Column) -> Column:
@@ -180,7 +167,7 @@ def _described(kernel: AnyKernel) -> Features[float]:
     return features(kernel) or UNKNOWN
 
 
-def sizes_of(problem: Problem) -> Sizes[float]:
+def sizes_of(problem: Problem) -> Sizes:
     """The problem in numbers; for a grouped one, the sizes of a group with an even share."""
     product, operation = products(problem), problem.operation
     row = product.k * operation.a.bytes
@@ -281,20 +268,18 @@ def _copies_us(problem: Problem) -> float:
     return REDUCE_LAUNCH_US + copied / MEMORY_BANDWIDTH * 1e6
 
 
-def _grid(
-    kernel: Features[Column], problem: Sizes[float] | Sizes[Column], device: DeviceModel
-) -> _Grid:
+def _grid(kernel: Features[Column], sizes: Sizes, device: DeviceModel) -> _Grid:
     import numpy
 
-    m = numpy.where(kernel.swapped, problem.n, problem.m)
-    n = numpy.where(kernel.swapped, problem.m, problem.n)
+    m = numpy.where(kernel.swapped, sizes.n, sizes.m)
+    n = numpy.where(kernel.swapped, sizes.m, sizes.n)
     tiles_m = padded_tiles(m, kernel.tile_m, kernel.cluster_m)
     tiles_n = padded_tiles(n, kernel.tile_n, kernel.cluster_n)
     return _Grid(
         tiles_m=tiles_m,
         tiles_n=tiles_n,
-        tiles=tiles_m * tiles_n * problem.batch,
-        k_tiles=-(-problem.k // kernel.tile_k),
+        tiles=tiles_m * tiles_n * sizes.batch,
+        k_tiles=-(-sizes.k // kernel.tile_k),
         resident=_resident(kernel.cluster_m * kernel.cluster_n, device),
     )
 
@@ -314,7 +299,7 @@ def _work(
     kernel: Features[Column],
     launch: Choices[Column],
     grid: _Grid,
-    problem: Sizes[float] | Sizes[Column],
+    sizes: Sizes,
     device: DeviceModel,
 ) -> _Work:
     import numpy
@@ -332,8 +317,8 @@ def _work(
     # Whole waves of whole tiles; with stream-K an even share of them all.
     tiles = numpy.where(stream_k, grid.tiles / resident, waves)
     partial_bytes = kernel.tile_m * kernel.tile_n * 4
-    partial_us = partial_bytes / REDUCE_BYTES_PER_CLOCK / problem.clock * 1e6
-    slices_us = problem.slice_bytes * splits / L2_BANDWIDTH * 1e6
+    partial_us = partial_bytes / REDUCE_BYTES_PER_CLOCK / sizes.clock * 1e6
+    slices_us = sizes.slice_bytes * splits / L2_BANDWIDTH * 1e6
     # The blocks that share a tile with stream-K add to it in turn: one begins it, another ends it.
     sharing = numpy.where(stream_k, numpy.maximum(2.0, resident / grid.tiles), splits)
     return _Work(
@@ -350,16 +335,15 @@ def _read_bytes(
     kernel: Features[Column],
     launch: Choices[Column],
     grid: _Grid,
-    problem: Sizes[float] | Sizes[Column],
+    sizes: Sizes,
     device: DeviceModel,
 ) -> Column:
     """Operand bytes from device memory: each byte once, and again if L2 lost it between waves."""
     import numpy
 
-    a, b, row, once = problem.a_bytes, problem.b_bytes, problem.row_bytes, problem.once_bytes
+    a, b, row, once = sizes.a_bytes, sizes.b_bytes, sizes.row_bytes, sizes.once_bytes
     usable = device.l2_bytes * L2_USABLE
-    fits = a + b <= usable
-    if numpy.all(fits):
+    if a + b <= usable:
         return numpy.broadcast_to(once, grid.tiles.shape)
     along_m = (launch.along_m > 0) | (
         (launch.raster_heuristic > 0) & (grid.tiles_n > grid.tiles_m)  # `grid.heuristic_raster`
@@ -386,4 +370,4 @@ def _read_bytes(
     read = numpy.where(kept > usable, kept_again, all_kept) + numpy.where(
         all_moved + kept > usable, moved_again, all_moved
     )
-    return numpy.where(fits | (waves <= 1), once, read * problem.batch)
+    return numpy.where(waves <= 1, once, read * sizes.batch)

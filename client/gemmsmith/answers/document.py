@@ -1,9 +1,6 @@
 """A snapshot as it is written: a head, and a row of JSON for each winner. Rows are not read here.
 
-The revision is the hash of the rows as they are written, so whoever has the same rows has the same
-revision. A *delta* is what becomes of one document's rows in a later one: the places of those that
-go, and those that come with their places. So a client applies one to rows that it does not
-understand, and has the later document to the byte.
+The revision is the hash of the rows as they are written, so the same rows have the same revision.
 """
 
 from __future__ import annotations
@@ -20,10 +17,6 @@ from gemmsmith.signing import Purpose, Signature, Signer
 
 FORMAT = 1
 """Raised when the meaning of a document changes; documents of other formats are refused."""
-
-SINCE = "Gemmsmith-Since"
-"""The header by which a service says that it gives deltas: the revision that this one is for, or
-`none` of a whole document."""
 
 _BYTES_PER_COMMA = 8
 """Fewest, in the winners of a document; a winner's own have 18. Of millions of empty winners each
@@ -75,29 +68,6 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.json.encode(self)[:-1] + b","
 
 
-class Delta(NamedTuple):
-    """What a delta says: `head` has all members of the later document but its winners."""
-
-    since: str
-    head: dict[str, msgspec.Raw]
-    removed: list[int]
-    added: list[tuple[int, msgspec.Raw]]
-
-    def applied(self, before: Sequence[T], added: Sequence[T]) -> list[T]:
-        """What stands for each row of the later document, by what stood for each of the earlier.
-
-        Raises:
-            SnapshotCorrupt: there are no such places.
-        """
-        gone = set(self.removed)
-        stay = (item for place, item in enumerate(before) if place not in gone)
-        come = dict(zip((place for place, _ in self.added), added, strict=True))
-        length = len(before) - len(gone) + len(come)
-        if not (_below(len(before), gone) and _below(length, come)):
-            raise SnapshotCorrupt("the changes are of other winners than are known here")
-        return [come[place] if place in come else next(stay) for place in range(length)]
-
-
 class _Document(Head, frozen=True, kw_only=True):
     winners: msgspec.Raw
 
@@ -126,18 +96,6 @@ def whole(head: Head, rows: Iterable[bytes]) -> Iterator[bytes]:
     yield from chain([head.written + b'"winners":'], _listed(rows), [b"}"])
 
 
-def delta(head: Head, since: str, before: Sequence[bytes], after: Sequence[bytes]) -> bytes:
-    """The delta from the rows `before`, whose revision is `since`, to those of `head`.
-
-    Rows are told apart by their bytes; those that stay are in the same order.
-    """
-    old, new = set(before), set(after)
-    removed = [place for place, row in enumerate(before) if row not in new]
-    added = [(place, msgspec.Raw(row)) for place, row in enumerate(after) if row not in old]
-    changes = {"since": since, "removed": removed, "added": added}
-    return head.written + msgspec.json.encode(changes)[1:]
-
-
 def read(document: bytes) -> Document:
     """What a document holds.
 
@@ -162,38 +120,6 @@ def read(document: bytes) -> Document:
     return Document(found.device, found.revision, digest, found.signature, _rows(winners))
 
 
-def read_delta(content: bytes) -> Delta:
-    """What a delta says.
-
-    Raises:
-        SnapshotCorrupt: it is none.
-    """
-    head = _decoded(content, dict[str, msgspec.Raw])
-    try:
-        since, removed, added = (head.pop(name) for name in ("since", "removed", "added"))
-    except KeyError as error:
-        raise SnapshotCorrupt(f"not the changes of a snapshot: no member {error}") from error
-    return Delta(
-        since=_decoded(since, str),
-        head=head,
-        removed=_decoded(removed, list[int]),
-        added=_decoded(added, list[tuple[int, msgspec.Raw]]),
-    )
-
-
-def applied(document: bytes, changes: Delta) -> bytes:
-    """The later document, to the byte as the service gives it whole; not verified.
-
-    Raises:
-        SnapshotCorrupt: the delta is one of another document.
-    """
-    before = read(document)
-    if before.revision != changes.since:
-        raise SnapshotCorrupt("the changes are of other winners than are known here")
-    rows = changes.applied(before.rows, [row for _, row in changes.added])
-    return msgspec.json.encode(changes.head | {"winners": rows})
-
-
 def _revision(digest: str) -> str:
     return digest[:32]
 
@@ -209,10 +135,6 @@ def _decoded(content: bytes | msgspec.Raw, kind: type[T]) -> T:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise SnapshotCorrupt(f"not a snapshot of winners: {error}") from error
-
-
-def _below(length: int, places: Iterable[int]) -> bool:
-    return all(0 <= place < length for place in places)
 
 
 def _listed(rows: Iterable[bytes]) -> Iterator[bytes]:

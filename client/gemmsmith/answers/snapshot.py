@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -102,25 +102,21 @@ class Snapshot:
     """
 
     __slots__ = (
-        "_alike", "_digest", "_exact", "_places", "device", "document", "revision", "rows",
-        "signature", "skipped",
+        "_alike", "_digest", "_exact", "device", "document", "revision", "rows", "signature",
+        "skipped",
     )  # fmt: skip
 
-    def __init__(self, document: bytes, places: Sequence[Row | None] | None = None) -> None:
-        """`places`: what each row of the document says, where that is known already."""
-        found = documents.read(document)
-        if places is None:
-            places = _understood(found.rows, found.revision)
-        rows = tuple(row for row in places if row is not None)
-        self.device: Final = found.device
-        self.revision: Final = found.revision
+    def __init__(self, document: bytes) -> None:
+        content = documents.read(document)
+        what = f"winners of snapshot {content.revision[:16]}"
+        self.device: Final = content.device
+        self.revision: Final = content.revision
         self.document: Final = document
-        self.signature: Final = found.signature
-        self._digest: Final = found.digest
-        self.rows: Final = rows
-        self.skipped: Final = len(places) - len(rows)
-        self._places: Final = places if self.skipped else rows
-        self._exact: Final = {row.problem: row for row in rows}
+        self.signature: Final = content.signature
+        self._digest: Final = content.digest
+        self.rows: Final = tuple(understood.each(content.rows, Row, what))
+        self.skipped: Final = len(content.rows) - len(self.rows)
+        self._exact: Final = {row.problem: row for row in self.rows}
         self._alike: Final = Neighbourhood((row.problem, row) for row in self._exact.values())
 
     @classmethod
@@ -141,17 +137,6 @@ class Snapshot:
         written = [msgspec.json.encode(row) for row in sorted(rows, key=lambda row: row.problem)]
         head = documents.Head.of(device, written, signer)
         return cls(b"".join(documents.whole(head, written)))
-
-    def updated(self, delta: bytes) -> Snapshot:
-        """The later snapshot that a delta (`gemmsmith.answers.document`) makes of this one.
-
-        Raises:
-            SnapshotCorrupt: it is no delta, or one of another snapshot.
-        """
-        changes = documents.read_delta(delta)
-        later = documents.applied(self.document, changes)
-        new = _understood([row for _, row in changes.added], self.revision)
-        return Snapshot(later, changes.applied(self._places, new))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Snapshot:
@@ -294,8 +279,3 @@ class Shelf:
             publish(self._path, snapshot.document)
         except OSError as error:
             log.warning("the snapshot is not cached: %s: %s", self._path, error.strerror)
-
-
-def _understood(rows: Iterable[msgspec.Raw], revision: str) -> list[Row | None]:
-    """What each row says; None for one that this library does not know."""
-    return understood.places(rows, Row, f"winners of snapshot {revision[:16]}")

@@ -69,30 +69,24 @@ def convert(values: object, kind: type[T]) -> T:
 
 
 def each(rows: Iterable[object], kind: type[T], name: str) -> list[T]:
-    """The rows that are understood; one line in the log, with this `name`, counts the others."""
-    return [row for row in places(rows, kind, name) if row is not None]
+    """The rows that are understood; one line in the log says how many are not.
 
-
-def places(rows: Iterable[object], kind: type[T], name: str) -> list[T | None]:
-    """As `each`, but with None for a row that is not understood.
-
-    Rows are dictionaries, or undecoded JSON.
+    Rows are dictionaries, or undecoded JSON; `name` is theirs in the log.
     """
-    understood: list[T | None] = []
+    known: list[T] = []
     skipped: list[str] = []
     for row in rows:
         try:
             values = msgspec.json.decode(row) if isinstance(row, msgspec.Raw) else row
-            understood.append(convert(values, kind))
+            known.append(convert(values, kind))
         except (NotKnownHere, msgspec.DecodeError, InvalidProblem, RecursionError) as error:
-            understood.append(None)
             skipped.append(str(error))
     if skipped:
         log.warning(
             "%d %s are not known to gemmsmith %s and are left out; the first: %s",
             len(skipped), name, VERSION, line(skipped[0]),
         )  # fmt: skip
-    return understood
+    return known
 
 
 @functools.cache

@@ -152,6 +152,8 @@ class Client:
     ) -> list[Answer | NotTuned]:
         """Answers for many problems, in their order, with a `NotTuned` for each untuned problem.
 
+        Nothing is predicted here, except by services of release 0.1.
+
         Raises:
             as `best`, except that NotTuned is returned, not raised.
         """

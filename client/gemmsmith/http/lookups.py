@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 from gemmsmith.answers import understood
 from gemmsmith.answers.answer import Answer
-from gemmsmith.answers.document import SINCE
 from gemmsmith.answers.history import Revision
 from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.core.config import Match
@@ -27,12 +26,10 @@ from gemmsmith.errors import (
     ServiceError,
     ServiceFault,
     ServiceUnavailable,
-    SnapshotCorrupt,
 )
 from gemmsmith.http.listing import pages
 from gemmsmith.http.replies import (
     NoAnswer,
-    Response,
     check,
     document,
     read,
@@ -203,26 +200,12 @@ async def _newest(
     session: Session, device: str | None, arch: str | None, before: Snapshot | None
 ) -> Snapshot:
     """The service's snapshot: `before` itself if nothing has changed."""
-
-    async def ask(tag: str | None, since: str | None) -> Response:
-        request = get("/snapshot", device=device, arch=arch, since=since)
-        request = replace(request, bound="snapshot_bytes")
-        return await session.exchange(request.with_header("if-none-match", tag))
-
-    tag = None if before is None else f'"{before.tag}"'
-    since = before.revision if before is not None and session.gives_deltas else None
-    response = await ask(tag, since)
-    if response.status == 422 and since is not None:  # an older service has taken its place
-        response = await ask(tag, None)
-    known_there = response.headers.get(SINCE.lower())
-    session.gives_deltas = known_there is not None
+    request = replace(get("/snapshot", device=device, arch=arch), bound="snapshot_bytes")
+    if before is not None:
+        request = request.with_header("if-none-match", f'"{before.tag}"')
+    response = await session.exchange(request)
     if response.status == 304 and before is not None:
         return before
-    if before is not None and since is not None and known_there == since:
-        try:
-            return before.updated(check(response).body)
-        except SnapshotCorrupt:  # whatever went wrong, the whole document is right
-            response = await ask(None, None)
     return read_snapshot(check(response))
 
 

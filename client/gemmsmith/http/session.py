@@ -29,7 +29,6 @@ class Session:
     Attributes:
         last_from_cache: the last lookup was answered from the cache because the service could not
             be reached.
-        gives_deltas: the service's last reply had only the changes since an earlier snapshot.
         away_until: time of `time.monotonic()` until which cached answers are served.
     """
 
@@ -38,7 +37,6 @@ class Session:
         self.sender = sender
         self.retry = RetryPolicy(retries=setup.retries)
         self.last_from_cache = False
-        self.gives_deltas = False
         self.away_until = 0.0
         self._warned = False
 

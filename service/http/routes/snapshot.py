@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from gemmsmith.answers.document import SINCE
 from service.http.abilities import Asking
 from service.http.access import Caller, Scope, needs
 from service.http.errors import not_found
@@ -16,7 +15,7 @@ from service.http.requests import SnapshotQuery
 from service.http.state import Service
 from service.http.turns import whose
 from service.lookup.cache import VARY
-from service.lookup.snapshots import Content
+from service.lookup.snapshots import WrittenSnapshot
 
 router = APIRouter(tags=["lookup"])
 
@@ -37,44 +36,36 @@ async def snapshot(
     """All current winners of a GPU model in one document, with their revision.
 
     The same winners and packs give the same revision, and with the same signing key the same ETag.
-    Packs without a trusted signature are left out. A client with an earlier document can request
-    the changes `since` its revision. It gets them if that revision is still known and the changes
-    are smaller than the whole; the header `Gemmsmith-Since` says which of the two was sent.
+    Packs without a trusted signature are left out.
     """
     client = whose(caller, request.scope)
-    edition = await service.snapshots.newest(client, query.arch, query.device, asking)
-    if edition is None:
+    current = await service.snapshots.newest(client, query.arch, query.device, asking)
+    if current is None:
         raise not_found(
             "Snapshot",
             "No device model has a winner yet. Request a tuning job: POST /tune.",
             {"tune": {"href": "/tune", "method": "POST"}, "devices": {"href": "/devices"}},
         )
     headers = {
-        "ETag": f'"{edition.tag}"',
+        "ETag": f'"{current.tag}"',
         "Cache-Control": "no-cache",
         "Vary": f"{VARY}, Accept-Encoding",
     }
     # Quoted, a hash is inside a list of tags, weak ones too, only as one of them. Clients that
     # check no signatures name the revision alone.
-    known = (f'"{tag}"' in (if_none_match or "") for tag in (edition.tag, edition.revision))
-    if any(known):
-        return Response(status_code=304, headers=headers | {SINCE: "none"})
-    content, headers[SINCE] = edition.whole, "none"
-    if query.since is not None:
-        changes = await service.snapshots.in_turn(client, edition.since, query.since)
-        if changes is not None:
-            content, headers[SINCE] = changes, query.since
-    if content.length < _WORTH_COMPRESSING or not _takes_gzip(accept_encoding):
-        headers["Content-Length"] = str(content.length)
-        return StreamingResponse(_sent(content), media_type="application/json", headers=headers)
+    if any(f'"{tag}"' in (if_none_match or "") for tag in (current.tag, current.revision)):
+        return Response(status_code=304, headers=headers)
+    if current.length < _WORTH_COMPRESSING or not _takes_gzip(accept_encoding):
+        headers["Content-Length"] = str(current.length)
+        return StreamingResponse(_sent(current), media_type="application/json", headers=headers)
     headers["Content-Encoding"] = "gzip"
-    compressed = await service.snapshots.in_turn(client, content.compressed)
+    compressed = await service.snapshots.compressed(client, current)
     return Response(compressed, media_type="application/json", headers=headers)
 
 
-async def _sent(content: Content) -> AsyncIterator[bytes]:
+async def _sent(snapshot: WrittenSnapshot) -> AsyncIterator[bytes]:
     """In pieces; from a thread each would take longer to hand over than to make."""
-    for piece in content.pieces():
+    for piece in snapshot.pieces():
         yield piece
 
 

@@ -1,13 +1,10 @@
-"""Deltas: from any document to any later one, to the byte, whatever the rows say."""
+"""Documents of snapshots: written and read to the byte, and always requested whole."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,8 +14,7 @@ from hypothesis import strategies as st
 from gemmsmith import AsyncClient, Client, Snapshot, SnapshotCorrupt, Use
 from gemmsmith.answers import document
 from gemmsmith.answers.snapshot import Row
-from gemmsmith.signing import Signer, Trusted
-from tests.support.snapshots import BIG, CONFIG, H200, row, snapshot
+from tests.support.snapshots import BIG, H200, row, snapshot
 from tests.unit.client.misbehaving import Misbehaving, Say
 
 rows = st.lists(st.integers(0, 30), unique=True).map(
@@ -26,117 +22,33 @@ rows = st.lists(st.integers(0, 30), unique=True).map(
 )
 
 
-def written(
-    found: Sequence[bytes], signer: Signer | None = None
-) -> tuple[bytes, document.Head, str]:
-    """The document, its head and its revision."""
-    head = document.Head.of(H200, found, signer)
-    return b"".join(document.whole(head, found)), head, head.revision
+def written(lines: Sequence[bytes]) -> tuple[bytes, document.Head]:
+    """The document and its head."""
+    head = document.Head.of(H200, lines)
+    return b"".join(document.whole(head, lines)), head
 
 
-@given(before=rows, after=rows)
-def test_a_delta_makes_the_later_document_to_the_byte(
-    before: list[bytes], after: list[bytes]
-) -> None:
-    old, _, since = written(before)
-    new, head, revision = written(after)
-    delta = document.read_delta(document.delta(head, since, before, after))
-    assert document.applied(old, delta) == new
-    assert document.length_of(head, after) == len(new)
-    assert document.read(new).revision == revision
-    assert list(map(bytes, document.read(new).rows)) == after
+@given(lines=rows)
+def test_a_document_is_read_as_it_was_written(lines: list[bytes]) -> None:
+    content, head = written(lines)
+    assert document.length_of(head, lines) == len(content)
+    assert document.read(content).revision == head.revision
+    assert list(map(bytes, document.read(content).rows)) == lines
 
 
-def test_what_the_head_says_is_carried_along() -> None:
-    """Members of the head that this library does not know are the later document's."""
-    before, after = [b'{"a":1}'], [b'{"a":1}', b'{"b":2}']
-    old, _, since = written(before)
-    new, head, _ = written(after)
-    more = head.written + b'"said_by":"somebody",'
-    content = document.delta(head, since, before, after).replace(head.written, more)
-    assert document.applied(old, document.read_delta(content)) == new.replace(head.written, more)
-
-
-def test_a_delta_carries_the_later_documents_signature(tmp_path: Path) -> None:
-    signer = Signer.create(tmp_path / "signing.key")
-    before, after = encoded(ROWS), encoded(LATER)
-    old, _, since = written(before, signer)
-    new, head, _ = written(after, signer)
-    later = Snapshot.parse(old).updated(document.delta(head, since, before, after))
-    assert later.document == new
-    assert later.check(Trusted([signer.public])) == signer.public
-
-
-ROWS = [row(BIG), row(replace(BIG, m=64), use=Use.CUBLAS), row(replace(BIG, m=128))]
-LATER = [ROWS[0], row(replace(BIG, m=64)), row(replace(BIG, m=100)), ROWS[2]]
-
-
-def encoded(found: Sequence[Row], *odd: dict[str, Any]) -> list[bytes]:
-    ordered = [msgspec.json.encode(each) for each in sorted(found, key=lambda r: r.problem)]
-    return [*ordered, *map(msgspec.json.encode, odd)]
-
-
-def delta_of(
-    before: Sequence[bytes], after: Sequence[bytes], **other: Any
-) -> tuple[Snapshot, bytes, bytes]:
-    """A snapshot, what has become of it, and the document that it has become."""
-    old, _, since = written(before)
-    new, head, _ = written(after)
-    delta = msgspec.json.decode(document.delta(head, since, before, after)) | other
-    return Snapshot.parse(old), msgspec.json.encode(delta), new
-
-
-def test_a_snapshot_is_updated() -> None:
-    odd = msgspec.to_builtins(row(replace(BIG, m=2**20))) | {"use": "by a newer backend"}
-    old, delta, new = delta_of(encoded(ROWS, odd), encoded(LATER, odd))
-    found = old.updated(delta)
-    assert found.document == new
-    assert (found, found.rows, found.skipped) == (snapshot_of(new), snapshot_of(new).rows, 1)
-    kept = next(each for each in found.rows if each.problem == BIG)
-    assert kept is next(each for each in old.rows if each.problem == BIG)  # not read again
-    last = found.updated(delta_of(encoded(LATER, odd), encoded(ROWS[:1], odd))[1])
-    assert (last.rows, last.skipped) == ((ROWS[0],), 1)
-
-
-def snapshot_of(content: bytes) -> Snapshot:
-    return Snapshot.parse(content)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"since": "0" * 32},
-        {"revision": "0" * 32},
-        {"device": "nvidia-h100-132sm"},
-        {"removed": [3]},
-        {"removed": [-1]},
-        {"removed": []},
-        {"removed": "all"},
-        {"added": [[-1, {}]]},
-        {"added": [[9, {}]]},
-        {"added": [[0, {}], [0, {}]]},
-        {"added": 7},
-    ],
-    ids=str,
-)
-def test_a_wrong_delta_is_refused(other: dict[str, Any]) -> None:
-    old, delta, _ = delta_of(encoded(ROWS), encoded(LATER), **other)
-    with pytest.raises(SnapshotCorrupt):
-        old.updated(delta)
-    for content in (b"", b"[]", b"{}", delta[:-9], b"[" * 100_000):
-        with pytest.raises(SnapshotCorrupt):
-            old.updated(content)
+def encoded(winners: Sequence[Row]) -> list[bytes]:
+    return [msgspec.json.encode(winner) for winner in sorted(winners, key=lambda r: r.problem)]
 
 
 def test_a_document_of_nothing_but_commas_is_not_taken_apart() -> None:
-    many, _, _ = written([b"{}"] * 1000)
+    many, _ = written([b"{}"] * 1000)
     with pytest.raises(SnapshotCorrupt, match="more of them than fit"):
         Snapshot.parse(many)
 
 
-OLD, DELTA, NEW = delta_of(encoded(ROWS), encoded(LATER))
-NONE = {"Gemmsmith-Since": "none"}
-NO_SUCH_PARAMETER = Say(422, json.dumps({"title": "Invalid input", "detail": "since"}).encode())
+ROWS = [row(BIG), row(replace(BIG, m=64), use=Use.CUBLAS), row(replace(BIG, m=128))]
+LATER = [ROWS[0], row(replace(BIG, m=64)), row(replace(BIG, m=100)), ROWS[2]]
+OLD, NEW = written(encoded(ROWS))[0], snapshot(*LATER).document
 
 
 def refreshed(server: Misbehaving, kind: type[Client] | type[AsyncClient]) -> list[Snapshot]:
@@ -155,36 +67,15 @@ def refreshed(server: Misbehaving, kind: type[Client] | type[AsyncClient]) -> li
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_client_asks_for_what_has_changed(
-    server: Misbehaving, kind: type[Client] | type[AsyncClient]
+@pytest.mark.parametrize("offered", [{}, {"Gemmsmith-Since": "none"}], ids=["now", "earlier"])
+def test_a_refresh_names_the_known_tag_and_takes_the_whole(
+    server: Misbehaving, kind: type[Client] | type[AsyncClient], offered: dict[str, str]
 ) -> None:
-    since = f"device={H200}&since={OLD.revision}"
-    first, changes = Say(200, OLD.document, NONE), {"Gemmsmith-Since": OLD.revision}
-    cases = {
-        "changed": ([first, Say(200, DELTA, changes)], [since]),
-        "not known any more": ([first, Say(200, NEW, NONE)], [since]),
-        "damaged": (
-            [first, Say(200, DELTA[:-5] + b"]]]}}", changes), Say(200, NEW, NONE)],
-            [since, f"device={H200}"],
-        ),
-        "an older service": (
-            [first, NO_SUCH_PARAMETER, Say(200, NEW)],
-            [since, f"device={H200}"],
-        ),
-        "never offered": ([Say(200, OLD.document), Say(200, NEW)], [f"device={H200}"]),
-    }
-    for name, (script, queries) in cases.items():
-        server.seen.clear()
-        server.say(*script)
-        assert [found.document for found in refreshed(server, kind)] == [OLD.document, NEW], name
-        assert [seen.path.split("?")[1] for seen in server.seen[1:]] == queries, name
-    server.say(first, Say(304, headers=NONE))
-    one, other = refreshed(server, kind)
-    assert one is other
-
-
-def test_the_rows_of_these_tests_are_such_that_something_goes_and_something_comes() -> None:
-    found = msgspec.json.decode(DELTA)
-    assert (found["removed"], [place for place, _ in found["added"]]) == ([0], [0, 1])
-    assert CONFIG.pack is not None
-    assert snapshot(*LATER).document == NEW
+    """Also of a service that offers to send changes, as those of earlier releases do."""
+    server.say(Say(200, OLD, offered), Say(200, NEW, offered))
+    assert [each.document for each in refreshed(server, kind)] == [OLD, NEW]
+    assert [seen.path.partition("?")[2] for seen in server.seen] == [f"device={H200}"] * 2
+    assert server.seen[1].headers["if-none-match"] == f'"{Snapshot.parse(OLD).tag}"'
+    server.say(Say(200, OLD, offered), Say(304, headers=offered))
+    first, second = refreshed(server, kind)
+    assert first is second

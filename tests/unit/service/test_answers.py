@@ -43,7 +43,7 @@ def kept(*answers: Rendered, limit: int = 10) -> Answers:
 
 
 def problems(memory: Answers, *asked: Problem, device: str = H200.slug) -> set[Problem]:
-    found = memory.get_many(device, asked, exact=False)
+    found = memory.get_many(device, asked, find.ANY)
     return {answer.problem for answer in found if answer is not None}
 
 
@@ -91,17 +91,17 @@ def test_devices_and_exactness_are_told_apart() -> None:
     assert problems(memory, FAR, NEAR, KNOWN) == {NEAR, KNOWN}
     assert problems(memory, FAR, NEAR, KNOWN, device=H100.slug) == {FAR}
     asked = [FAR, NEAR, KNOWN, KNOWN]
-    found = memory.get_many(H200.slug, asked, exact=True)
+    found = memory.get_many(H200.slug, asked, find.EXACT)
     assert [answer and answer.problem for answer in found] == [None, None, KNOWN, KNOWN]
 
 
 def test_the_least_recently_used_go_first() -> None:
     sizes = [replace(KNOWN, m=m) for m in (64, 128, 192, 256, 320)]
     memory = kept(*map(rendered, sizes[:3]), limit=3)
-    memory.get_many(H200.slug, [sizes[0]], exact=False)
+    memory.get_many(H200.slug, [sizes[0]], find.ANY)
     memory.keep(rendered(sizes[3]), memory.generation)
     assert problems(memory, *sizes) == {sizes[0], sizes[2], sizes[3]}
-    memory.get_many(H200.slug, [sizes[2]], exact=True)
+    memory.get_many(H200.slug, [sizes[2]], find.EXACT)
     memory.keep(rendered(sizes[4]), memory.generation)
     memory.keep(rendered(sizes[1]), memory.generation)
     assert problems(memory, *sizes) == {sizes[1], sizes[2], sizes[4]}
@@ -111,9 +111,9 @@ def test_the_least_recently_used_go_first() -> None:
 def test_query_strings_lead_to_answers_as_long_as_there_are_any() -> None:
     known, near = rendered(KNOWN), rendered(NEAR, Match.NEAREST)
     memory = kept(known, near)
-    memory.keep_query(b"known", known, exact=True, generation=0)
-    memory.keep_query(b"near", near, exact=False, generation=0)
-    memory.keep_query(b"k" * 301, known, exact=False, generation=0)
+    memory.keep_query(b"known", known, find.EXACT, 0)
+    memory.keep_query(b"near", near, find.ANY, 0)
+    memory.keep_query(b"k" * 301, known, find.ANY, 0)
     assert memory.asked(b"known") is known
     assert memory.asked(b"near") is near
     assert memory.asked(b"k" * 301) is None
@@ -131,9 +131,9 @@ def test_query_strings_lead_to_answers_as_long_as_there_are_any() -> None:
 def test_query_strings_are_as_few_as_answers() -> None:
     memory = kept(rendered(KNOWN), limit=2)
     for query in (b"a", b"b"):
-        memory.keep_query(query, rendered(KNOWN), exact=False, generation=0)
+        memory.keep_query(query, rendered(KNOWN), find.ANY, 0)
     memory.asked(b"a")
-    memory.keep_query(b"c", rendered(KNOWN), exact=False, generation=0)
+    memory.keep_query(b"c", rendered(KNOWN), find.ANY, 0)
     assert [memory.asked(query) is not None for query in (b"a", b"b", b"c")] == [True, False, True]
 
 
@@ -147,7 +147,7 @@ def test_what_was_read_before_a_drop_is_not_kept() -> None:
         began = memory.generation
         drop()
         memory.keep(rendered(FAR), began)
-        memory.keep_query(b"far", rendered(FAR), exact=False, generation=began)
+        memory.keep_query(b"far", rendered(FAR), find.ANY, began)
         assert problems(memory, FAR) == set()
         memory.keep(rendered(FAR), memory.generation)
         assert problems(memory, FAR) == {FAR}
@@ -264,7 +264,7 @@ def test_predictions_name_their_kernel_too() -> None:
         Nothing(),  # type: ignore[arg-type]
         KNOWN,
         H200,
-        exact=False,
+        accepted=find.ANY,
         pack_of=lambda _: None,
         ranker=AnalyticModel(),
     )

@@ -53,7 +53,7 @@ def statements() -> Iterator[list[str]]:
 def match(store: Store, drawn: Chart, problem: Problem) -> Match:
     source = Charted(store, drawn)
     found = find.find(
-        source, problem, H200, exact=False, pack_of=source.pack_for, ranker=AnalyticModel()
+        source, problem, H200, accepted=find.ANY, pack_of=source.pack_for, ranker=AnalyticModel()
     )
     assert found is not None
     return found.match

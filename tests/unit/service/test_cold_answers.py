@@ -1,7 +1,7 @@
-"""Lookups of what nobody asked before are answered as they were when each was found by itself.
+"""Lookups of new problems get the answers that they always got, one by one and in batches.
 
-`cold_answers.xz` holds the answers to random problems, made before many were answered together. A
-change of the space, the cost model or the neighbours on purpose changes them:
+`cold_answers.xz` holds the answers to random problems, recorded on 2026-11-23. A change of the
+space, the cost model or the neighbours on purpose changes them:
 `python -m tests.unit.service.test_cold_answers` writes them anew.
 """
 
@@ -119,21 +119,28 @@ def many(folder: Path) -> tuple[Settings, list[Problem]]:
 
 
 def answers(settings: Settings, asked: Sequence[Problem], device: str) -> list[str]:
-    """What matters of the answer to each, one a line."""
-    found = []
+    """A line for each problem: what matters of its answer, alone and in a batch."""
+    lines = []
+    names = ("m", "n", "k", "batch", "dtype", "layout")
     with running(settings) as client:
         client.timeout = 120.0
         for start in range(0, len(asked), PIECE):
             body = [
-                {name: getattr(each, name) for name in ("m", "n", "k", "batch", "dtype", "layout")}
-                for each in asked[start : start + PIECE]
+                {name: getattr(problem, name) for name in names}
+                for problem in asked[start : start + PIECE]
             ]
             reply = client.post("/best:batch", json={"problems": body, "device": device})
-            found += [told(answer) for answer in reply.raise_for_status().json()["answers"]]
-    return found
+            for query, batched in zip(
+                body, reply.raise_for_status().json()["answers"], strict=True
+            ):
+                answer = client.get("/best", params={**query, "device": device}).json()
+                predicted = answer.get("match") == "predicted"
+                assert summary(batched) == ("404" if predicted else summary(answer))
+                lines.append(summary(answer))
+    return lines
 
 
-def told(answer: dict[str, Any]) -> str:
+def summary(answer: dict[str, Any]) -> str:
     if "match" not in answer:
         return str(answer["status"])
     config = answer["config"]

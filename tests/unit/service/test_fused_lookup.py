@@ -52,8 +52,9 @@ def test_an_epilogue_is_an_operation_of_its_own(tmp_path: Path) -> None:
             "/best:batch", json={"problems": [ASKED | change for change, *_ in cases] * 8}
         ).raise_for_status()
     answers = reply.json()["answers"]
-    assert [answer["match"] for answer in answers] == [m for _, m, _ in cases] * 8
-    assert [answer["use"] for answer in answers].count("cutlass") == 5 * 8
+    matches = [None if match == "predicted" else match for _, match, _ in cases]
+    assert [answer.get("match") for answer in answers] == matches * 8
+    assert [answer.get("use") for answer in answers].count("cutlass") == 5 * 8
 
 
 @pytest.mark.parametrize(

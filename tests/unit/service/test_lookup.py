@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemmsmith.answers.answer import Answer
 from gemmsmith.core.config import Config, Match, Use
 from gemmsmith.core.problem import Problem
-from service.lookup.find import find
+from service.lookup.find import ANY, EXACT, MEASURED, find
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tests.support.winners_in_memory import WinnersInMemory
@@ -16,8 +16,17 @@ KNOWN = Problem(m=4096, n=4096, k=4096)
 NAMES = ("Memset (Device)", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN")
 
 
-def ask(source: WinnersInMemory, problem: Problem, *, exact: bool = False) -> Answer | None:
-    return find(source, problem, H200, exact=exact, pack_of=lambda _: None, ranker=AnalyticModel())
+def ask(
+    source: WinnersInMemory, problem: Problem, accepted: frozenset[Match] = ANY
+) -> Answer | None:
+    return find(
+        source,
+        problem,
+        H200,
+        accepted=accepted,
+        pack_of=lambda _: None,
+        ranker=AnalyticModel(),
+    )
 
 
 def test_an_exact_winner_comes_before_a_neighbour_and_that_before_a_prediction() -> None:
@@ -36,7 +45,10 @@ def test_an_exact_winner_comes_before_a_neighbour_and_that_before_a_prediction()
         assert answer is not None
         assert (answer.problem, answer.match) == (problem, match)
     for problem, _ in matches[1:]:
-        assert ask(WinnersInMemory([winner(KNOWN)]), problem, exact=True) is None
+        assert ask(WinnersInMemory([winner(KNOWN)]), problem, EXACT) is None
+    for problem, match in matches:
+        measured = ask(WinnersInMemory([winner(KNOWN)]), problem, MEASURED)
+        assert (measured and measured.match) == (None if match is Match.PREDICTED else match)
     answer = ask(WinnersInMemory([winner(KNOWN), winner(near)]), near)
     assert answer is not None
     assert answer.match is Match.EXACT
@@ -68,7 +80,7 @@ def test_a_prediction_is_the_cost_models_and_measured_by_nobody() -> None:
         predicted_us=expected.us,
     )
     compiled = find(
-        WinnersInMemory([]), KNOWN, H200, exact=False, pack_of=str.upper, ranker=AnalyticModel()
+        WinnersInMemory([]), KNOWN, H200, accepted=ANY, pack_of=str.upper, ranker=AnalyticModel()
     )
     assert compiled is not None
     assert compiled.config is not None

@@ -58,7 +58,7 @@ class Lookups:
             self.store,
             problem,
             device,
-            exact=False,
+            accepted=find.ANY,
             pack_of=self.store.pack_for,
             ranker=AnalyticModel(),
         )
@@ -72,7 +72,7 @@ class Lookups:
         assert self.remembered(*problems) == set(problems)
 
     def remembered(self, *problems: Problem) -> set[Problem]:
-        found = self.answers.get_many(H200.slug, problems, exact=False)
+        found = self.answers.get_many(H200.slug, problems, find.ANY)
         return {answer.problem for answer in found if answer is not None}
 
 
