@@ -24,6 +24,11 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.http.requests import RUNS
 from tuner.trial import Winner
 
+RUNS_DESCRIPTION = (
+    "Backends whose kernels the caller can run, separated by spaces; winners of others are "
+    "reported as `use: cublas`. Without it, everything is reported."
+)
+
 _CLIENT = b"gemmsmith-client"
 _RUNS = RUNS.lower().encode()
 
@@ -123,13 +128,10 @@ async def _asking(
     request: Request,
     gemmsmith_runs: Annotated[
         str | None,
-        Header(
-            description="Backends whose kernels the caller can run, separated by spaces; winners "
-            "of others are reported as `use: cublas`. Without it, everything is reported.",
-        ),
+        Header(description=RUNS_DESCRIPTION),
     ] = None,
 ) -> Abilities:
-    del gemmsmith_runs  # here to be described; read as `FastPath` reads it
+    del gemmsmith_runs  # here to be described; lookups read the header without FastAPI
     return abilities_of(request.scope["headers"])
 
 

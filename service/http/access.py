@@ -1,8 +1,9 @@
 """Who may do what: bearer keys with scopes, asked for by every route.
 
 A route names its scope with `dependencies=[needs(Scope.TUNE)]` or takes the caller itself as a
-parameter, `caller: Annotated[Caller, needs(Scope.ADMIN)]`. `tests/unit/service/test_access.py`
-holds that no route is without one, but for those that anyone may see.
+parameter, `caller: Annotated[Caller, needs(Scope.ADMIN)]`; routes of lookups need `Scope.READ`
+(`service.http.lookup_routes`). `tests/unit/service/test_access.py` holds that no route is without
+one, but for those that anyone may see.
 
 A request is judged in memory. The keys are read again every second, so one that was revoked or has
 expired stops working within two; while the database does not answer, those known last stay valid
@@ -41,6 +42,7 @@ __all__ = [
     "Doorkeeper",
     "Scope",
     "UnknownKey",
+    "admitted",
     "needs",
 ]
 
@@ -261,26 +263,33 @@ BEARER = HTTPBearer(
 """For the OpenAPI description; the `Doorkeeper` reads the header."""
 
 
+async def admitted(request: Request, needed: Scope) -> Caller:
+    """Who makes the request.
+
+    Raises:
+        ProblemError: 401 or 403, the scope is missing.
+        HTTPException: 303 to the login page, for a browser that brings no key.
+    """
+    door: Doorkeeper = request.app.state.service.access
+    try:
+        caller = await door.welcome(request.scope, needed)
+    except ProblemError as error:
+        if error.status == 401 and _is_page(request):
+            here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            location = f"{LOGIN}?next={quote(here, safe='/')}"
+            raise HTTPException(303, headers={"Location": location}) from None
+        raise
+    if caller is not LOCAL:
+        structlog.contextvars.bind_contextvars(key=caller.name)
+    return caller
+
+
 @functools.cache
 def needs(scope: Scope) -> Any:
-    """A dependency that gives the `Caller`, or answers 401 or 403 where `scope` is missing.
-
-    A browser that brings no key is led to the login page.
-    """
+    """A dependency that gives the `Caller`, or answers as `admitted` raises."""
 
     async def caller(request: Request, _: Annotated[object, Depends(BEARER)]) -> Caller:
-        door: Doorkeeper = request.app.state.service.access
-        try:
-            found = await door.welcome(request.scope, scope)
-        except ProblemError as error:
-            if error.status == 401 and _is_page(request):
-                here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-                location = f"{LOGIN}?next={quote(here, safe='/')}"
-                raise HTTPException(303, headers={"Location": location}) from None
-            raise
-        if found is not LOCAL:
-            structlog.contextvars.bind_contextvars(key=found.name)
-        return found
+        return await admitted(request, scope)
 
     caller.scope = scope  # type: ignore[attr-defined]
     return Depends(caller)

@@ -16,9 +16,9 @@ from service import identity
 from service.http import errors, openapi
 from service.http.access import Doorkeeper
 from service.http.bodies import LimitBody
-from service.http.denials import Denials, NoteDenials
-from service.http.fast_path import FastPath
+from service.http.denials import Denials
 from service.http.head import AnswerHead
+from service.http.lookup_routes import ServeLookups
 from service.http.middleware import Observe, RefuseCrossSite
 from service.http.queueing import TakeTurns
 from service.http.routes import (
@@ -94,15 +94,16 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,  # what generated clients call it
     )
     errors.install(app)
+    lookups = [*best.routes, *snapshot.routes]
+    app.add_middleware(ServeLookups, routes=lookups)
     app.add_middleware(TakeTurns)
-    app.add_middleware(FastPath)
     app.add_middleware(RefuseIllFormed)
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
     app.add_middleware(RefuseCrossSite)
-    app.add_middleware(NoteDenials)
     app.add_middleware(Observe)
+    app.router.routes += lookups
     for module in (
-        best, snapshot, tune, jobs, kernels, results, exports, winners, devices, keys, audit,
+        tune, jobs, kernels, results, exports, winners, devices, keys, audit,
         signing, health, docs,
     ):  # fmt: skip
         app.include_router(module.router)

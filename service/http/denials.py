@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 import structlog
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from service.http.access import Scope as Right
 from service.http.documents import timestamp
@@ -68,6 +68,19 @@ class Denials:
         self._news.set()
         self._thread.join(_PATIENCE_S)
 
+    def note_answer(self, scope: Scope, status: int) -> None:
+        """Note an answer, if it denies something to the request of that ASGI scope."""
+        if status not in _DENIED:
+            return
+        actor = UNKNOWN
+        if status == 403:  # a key that is known, or no key where none is asked for
+            with contextlib.suppress(ProblemError):
+                actor = scope["app"].state.service.access.admit(scope, Right.READ).name
+        address = (scope.get("client") or ("",))[0]
+        # The route's template, not the path: what a stranger writes is not kept.
+        route = getattr(scope.get("route"), "path", "another path")
+        self.note((actor, address, status), f"{scope['method'][:10]} {route}")
+
     def note(self, kind: Kind, request: str) -> None:
         """One more denial. Takes a microsecond, and no database."""
         at = time.time()
@@ -107,35 +120,3 @@ class Denials:
                 )
             except StoreError as error:
                 log.warning("denials not in the audit", times=found.times, error=str(error))
-
-
-class NoteDenials:
-    """Tells `Denials` of every answer that denies something."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def noted(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] in _DENIED:
-                _note(scope, message["status"])
-            await send(message)
-
-        await self.app(scope, receive, noted)
-
-
-def _note(scope: Scope, status: int) -> None:
-    service = scope["app"].state.service
-    actor = UNKNOWN
-    if status == 403:  # a key that is known, or no key where none is asked for
-        with contextlib.suppress(ProblemError):
-            actor = service.access.admit(scope, Right.READ).name
-    address = (scope.get("client") or ("",))[0]
-    # The route's template, not the path: what a stranger writes is not kept.
-    route = getattr(scope.get("route"), "path", "another path")
-    service.denials.note((actor, address, status), f"{scope['method'][:10]} {route}")

@@ -8,7 +8,7 @@ caller can do next is in `links`. `service.http.middleware` makes the document o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -29,6 +29,11 @@ MEDIA_TYPE = "application/problem+json"
 _TYPE = "urn:gemmsmith:problem:"
 MOST_ERRORS = 10
 """Wrong fields that one document names."""
+
+NO_OBJECT = "a JSON object is required, sent with Content-Type: application/json"
+
+Reason = tuple[str, str | None]
+"""Why a value is refused, and what is accepted instead."""
 
 _PLACES = ("query", "body", "path", "header")
 _BUSY = "Another process has held the write lock for too long; nothing of this request was changed."
@@ -109,6 +114,13 @@ def invalid_field(name: str, message: str, accepted: str | None = None) -> Probl
     return invalid([FieldError(field=name, message=message, accepted=accepted)])
 
 
+def not_a_choice(value: object, choices: Iterable[str]) -> Reason:
+    """Why to refuse a value that is not one of these."""
+    *others, last = map(repr, map(str, choices))
+    accepted = f"{', '.join(others)} or {last}" if others else last
+    return f"unknown: {value!r:.80}{suggestion(str(value), choices)}", accepted
+
+
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ProblemError:
     """The 422 for pydantic's list of errors."""
     if any(error["type"] == "json_invalid" for error in errors):
@@ -128,40 +140,48 @@ def not_found(what: str, detail: str, links: Mapping[str, Any] | None = None) ->
     )
 
 
+ANSWERED = (
+    ProblemError, RequestValidationError, InvalidProblem, JobNotFound, StoreError, HTTPException,
+)  # fmt: skip
+"""The exceptions that `answer` takes. All others are internal errors."""
+
+
 def install(app: FastAPI) -> None:
     """Make every error of `app`, the framework's own included, a problem document."""
 
-    @app.exception_handler(ProblemError)
-    async def problem(request: Request, error: ProblemError) -> Response:
-        return error.response(request.url.path)
+    async def handler(request: Request, error: Exception) -> Response:
+        return answer(request, error)
 
-    @app.exception_handler(RequestValidationError)
-    async def validation(request: Request, error: RequestValidationError) -> Response:
-        return from_validation(error.errors()).response(request.url.path)
+    for kind in ANSWERED:
+        app.add_exception_handler(kind, handler)
 
-    @app.exception_handler(InvalidProblem)
-    async def invalid_problem(request: Request, error: InvalidProblem) -> Response:
-        return invalid_field(error.field, str(error)).response(request.url.path)
 
-    @app.exception_handler(JobNotFound)
-    async def job_not_found(request: Request, error: JobNotFound) -> Response:
-        return not_found("Job", str(error), {"jobs": {"href": "/jobs"}}).response(request.url.path)
+def answer(request: Request, error: Exception) -> Response:
+    """The problem document of one of the `ANSWERED` exceptions."""
+    return _problem(request, error).response(request.url.path)
 
-    @app.exception_handler(StoreError)
-    async def store(request: Request, error: StoreError) -> Response:
-        log.error("store unusable", path=request.url.path, error=str(error))
-        migrated = isinstance(error, SchemaChanged)
-        return ProblemError(
-            status=503,
-            kind="schema-mismatch" if migrated else "store-unavailable",
-            title="Database schema mismatch" if migrated else "The database cannot be used",
-            detail=_BUSY if isinstance(error, DatabaseBusy) else str(error),
-            headers={"Retry-After": "5"},
-        ).response(request.url.path)
 
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> Response:
-        return from_status(request, error).response(request.url.path)
+def _problem(request: Request, error: Exception) -> ProblemError:
+    match error:
+        case ProblemError():
+            return error
+        case RequestValidationError():
+            return from_validation(error.errors())
+        case InvalidProblem():
+            return invalid_field(error.field, str(error))
+        case JobNotFound():
+            return not_found("Job", str(error), {"jobs": {"href": "/jobs"}})
+        case HTTPException():
+            return from_status(request, error)
+    log.error("store unusable", path=request.url.path, error=str(error))
+    migrated = isinstance(error, SchemaChanged)
+    return ProblemError(
+        status=503,
+        kind="schema-mismatch" if migrated else "store-unavailable",
+        title="Database schema mismatch" if migrated else "The database cannot be used",
+        detail=_BUSY if isinstance(error, DatabaseBusy) else str(error),
+        headers={"Retry-After": "5"},
+    )
 
 
 def from_status(request: Request, error: HTTPException) -> ProblemError:
@@ -208,16 +228,14 @@ def _field_error(error: Mapping[str, Any]) -> FieldError:
         case "missing":
             message = "is required"
             if not where:
-                message = "a JSON object is required, sent with Content-Type: application/json"
+                message = NO_OBJECT
         case "extra_forbidden":
             message = "is not a known field; check its spelling"
         case "enum" | "literal_error":
-            accepted = context.get("expected")
-            text = str(error.get("input"))
-            meant = suggestion(text, re.findall(r"'([^']+)'", accepted or ""))
-            message = f"unknown: {error.get('input')!r:.80}{meant}"
+            choices = re.findall(r"'([^']+)'", context["expected"])
+            message, accepted = not_a_choice(error["input"], choices)
         case "model_attributes_type" | "dict_type" | "model_type":
-            message = "a JSON object is required, sent with Content-Type: application/json"
+            message = NO_OBJECT
         case "value_error":
             message = str(context.get("error", message))
     return FieldError(

@@ -142,6 +142,7 @@ def _count(scope: Scope, status: int, seconds: float | None) -> None:
     # The route's template, not the path: paths are unbounded, label values must not be.
     route = getattr(scope.get("route"), "path", "unmatched")
     metrics.request(scope["method"], route, status, seconds)
+    service.denials.note_answer(scope, status)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         service.readiness.doubt()
 

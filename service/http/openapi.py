@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
 
 from service.http import examples, response_schemas
+from service.http.abilities import RUNS_DESCRIPTION
+from service.http.access import BEARER
 from service.http.errors import MEDIA_TYPE as PROBLEM
+from service.http.lookup_routes import LookupRoute
+from service.http.parameters import DTYPE_PATTERN
 from service.http.protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
-from service.http.requests import BestBatchBody, ProblemBody
+from service.http.questions import LayoutName, ProblemBody
 from service.http.response_schemas import ref
 
 Content = dict[str, Any]
@@ -135,6 +139,9 @@ def describe(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
+    lookups = [route for route in app.routes if isinstance(route, LookupRoute)]
+    for route in lookups:
+        document["paths"][route.path] = {route.method.lower(): _lookup(route)}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             name = f"{method.upper()} {path}"
@@ -159,8 +166,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
         for status, meaning in _MEANING.items()
         if status == "5XX" or int(status) >= 400
     }
-    components |= _whole(ProblemBody) | _whole(BestBatchBody) | response_schemas.components()
-    components["BestBatchBody"]["properties"]["problems"]["items"] = ref("ProblemBody")
+    bodies = [route.body for route in lookups if route.body]
+    components = _struct_schemas(ProblemBody, *bodies) | components | response_schemas.components()
     document["components"]["schemas"] = dict(sorted(components.items()))
     return document
 
@@ -181,11 +188,56 @@ def _with_example(name: str, answers: Answers) -> Answers:
     }
 
 
-def _whole(body: type[BaseModel]) -> dict[str, Any]:
-    """A body's schema and those it leads to, by name."""
-    schema = body.model_json_schema(ref_template=response_schemas.AT + "{model}")
-    found: dict[str, Any] = schema.pop("$defs", {})
-    return {**found, body.__name__: schema}
+def _lookup(route: LookupRoute) -> dict[str, Any]:
+    """The operation of a route that FastAPI does not know."""
+    operation: dict[str, Any] = {
+        "tags": ["lookup"],
+        "summary": route.name.replace("_", " ").title(),
+        "description": route.description,
+        "operationId": route.name,
+        "security": [{BEARER.scheme_name: []}],
+        "parameters": [],
+    }
+    if route.body is not None:
+        content = {"application/json": {"schema": ref(route.body.__name__)}}
+        operation["requestBody"] = {"required": True, "content": content}
+    if route.query is not None:
+        schema = _struct_schemas(route.query)[route.query.__name__]
+        operation["parameters"] = [
+            _parameter(name, "query", member, required=name in schema["required"])
+            for name, member in schema["properties"].items()
+        ]
+        operation["parameters"] += [_parameter("if-none-match", "header", {"type": "string"})]
+    runs = {"type": "string", "description": RUNS_DESCRIPTION}
+    operation["parameters"] += [_parameter("gemmsmith-runs", "header", runs)]
+    return operation
+
+
+def _parameter(
+    name: str, place: str, schema: dict[str, Any], *, required: bool = False
+) -> dict[str, Any]:
+    parameter = {"name": name, "in": place, "required": required, "schema": schema}
+    if "description" in schema:
+        parameter["description"] = schema["description"]
+    return parameter
+
+
+def _struct_schemas(*structs: type[msgspec.Struct]) -> dict[str, Any]:
+    """The schemas of structs and of those they lead to, by name."""
+    _, schemas = msgspec.json.schema_components(
+        structs, schema_hook=_name_schema, ref_template=response_schemas.AT + "{name}"
+    )
+    return schemas
+
+
+def _name_schema(kind: type) -> dict[str, Any]:
+    if kind is LayoutName:
+        return ref("Layout")
+    return {
+        "type": "string",
+        "pattern": f"^{DTYPE_PATTERN}$",
+        "description": "Element types, and what differs from their defaults",
+    }
 
 
 def _given(schema: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +245,7 @@ def _given(schema: dict[str, Any]) -> dict[str, Any]:
     options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
     if len(options) != 1:
         return schema
-    rest = {name: value for name, value in schema.items() if name != "anyOf"}
+    rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
     return {**rest, **options[0]}
 
 

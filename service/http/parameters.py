@@ -5,6 +5,7 @@ Sizes must be integers as written: no floats, no booleans, no numbers in quotes 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from gemmsmith.core.operation import DType, Element, Epilogue, Grouping, Layout,
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.http.requests import MAX_CALLS, MAX_DEADLINE_S
+from service.http.errors import Reason
 from tuner.store.keys import LONGEST_LIFE_S, MOST_JOBS, NAME_PATTERN, NAME_RULE, is_name
 
 MAX_PAGE = 1000
@@ -35,36 +37,43 @@ DTYPE_PATTERN = f"({'|'.join([*DType, *OPERANDS])}){_PARTS}"
 """A `dtype` under any of its names."""
 
 
+def integer_in(text: str) -> int | str:
+    """The integer that a query writes so; any other text stays as it is."""
+    return int(text) if _DIGITS.fullmatch(text) else text
+
+
+def integer_reason(value: object, low: int, high: int) -> Reason:
+    """Why to refuse a value that is not an integer in low … high."""
+    accepted = f"an integer in {low} … {high}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        return f"must be an integer, got {repr(value)[:40]}", accepted
+    shown = str(value) if abs(value) < 10**19 else "a far larger number"
+    return f"is out of range: {shown}", accepted
+
+
 def _integer(low: int, high: int, *, text: bool) -> Callable[[Any], int]:
     """A check for an integer in low … high, out of a query string (`text`) or out of JSON."""
-    accepted = f"an integer in {low} … {high}"
 
     def check(value: Any) -> int:
-        if text and isinstance(value, str) and _DIGITS.fullmatch(value):
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            shown = repr(value)[:40]
-            raise PydanticCustomError(
-                "integer", "must be an integer, got {shown}", {"shown": shown, "accepted": accepted}
-            )
-        if not low <= value <= high:
-            shown = str(value) if abs(value) < 10**19 else "a far larger number"
-            raise PydanticCustomError(
-                "range", "is out of range: {shown}", {"shown": shown, "accepted": accepted}
-            )
+        if text and isinstance(value, str):
+            value = integer_in(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise _refusal(integer_reason(value, low, high))
         return value
 
     return check
 
 
+def _refusal(reason: Reason) -> PydanticCustomError:
+    message, accepted = reason
+    return PydanticCustomError("refused", "{message}", {"message": message, "accepted": accepted})
+
+
 def _sha256(value: Any) -> str:
     if isinstance(value, str) and _SHA256.fullmatch(value):
         return value
-    raise PydanticCustomError(
-        "sha256",
-        "is not a SHA-256: {shown}",
-        {"shown": repr(value)[:80], "accepted": "64 hexadecimal digits in lower case"},
-    )
+    accepted = "64 hexadecimal digits in lower case"
+    raise _refusal((f"is not a SHA-256: {repr(value)[:80]}", accepted))
 
 
 def winner_cursor(problem: Problem) -> str:
@@ -79,38 +88,42 @@ def _after_winner(value: Any) -> Problem:
         batch, m, n, k = (int(size) for size in sizes if _DIGITS.fullmatch(size))
         return Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=Layout(layout))
     except ValueError:
-        raise PydanticCustomError(
-            "cursor",
-            "is no cursor of this list: {shown}",
-            {"shown": repr(value)[:80], "accepted": "the `after` of a page's `links.next`"},
-        ) from None
+        accepted = "the `after` of a page's `links.next`"
+        raise _refusal((f"is no cursor of this list: {repr(value)[:80]}", accepted)) from None
+
+
+@functools.lru_cache(maxsize=4096)
+def canonical_dtype(value: Any) -> str:
+    """The `dtype` that is written under any of its names.
+
+    Raises:
+        InvalidProblem: it is not a `dtype`.
+    """
+    return of_dtype(value if isinstance(value, str) else "").dtype
+
+
+def dtype_reason(value: Any) -> Reason:
+    """Why to refuse a value that is not a `dtype` under any of its names."""
+    accepted = ", ".join(DType)
+    if isinstance(value, str) and value.partition(".")[0] in DType.__members__.values():
+        try:
+            of_dtype(value)
+        except InvalidProblem as error:
+            return str(error), accepted
+    return f"unknown: {value!r:.80}{suggestion(str(value), DType)}", accepted
 
 
 def _dtype(value: Any) -> str:
     try:
-        return of_dtype(value if isinstance(value, str) else "").dtype
-    except InvalidProblem as error:
-        short = isinstance(value, str) and value.partition(".")[0] in DType.__members__.values()
-        raise PydanticCustomError(
-            "dtype",
-            "{reason}",
-            {
-                "reason": str(error)
-                if short
-                else f"unknown: {value!r:.80}{suggestion(str(value), DType)}",
-                "accepted": ", ".join(DType),
-            },
-        ) from None
+        return canonical_dtype(value)
+    except (InvalidProblem, TypeError):  # a list cannot be hashed
+        raise _refusal(dtype_reason(value)) from None
 
 
 def _key_name(value: Any) -> str:
     if isinstance(value, str) and is_name(value):
         return value
-    raise PydanticCustomError(
-        "key_name",
-        "is no name for a key: {shown}",
-        {"shown": repr(value)[:80], "accepted": NAME_RULE},
-    )
+    raise _refusal((f"is no name for a key: {repr(value)[:80]}", NAME_RULE))
 
 
 def _text(pattern: str, **more: str) -> dict[str, Any]:

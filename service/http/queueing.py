@@ -33,9 +33,12 @@ _SOON_S = 0.1
 
 _PIECE = 64 * 1024
 
+_TAKES_NO_TURN = frozenset({*HEALTH, "/best"})
+"""A lookup answers from memory at once, and takes a turn of its own for anything else."""
+
 
 class TakeTurns:
-    """Innermost, so that bodies are read and lookups from memory answered without a turn."""
+    """Innermost, so that bodies are read without a turn."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -46,8 +49,11 @@ class TakeTurns:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        client = _client(scope) if scope["type"] == "http" else None
-        if client is None or scope["path"] in HEALTH:  # a stranger is refused by the route
+        if scope["type"] != "http" or scope["path"] in _TAKES_NO_TURN:
+            await self.app(scope, receive, send)
+            return
+        client = _client(scope)
+        if client is None:  # a stranger, refused by the route
             await self.app(scope, receive, send)
             return
         service: State = scope["app"].state.service

@@ -38,8 +38,6 @@ from tuner.store.audit import Action
 from tuner.store.keys import Scope
 from tuner.trial import Phase
 
-MAX_BATCH_PROBLEMS = 10_000
-
 
 class Arch(StrEnum):
     """Architectures that winners exist for."""
@@ -99,8 +97,8 @@ class _Problem(_Operation):
         )
 
 
-class ProblemQuery(_Problem):
-    """A problem on a device model, in a query."""
+class HistoryQuery(_Problem):
+    """The query of `GET /winners/history`. `after` is the last page's last revision."""
 
     m: QueryExtent
     n: QueryExtent
@@ -109,32 +107,11 @@ class ProblemQuery(_Problem):
     groups: Annotated[QueryExtent | None, _GROUPS] = None
     arch: Arch | None = None
     device: Slug | None = None
-
-
-class BestQuery(ProblemQuery):
-    """The query of `GET /best`."""
-
-    exact: bool = False
-
-
-class HistoryQuery(ProblemQuery):
-    """The query of `GET /winners/history`. `after` is the last page's last revision."""
-
     after: Number | None = None
     limit: PageLimit = 50
 
 
-class SnapshotQuery(_Strict):
-    """The query of `GET /snapshot`."""
-
-    arch: Arch | None = None
-    device: Slug | None = None
-    since: Annotated[str | None, Field(max_length=100, deprecated=True, description="Ignored")] = (
-        None
-    )
-
-
-class ProblemBody(_Problem):
+class _ProblemBody(_Problem):
     """A problem as JSON."""
 
     m: Extent
@@ -145,19 +122,7 @@ class ProblemBody(_Problem):
     accumulate: Annotated[StrictBool | None, Field(description="Add to D")] = None
 
 
-class BestBatchBody(_Strict):
-    """Many lookups in one call.
-
-    The problems are checked one by one, so that an invalid one only affects its own answer.
-    """
-
-    problems: Annotated[list[Any], Field(min_length=1, max_length=MAX_BATCH_PROBLEMS)]
-    arch: Arch | None = None
-    device: Slug | None = None
-    exact: StrictBool = False
-
-
-class TuneBody(ProblemBody):
+class TuneBody(_ProblemBody):
     """A tuning job to request. An empty `device` means any worker."""
 
     effort: Effort = Effort.DEFAULT
@@ -181,7 +146,7 @@ class TuneBody(ProblemBody):
     device: Slug = ""
 
 
-class WinnerBody(ProblemBody):
+class WinnerBody(_ProblemBody):
     """A problem's winner on a device model."""
 
     arch: Arch | None = None

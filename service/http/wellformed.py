@@ -78,8 +78,8 @@ def check_small(content: bytes) -> None:
     check_json(content)
 
 
-def check_json(content: bytes, where: str = "") -> None:
-    """Refuse what is no JSON, has unusable text in it, or a member twice.
+def check_json(content: bytes, where: str = "") -> Any:
+    """Decode JSON; refuse what is not JSON, has unusable text in it, or a member twice.
 
     `where` is the content's place in a larger document.
 
@@ -91,7 +91,7 @@ def check_json(content: bytes, where: str = "") -> None:
         if b"\\u" not in content:
             # Without escapes, dropping a repeated member drops colons, and nothing else does.
             if msgspec.json.encode(document).count(b":") == content.count(b":"):
-                return
+                return document
         elif found := flaw_in(document):
             place, what = found
             raise invalid_field(f"{where}.{place}".strip(".")[:200] or "body", what, ACCEPTED)
@@ -100,6 +100,7 @@ def check_json(content: bytes, where: str = "") -> None:
         raise no_json("it is nested too deeply") from None
     except (ValueError, OverflowError) as error:  # msgspec's and json's own are ValueErrors
         raise no_json(str(error)) from None
+    return document
 
 
 def _once(members: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Lookups as they are answered: from memory, else read from the database and kept.
 
-Every road to an answer ends here: `GET /best`, `POST /best:batch`, and `service.http.fast_path`,
-which takes a short cut to the same memory. What memory lacks is read in as few queries as there
+`GET /best` and `POST /best:batch` end here. What memory lacks is read in as few queries as there
 can be.
 """
 

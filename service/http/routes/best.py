@@ -4,60 +4,79 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Header, Query, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from service.http import batches
-from service.http.abilities import Abilities, Asking
-from service.http.access import Caller, Scope, needs
+from service.http.abilities import Abilities, abilities_of
+from service.http.access import Caller
 from service.http.errors import ProblemError
-from service.http.requests import BestQuery
-from service.http.response_schemas import ref
-from service.http.state import Service, State
+from service.http.lookup_routes import LookupRoute
+from service.http.middleware import UNLOGGED
+from service.http.questions import BestBatchBody, BestQuery, QuestionReader
+from service.http.state import State
 from service.http.turns import whose
 from service.http.wellformed import BATCH
 from service.lookup import reader
-from service.lookup.cache import Rendered
+from service.lookup.cache import RawHeaders, Rendered
+from service.metrics.prometheus import AnswerSource
 
-router = APIRouter(tags=["lookup"])
-
-_BATCH_BODY = {
-    "required": True,
-    "content": {"application/json": {"schema": ref("BestBatchBody")}},
-}
-"""For the OpenAPI description; `service.http.batches` reads it."""
-
+_QUERY = QuestionReader(BestQuery)
 _JSON = re.compile(r"\s*application/(\S+\+)?json\s*(;|$)", re.IGNORECASE)
 
 
-@router.get("/best")
-async def best(
-    request: Request,
-    service: Service,
-    caller: Annotated[Caller, needs(Scope.READ)],
-    asking: Asking,
-    query: Annotated[BestQuery, Query()],
-    if_none_match: Annotated[str | None, Header()] = None,
-) -> Response:
+async def best(request: Request, caller: Caller) -> Response:
     """The fastest known kernel and launch for a matrix product on a GPU model.
 
     If neither this problem nor a nearby one was tuned, the cost model's proposal is returned
     (`predicted`).
     """
-    client = whose(caller, request.scope)
-    asked: bytes = request.scope["query_string"]
-    answer = await service.lookups.singles.run(client, _looked_up, service, asked, query)
-    answer = reader.told(answer, asking)
+    service: State = request.app.state.service
+    query: bytes = request.scope["query_string"]
+    answer: reader.Found | None = service.answers.asked(query)
+    if isinstance(answer, Rendered):
+        service.metrics.lookup(answer.match, AnswerSource.MEMORY)
+        request.scope[UNLOGGED] = True
+    else:
+        client = whose(caller, request.scope)
+        with service.in_progress.admitted(client):
+            answer = await service.lookups.singles.run(client, _look_up, service, query)
+    answer = reader.told(answer, abilities_of(request.scope["headers"]))
     if isinstance(answer, ProblemError):
         raise answer
-    return _response(answer, if_none_match)
+    return _Ready(*answer.reply(_if_none_match(request)))
 
 
-@router.post(BATCH, dependencies=[needs(Scope.READ)], openapi_extra={"requestBody": _BATCH_BODY})
-async def best_batch(request: Request, service: Service, asking: Asking) -> Response:
+class _Ready(Response):
+    """A response whose headers are there: nothing is left to work out."""
+
+    def __init__(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        self.status_code = status
+        self.raw_headers = headers
+        self.body = body
+        self.background = None
+
+
+def _if_none_match(request: Request) -> str | None:
+    for name, value in request.scope["headers"]:  # quicker than `request.headers`
+        if name == b"if-none-match":
+            tags: str = value.decode("latin-1")
+            return tags
+    return None
+
+
+def _look_up(service: State, query: bytes) -> reader.Found:
+    asked = _QUERY.query(query)
+    generation = service.answers.generation  # first: it vouches for the device, too
+    device = service.catalogue.resolve(asked.arch, asked.device)
+    return reader.answer_query(
+        service, query, asked.problem(), device, exact=asked.exact, generation=generation
+    )
+
+
+async def best_batch(request: Request, _: Caller) -> Response:
     """Many lookups in one call, each answered as by `GET /best`; an invalid one fails alone.
 
     While a client's batches together reach the limit of problems, further ones get a 429: send them
@@ -66,7 +85,8 @@ async def best_batch(request: Request, service: Service, asking: Asking) -> Resp
     content = b""
     if _JSON.match(request.headers.get("content-type", "")):
         content = await request.body()
-    body = await to_thread.run_sync(_answered, service, asking, content)
+    abilities = abilities_of(request.scope["headers"])
+    body = await to_thread.run_sync(_answer_batch, request.app.state.service, abilities, content)
     return StreamingResponse(
         _sent(body),
         media_type="application/json",
@@ -79,15 +99,7 @@ async def _sent(body: reader.Body) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _looked_up(service: State, asked: bytes, query: BestQuery) -> reader.Found:
-    generation = service.answers.generation  # first: it vouches for the device, too
-    device = service.catalogue.resolve(query.arch, query.device)
-    return reader.answer_query(
-        service, asked, query.problem(), device, exact=query.exact, generation=generation
-    )
-
-
-def _answered(service: State, asking: Abilities, content: bytes) -> reader.Body:
+def _answer_batch(service: State, abilities: Abilities, content: bytes) -> reader.Body:
     batch = batches.read(content)
     generation = service.answers.generation
     device = service.catalogue.resolve(batch.options.arch, batch.options.device)
@@ -97,12 +109,11 @@ def _answered(service: State, asking: Abilities, content: bytes) -> reader.Body:
         device,
         exact=batch.options.exact,
         generation=generation,
-        abilities=asking,
+        abilities=abilities,
     )
 
 
-def _response(answer: Rendered, if_none_match: str | None) -> Response:
-    status, headers, content = answer.reply(if_none_match)
-    response = Response(content, status_code=status)
-    response.raw_headers = headers
-    return response
+routes = [
+    LookupRoute("/best", best, query=BestQuery),
+    LookupRoute(BATCH, best_batch, body=BestBatchBody),
+]

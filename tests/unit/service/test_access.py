@@ -16,6 +16,7 @@ import pytest
 
 from service.http.access import Scope
 from service.http.app import create_app
+from service.http.lookup_routes import LookupRoute
 from service.settings import Settings
 from tests.support.openapi import routes
 from tests.support.processes import until
@@ -64,6 +65,8 @@ def service(keyed: Settings) -> Iterator[Service]:
 
 
 def scope_of(route: Any) -> Scope | None:
+    if isinstance(route, LookupRoute):
+        return route.needs
     dependencies = getattr(getattr(route, "dependant", None), "dependencies", [])
     scopes = [scope for found in dependencies if (scope := getattr(found.call, "scope", None))]
     return scopes[0] if scopes else None

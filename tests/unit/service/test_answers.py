@@ -10,8 +10,9 @@ from gemmsmith.core.config import Match, Use
 from gemmsmith.core.kernel import Kernel
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.errors import InvalidProblem
-from service.http.asked import Asked
-from service.http.requests import ProblemBody
+from service.http.errors import ProblemError
+from service.http.questions import ProblemBody, QuestionReader
+from service.http.requests import TuneBody
 from service.lookup import find
 from service.lookup.cache import Answers, Rendered
 from tests.support.replacing import replace
@@ -205,7 +206,8 @@ def test_answers_that_name_another_pack_than_there_is_are_dropped() -> None:
     assert problems(memory, *everything) == {FAR}
 
 
-def test_a_question_takes_what_a_body_takes() -> None:
+def test_a_question_takes_what_an_order_takes() -> None:
+    reader = QuestionReader(ProblemBody)
     sound = [
         {"m": 1, "n": 2, "k": 3},
         {"m": 1, "n": 2, "k": 2**31 - 1, "batch": 7, "dtype": "fp8_e4m3", "layout": "tn"},
@@ -238,17 +240,14 @@ def test_a_question_takes_what_a_body_takes() -> None:
         None,
     ]
     for item in sound:
-        problem = msgspec.convert(item, Asked).problem()
-        assert problem == ProblemBody.model_validate(item).problem()
+        assert reader.document(item).problem() == TuneBody.model_validate(item).problem()
     loud = {"m": 1, "n": 2, "k": 3, "layout": "TN"}
-    assert ProblemBody.model_validate(loud).problem() == ProblemBody(m=1, n=2, k=3).problem()
-    with pytest.raises(msgspec.ValidationError):  # the long way takes it
-        msgspec.convert(loud, Asked)
+    assert reader.document(loud).problem() == Problem(m=1, n=2, k=3)
     for item in wrong:
-        with pytest.raises((msgspec.ValidationError, InvalidProblem)):
-            msgspec.convert(item, Asked).problem()
-        with pytest.raises(ValueError, match=r"ProblemBody|needs|must be|is the batch"):
-            ProblemBody.model_validate(item).problem()
+        with pytest.raises((ProblemError, InvalidProblem)):
+            reader.document(item).problem()
+        with pytest.raises(ValueError, match=r"TuneBody|needs|must be|is the batch"):
+            TuneBody.model_validate(item).problem()
 
 
 def test_predictions_name_their_kernel_too() -> None:

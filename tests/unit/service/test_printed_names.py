@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-import msgspec
 import pytest
 import typer
 
@@ -21,9 +20,9 @@ from gemmsmith.http import requests
 from service.cli.main import app
 from service.cli.options import problem_of, typed
 from service.cli.session import model_of
-from service.http.asked import Asked
 from service.http.documents import best_url
-from service.http.requests import BestQuery, ProblemBody
+from service.http.questions import BestQuery, ProblemBody, QuestionReader
+from service.http.requests import TuneBody
 from service.lookup.devices import Catalogue
 from service.pages import addresses, operations
 from service.pages.search import SearchError, parse
@@ -135,14 +134,17 @@ def test_addresses_and_queries_read_every_problem() -> None:
     for problem in problems():
         *_, dtype, layout, sizes = unquote(addresses.problem(problem, "h200")).split("/")
         assert addresses.problem_of(dtype, layout, sizes) == problem
-        query = dict(parse_qsl(urlsplit(best_url(problem)).query))
-        assert msgspec.convert(query, Asked, strict=False).problem() == problem
+        assert (
+            QuestionReader(BestQuery).query(urlsplit(best_url(problem)).query.encode()).problem()
+            == problem
+        )
     for problem in samples():
         query = dict(parse_qsl(urlsplit(best_url(problem)).query))
         loud = query | {"dtype": problem.dtype.upper(), "layout": problem.layout.upper()}
-        assert BestQuery.model_validate(loud).problem() == problem
+        assert QuestionReader(BestQuery).query(urlencode(loud).encode()).problem() == problem
         body = requests.fields_of(problem) | {"layout": problem.layout.upper()}
-        assert ProblemBody.model_validate(body).problem() == problem
+        assert QuestionReader(ProblemBody).document(body).problem() == problem
+        assert TuneBody.model_validate(body).problem() == problem
 
 
 def meets(search: Search, problem: Problem) -> bool:
