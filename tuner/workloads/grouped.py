@@ -27,20 +27,18 @@ import torch
 
 from gemmsmith.core.operation import Grouping, Operation, Scaling
 from gemmsmith.core.problem import Problem
-from gemmsmith.runtime.abi import SCALING_CODES, Arguments
+from gemmsmith.runtime.abi import Arguments
 from tuner.workloads import grouped_ways
 from tuner.workloads.dense import Dense
 from tuner.workloads.footprint import MAX_SETS
 from tuner.workloads.matrices import (
-    FACTOR_SPREAD,
     SIGMA,
-    draw_factors,
     draw_matrices,
     fill,
     packed_arguments,
     unit_scale,
 )
-from tuner.workloads.scaled import Scaled, factors
+from tuner.workloads.scaled import ROW_FACTORS, Scaled, factors, set_factors, with_row_factors
 from tuner.workloads.spreads import Spread, ends_of, short_ends, tokens_of
 from tuner.workloads.workload import (
     Block,
@@ -98,12 +96,7 @@ class Grouped:
         else:
             arguments.batch_stride_b = 0
         if problem.operation.is_scaled:
-            scale_a, scale_b = factors(operands)
-            arguments.scaling = SCALING_CODES[problem.operation.scaling]
-            arguments.scale_a, arguments.scale_b = scale_a.data_ptr(), scale_b.data_ptr()
-            by_depth = problem.operation.grouping is Grouping.DEPTH
-            arguments.batch_stride_scale_a = problem.m if by_depth else 0
-            arguments.batch_stride_scale_b = problem.n
+            set_factors(arguments, problem, operands)
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:
@@ -139,20 +132,8 @@ def _memory(
     if not operation.is_scaled:
         sets, check = draw_matrices(problem, count, source, 1.0, scale)
         return sets, check, scale
-    sigma_a, sigma_b = SIGMA[operation.a], SIGMA[operation.b]
-    sets, check = draw_matrices(problem, count, source, sigma_a, sigma_b)
-    rows = (problem.matrices[2], problem.m, 1)
-    columns = (problem.batch, 1, problem.n)
-    sets = tuple(
-        replace(
-            s,
-            scale_a=draw_factors(rows, 1.0 / sigma_a, source),
-            scale_b=draw_factors(columns, scale / sigma_b, source),
-        )
-        for s in sets
-    )
-    # The mean square of exp(s·N) is exp(2·s²), and there are two such factors.
-    return sets, check, scale * math.exp(2 * FACTOR_SPREAD**2)
+    sets, check = draw_matrices(problem, count, source, SIGMA[operation.a], SIGMA[operation.b])
+    return with_row_factors(problem, sets, scale, source), check, scale * ROW_FACTORS
 
 
 def _rotation(problem: Problem, count: int) -> int:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,17 +25,15 @@ from torch.nn import functional
 
 from gemmsmith.core.operation import Operation, Scaling
 from gemmsmith.core.problem import Problem
-from gemmsmith.runtime.abi import SCALING_CODES, Arguments
+from gemmsmith.runtime.abi import Arguments
 from tuner.workloads.matrices import (
-    FACTOR_SPREAD,
     SIGMA,
-    draw_factors,
     draw_matrices,
     exact_product,
     packed_arguments,
     unit_scale,
 )
-from tuner.workloads.scaled import factors
+from tuner.workloads.scaled import ROW_FACTORS, factors, set_factors, with_row_factors
 from tuner.workloads.ways import mm_name, products_of_unquantized, then
 from tuner.workloads.workload import (
     Block,
@@ -72,28 +69,14 @@ class Integer:
         sigma = sigma_a * sigma_b * math.sqrt(problem.k) * _alpha(problem)
         if operation.is_scaled:
             scale = unit_scale(problem.k)
-            batch, m, n = problem.batch, problem.m, problem.n
-            sets = tuple(
-                replace(
-                    s,
-                    scale_a=draw_factors((batch, m, 1), 1.0 / sigma_a, source),
-                    scale_b=draw_factors((batch, 1, n), scale / sigma_b, source),
-                )
-                for s in sets
-            )
-            # The mean square of exp(s·N) is exp(2·s²), and there are two such factors.
-            sigma *= scale / (sigma_a * sigma_b) * math.exp(2 * FACTOR_SPREAD**2)
+            sets = with_row_factors(problem, sets, scale, source)
+            sigma *= scale / (sigma_a * sigma_b) * ROW_FACTORS
         return Drawn(sets=sets, check=check, sigma=sigma)
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
-        """The C ABI's arguments of a set with output `d`; the factors of a batch are packed."""
         arguments = packed_arguments(problem, operands, d, alpha=_alpha(problem))
         if problem.operation.is_scaled:
-            scale_a, scale_b = factors(operands)
-            arguments.scaling = SCALING_CODES[problem.operation.scaling]
-            arguments.scale_a, arguments.scale_b = scale_a.data_ptr(), scale_b.data_ptr()
-            arguments.batch_stride_scale_a = problem.m
-            arguments.batch_stride_scale_b = problem.n
+            set_factors(arguments, problem, operands)
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:  # noqa: ARG002

@@ -24,7 +24,7 @@ from functools import partial
 
 import torch
 
-from gemmsmith.core.operation import Operation, Scaling
+from gemmsmith.core.operation import Grouping, Operation, Scaling
 from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import SCALING_CODES, Arguments
 from tuner.workloads.matrices import (
@@ -54,6 +54,10 @@ _ERROR, _MAX_ERROR = 5e-3, 1.5e-2
 _FAST_ACCUMULATION_PER_K = 1.25e-6
 """Bound on the growth of the error with K, see above."""
 
+ROW_FACTORS = math.exp(2 * FACTOR_SPREAD**2)
+"""Growth of D's standard deviation by factors of rows and columns: the mean square of exp(s·N) is
+exp(2·s²), and there are two such factors."""
+
 
 class Scaled:
     """FP8 operands, FP32 factors of tensors or of rows and columns, and D in bf16."""
@@ -70,36 +74,20 @@ class Scaled:
         operation, scale = problem.operation, unit_scale(problem.k)
         sigma_a, sigma_b = SIGMA[operation.a], SIGMA[operation.b]
         sets, check = draw_matrices(problem, count, source, sigma_a, sigma_b)
-        middle_a, middle_b = 1.0 / sigma_a, scale / sigma_b
         sigma = math.sqrt(problem.k) * scale
         if operation.scaling is Scaling.ROW:
-            rows, columns = (problem.batch, problem.m, 1), (problem.batch, 1, problem.n)
-            sets = tuple(
-                replace(
-                    s,
-                    scale_a=draw_factors(rows, middle_a, source),
-                    scale_b=draw_factors(columns, middle_b, source),
-                )
-                for s in sets
-            )
-            # The mean square of exp(s·N) is exp(2·s²), and there are two such factors.
-            return Drawn(sets=sets, check=check, sigma=sigma * math.exp(2 * FACTOR_SPREAD**2))
+            sets = with_row_factors(problem, sets, scale, source)
+            return Drawn(sets=sets, check=check, sigma=sigma * ROW_FACTORS)
         scale_a, scale_b = (
             torch.full((1,), value, dtype=torch.float32, device=source.place)
-            for value in (middle_a, middle_b)
+            for value in (1.0 / sigma_a, scale / sigma_b)
         )
         sets = tuple(replace(s, scale_a=scale_a, scale_b=scale_b) for s in sets)
         return Drawn(sets=sets, check=check, sigma=sigma)
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
-        """The C ABI's arguments of a set with output `d`; the factors of a batch are packed."""
-        scale_a, scale_b = factors(operands)
         arguments = packed_arguments(problem, operands, d)
-        arguments.scaling = SCALING_CODES[problem.operation.scaling]
-        arguments.scale_a, arguments.scale_b = scale_a.data_ptr(), scale_b.data_ptr()
-        if problem.operation.scaling is Scaling.ROW:
-            arguments.batch_stride_scale_a = problem.m
-            arguments.batch_stride_scale_b = problem.n
+        set_factors(arguments, problem, operands)
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:  # noqa: ARG002
@@ -138,6 +126,34 @@ def factors(operands: OperandSet) -> tuple[torch.Tensor, torch.Tensor]:
     scale_a, scale_b = operands.scale_a, operands.scale_b
     assert scale_a is not None and scale_b is not None  # noqa: S101, PT018 - drawn with them
     return scale_a, scale_b
+
+
+def with_row_factors(
+    problem: Problem, sets: Sequence[OperandSet], scale: float, source: RandomSource
+) -> tuple[OperandSet, ...]:
+    """The sets with factors of rows and columns that undo SIGMA and multiply D by `scale`."""
+    operation = problem.operation
+    rows, columns = (problem.matrices[2], problem.m, 1), (problem.batch, 1, problem.n)
+    return tuple(
+        replace(
+            s,
+            scale_a=draw_factors(rows, 1.0 / SIGMA[operation.a], source),
+            scale_b=draw_factors(columns, scale / SIGMA[operation.b], source),
+        )
+        for s in sets
+    )
+
+
+def set_factors(arguments: Arguments, problem: Problem, operands: OperandSet) -> None:
+    """Set the arguments of a set's factors. The factors of a batch or of groups are packed."""
+    scaling, grouping = problem.operation.scaling, problem.operation.grouping
+    scale_a, scale_b = factors(operands)
+    arguments.scaling = SCALING_CODES[scaling]
+    arguments.scale_a, arguments.scale_b = scale_a.data_ptr(), scale_b.data_ptr()
+    if scaling is Scaling.ROW:
+        # The rows of all groups are one matrix, with one vector of factors.
+        arguments.batch_stride_scale_a = 0 if grouping is Grouping.ROWS else problem.m
+        arguments.batch_stride_scale_b = problem.n
 
 
 def is_taken(problem: Problem) -> bool:
