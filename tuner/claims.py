@@ -158,6 +158,7 @@ def error_is_within_tolerance(winner: Winner) -> str | None:
     if correctness is None:
         return None
     operation = winner.problem.operation
+    # Rounding errors of a sum grow with its length: so a part of the bound is proportional to K.
     loosest = _LOOSEST_FP8 if operation.stores_fp8 else _LOOSEST
     loosest += _LOOSEST_PER_K * winner.problem.k
     if operation.d.is_integer:

@@ -142,6 +142,7 @@ class Watch:
 
     def _add(self, job: _Followed, events: Sequence[JobEventRow]) -> None:
         for event in events:
+            # The time since the event before; clocks may have been set back between both.
             spent = max(0.0, event.at - job.at) if job.at else 0.0
             match event.kind:
                 case "started":
@@ -150,6 +151,7 @@ class Watch:
                     job.phase, job.host = "", str(event.data["owner"]).partition(":")[0]
                 case "progress":
                     reported = str(event.data["phase"])
+                    # Finals report when they begin, so the time until the next report is theirs.
                     phase = "finals" if job.phase == "finals" else reported
                     self._sums.phases[phase] += spent
                     if phase in _MEASURING:

@@ -160,6 +160,7 @@ class LeasedJob:
                 row.error = message
                 failed = row.attempt - row.handed_back
                 data = {"error": message, "attempts_left": attempts_left(row)}
+                # The delay doubles with each failure: 5 s, 10 s, …
                 requeue(session, row, self._retry_delay_s * 2 ** (failed - 1), data)
             else:
                 end(session, row, JobState.FAILED, {"error": message})

@@ -115,6 +115,7 @@ class Queue:
                 if answered is not None:
                     return _job(session, session.get_one(JobRow, answered.job_id)), False
             ids = self._store.dictionary.ids(session, [problem])
+            # A unique column: only one job with this key can be joined.
             active_key = f"{ids[problem]}/{effort.value}/{device}"
             query = select(JobRow).where(JobRow.active_key == active_key)
             row = session.scalars(query.with_for_update()).one_or_none()
@@ -136,7 +137,7 @@ class Queue:
             row.priority = max(row.priority, priority)
             row.calls = min(row.calls + calls, _MOST_CALLS)
             row.saving_us = saving_us
-            if row.deadline_at is not None:
+            if row.deadline_at is not None:  # None, no deadline, is the latest of all
                 row.deadline_at = deadline_at and max(row.deadline_at, deadline_at)
             if idempotency_key is not None:
                 session.add(
@@ -196,6 +197,7 @@ class Queue:
 
     def _need_room(self, session: Session, ordered_by: str | None, job_limit: int | None) -> None:
         refusal = limits.refusal(session, self._limit, ordered_by, job_limit)
+        # Jobs whose deadline has passed, but which have not ended yet, may take the room.
         if refusal is not None and _end_overdue(session):
             refusal = limits.refusal(session, self._limit, ordered_by, job_limit)
         if refusal is not None:
@@ -325,6 +327,7 @@ class Queue:
         with self._database.write() as session:
             _end_overdue(session)
             while True:
+                # Jobs whose rows are locked are being leased or written by others.
                 row = session.scalars(query.with_for_update(skip_locked=True)).first()
                 if row is None:
                     return None

@@ -198,7 +198,7 @@ class Bench:
             self.operands.ready(case.d)
             self.operands.ready(self.operands.check)
             fill_bytes(workspace, WORKSPACE_POISON, size, self.stream)
-            for arguments in self._cases[i]:
+            for arguments in self._cases[i]:  # into the case's own D, then into the check's
                 kernel.run(arguments, workspace, self.stream.pointer)
 
         with self.stream.torch():
@@ -223,6 +223,7 @@ class Bench:
         if size == 0:
             return 0, 0, 1
         step = -(-size // ALIGNMENT) * ALIGNMENT
+        # Rotating over fewer workspaces than fill L2 would leave them in it, faster than in use.
         slots = min(self.set_count, -(-CACHE_FACTOR * self.device.l2_bytes // step))
         needed = step * slots
         for arena in self._arenas:

@@ -73,12 +73,12 @@ def _acquire(path: Path) -> int:
             while not _lock(descriptor):
                 waiting.check()
                 time.sleep(_POLL_S)
-            if _is_still(path, descriptor):
+            if _is_still(path, descriptor):  # else others lock another file of that name
                 return descriptor
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # removed meanwhile: others lock another file by now
+        os.close(descriptor)
 
 
 class _Patience:

@@ -64,7 +64,9 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
 def _percentile_ranks(n: int) -> tuple[int, int]:
     """Ranks (0-based) of the bootstrap percentiles of the median of n samples."""
     tail = (1 - CONFIDENCE) / 2
-    lower, upper = (n + 1) // 2, n // 2 + 1  # how many draws must lie at or below
+    # The median of n draws is at or below a value if so many draws are: for an even n, first the
+    # lower and then the upper of the two in the middle.
+    lower, upper = (n + 1) // 2, n // 2 + 1
     low = next(j for j in range(n) if _at_or_below(n, j, lower) >= tail)
     high = next(j for j in range(n) if _at_or_below(n, j, upper) >= 1 - tail)
     return low, high

@@ -161,7 +161,7 @@ class Timer:
         limit = count + int(count * EXTRA_ROUNDS)
         kept = taken
         while len(kept) < count and len(taken) < limit:
-            for _ in range(count - len(kept)):
+            for _ in range(count - len(kept)):  # as many as were discarded so far
                 if len(taken) == limit:
                     break
                 shuffler.shuffle(order)
@@ -242,6 +242,7 @@ class Timer:
         for index in order:
             self._timed(graphs[index], index)
             waiting.append(index)
+            # The host waits for the oldest replay only once IN_FLIGHT newer ones are enqueued.
             if len(waiting) > IN_FLIGHT:
                 collect()
         reading = self._monitor.read()  # while the last replays still run

@@ -146,6 +146,7 @@ def _elected(ballots: Sequence[_Ballot], limit: int | None, core_seconds: float)
 
     supported = {name: support(name) for name in votes}
     while votes and (limit is None or len(elected) < limit):
+        # By whether the variety is compiled already: kernels of one variety share its front end.
         cost = {True: KERNEL_COST, False: VARIETY_COST + BASE_COST / MOST_VARIETIES}
         name = min(
             votes,
@@ -158,6 +159,7 @@ def _elected(ballots: Sequence[_Ballot], limit: int | None, core_seconds: float)
         for number, weight in votes.pop(name):
             served[number] += weight
             affected.update(kernel.name for kernel, _ in ballots[number])
+        # Only the kernels of ballots that have just been served have lost support.
         supported.update({other: support(other) for other in affected if other in votes})
         compiled.add(varieties[name])
         elected.append(kernels[name])

@@ -94,6 +94,7 @@ def default_us(problem: Problem, device: DeviceModel | None, near: Sequence[Winn
     """
     for winner in near:
         if winner.baseline is not None:
+            # What the roofline leaves out is about the same for both, so it cancels out.
             scale = roofline_us(problem, device) / roofline_us(winner.problem, device)
             return winner.baseline.median_us * scale
     return roofline_us(problem, device)

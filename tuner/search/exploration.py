@@ -109,6 +109,7 @@ class Proposals:
         ]
         if room >= len(left):  # as in an exhaustive run: nothing to choose
             return self._propose(left)
+        # `before` is None in the first call, so the first batch is always tried.
         before, self._best_us = self._best_us, self._fastest(times)
         if before and self._best_us and self._best_us > before * (1 - NOISE):
             return []
@@ -125,6 +126,8 @@ class Proposals:
     def _chosen(self, left: list[str], times: Mapping[str, float], room: int) -> list[str]:
         """`room` of the kernels: those of `first`, then the best expected and new tiles in turn."""
         chosen = [name for name in self._first if name in left][:room]
+        # How much slower than expected each measured kernel was, as a logarithm: traits that the
+        # slow ones share count against the kernels that are left.
         residuals = {
             name: log(times[key]) - self._expected[name]
             for name in self._taken
@@ -136,7 +139,7 @@ class Proposals:
         tiles = {self._tile(name) for name in (*self._taken, *chosen)}
         for turn in range(room - len(chosen)):
             pick = rest[0]
-            if turn % 2:
+            if turn % 2:  # every second one brings a new tile, if there is one
                 pick = next((name for name in rest if self._tile(name) not in tiles), pick)
             rest.remove(pick)
             tiles.add(self._tile(pick))
@@ -154,6 +157,7 @@ class Proposals:
                 best[name] = min(best.get(name, (times[key], key)), (times[key], key))
         if not best:
             return
+        # Kernels whose best launch is far behind get no more launches.
         limit = min(best.values())[0] * self._budget.policy.give_up_ratio
         left = {
             name: self._nearest(name, self._proposed[key].launch)
@@ -164,6 +168,7 @@ class Proposals:
             names = [name for name, launches in left.items() if launches]
             if not names:
                 return
+            # A kernel counts as slower with each launch tried: so all good ones get their turn.
             name = min(names, key=lambda name: (best[name][0] * (1 + _TURN * turns[name]), name))
             turns[name] += 1
             yield left[name].pop(0)
@@ -209,6 +214,7 @@ def _effects(residuals: Mapping[AnyKernel, float]) -> dict[_Trait, float]:
     effects: dict[_Trait, float] = {}
     for _ in range(_PASSES):
         for place in range(len(rows[0][0])):
+            # What other traits' effects do not explain is attributed to the trait in this place.
             unexplained: dict[_Trait, list[float]] = {}
             for traits, value in rows:
                 others = (effects.get(trait, 0.0) for trait in traits if trait != traits[place])

@@ -158,6 +158,7 @@ def distance(choice: CublasChoice, candidate: Candidate) -> float:
         return inf  # it has no tile to compare
     tile_m, tile_n = _on_problem(kernel, (kernel.tile[0], kernel.tile[1]))
     cluster_m, cluster_n = _on_problem(kernel, kernel.cluster)
+    # cuBLAS computes Dᵀ = BᵀAᵀ in column-major order: its M is our N.
     (their_n, their_m), (their_cluster_n, their_cluster_m) = choice.tile, choice.cluster
     far = _octaves(tile_m, their_m) + _octaves(tile_n, their_n)
     far += _CLUSTER * (_octaves(cluster_m, their_cluster_m) + _octaves(cluster_n, their_cluster_n))

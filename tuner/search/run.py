@@ -116,14 +116,14 @@ class _Run:
     def __post_init__(self) -> None:
         self.trials: dict[str, Trial] = {}
         self.packs = RunPacks(self.builder if self.device.needs_packs else None)
-        self.spoilt: dict[str, Candidate] = {}
-        self.library: set[str] = set()
-        self.planned = 0
-        self.kernels = 0
+        self.spoilt: dict[str, Candidate] = {}  # failed once because of a damaged pack
+        self.library: set[str] = set()  # names of library kernels whose algorithms were screened
+        self.planned = 0  # candidates to screen, as far as known: for reports of progress
+        self.kernels = 0  # kernels to build, for the same
         self.fastest: Trial | None = None  # of the screening
         self.decision: Decision | None = None  # of the last finals
         self.baseline_kernels: tuple[str, ...] = ()
-        if self.job is not None:
+        if self.job is not None:  # an earlier attempt at the job may have screened some
             done = self.store.trials(problem=self.problem, job=self.job, phase=Phase.SCREEN)
             for stored in done:
                 self._keep(stored.trial)
@@ -155,7 +155,7 @@ class _Run:
                 if self.should_stop():
                     raise JobAborted("stopped before the finals; finished kernels are kept")
         finals = self._hold(chosen)
-        if chosen[0] not in finals.candidates:
+        if chosen[0] not in finals.candidates:  # the present winner failed: only a search helps
             return None
         for trial in self._final_trials(finals):
             self._keep(trial)
@@ -258,7 +258,17 @@ class _Run:
     def promote(self, finals: Finals) -> Winner:
         decision = replace(decide(finals), baseline_kernels=self.baseline_kernels)
         self.decision = decision
-        winner = self.store.promote(self._winner(decision))
+        winner = self.store.promote(
+            Winner(
+                **decision.decided(),
+                problem=self.problem,
+                device=self.device.model,
+                environment=self.device.environment,
+                replayed=self.device.replayed,
+                pack=self.packs.hash(decision.candidate) if decision.candidate else None,
+                job=self.job,
+            )
+        )
         self._say(Step.PROMOTE, self.planned, self.planned, verdict(decision))
         return winner
 
@@ -350,17 +360,6 @@ class _Run:
                 conditions=finals.conditions,
                 workspace_bytes=finals.workspace_bytes[i],
             )
-
-    def _winner(self, decision: Decision) -> Winner:
-        return Winner(
-            **decision.decided(),
-            problem=self.problem,
-            device=self.device.model,
-            environment=self.device.environment,
-            replayed=self.device.replayed,
-            pack=self.packs.hash(decision.candidate) if decision.candidate else None,
-            job=self.job,
-        )
 
     def _say(self, step: Step, done: int, total: int, message: str) -> None:
         us, best = _speed(self.fastest) if self.fastest else (None, None)

@@ -210,6 +210,7 @@ def _replace_sqlite(target: Path, copy: Path) -> None:
                 f"{target} is open in another process: stop the service, its workers and every "
                 "gemmsmith command first"
             ) from error
+        # One transaction of SQLite's: after a crash the file is the old one or the new one.
         reading.backup(writing)
 
 

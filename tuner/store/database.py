@@ -163,7 +163,7 @@ class Database:
 
         An error that the fence raises ends the transaction, and nothing is written.
         """
-        other = copy(self)
+        other = copy(self)  # shares the engine, and so its connections
         other._fence = fence
         return other
 

@@ -187,6 +187,7 @@ class _Intake:
         if signature is None and foreign.believed:
             signature = to_json(foreign.winner.signature)
         place = {"is_current": row.is_current, "sequence": row.sequence}
+        # It was stored and never answered: now it may be.
         if not row.is_current and was is Origin.UNSIGNED and row.sequence == 0:
             place = self._place(origin, history)
         values = {"origin": origin.value, "signature": signature, **place}

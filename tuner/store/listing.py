@@ -231,6 +231,7 @@ class Listing:
             ).all()
         latest: dict[tuple[int, str], Any] = {}
         for row in rows:
+            # Rows come oldest first. A screening does not replace an earlier trial in finals.
             known = latest.get((row.kernel_id, row.launch_key))
             if known is None or not _is_final(known) or _is_final(row):
                 latest[row.kernel_id, row.launch_key] = row

@@ -126,6 +126,8 @@ class _Running:
         at = time.monotonic()
         if self._target is None:
             self._target = newest
+        # The target is the newest id as it was `settle_s` ago: transactions that had begun by then
+        # have committed.
         self._seen.append((at, newest))
         while self._seen and at - self._seen[0][0] >= self._settle_s:
             self._target = self._seen.popleft()[1]

@@ -71,6 +71,8 @@ class Winners:
             self.heal(session, [winner.candidate.kernel] if winner.candidate else [])
             history = [*session.scalars(history_of(ids[winner.problem], ids[winner.device]))]
             current = next((row for row in history if row.is_current), None)
+            # A winner measured here is a new revision even if an earlier one is equal, an imported
+            # one is not.
             known = history if imported else [current] if current else []
             row = next((row for row in known if row.digest == digest), None)
             if row is None:
@@ -79,7 +81,7 @@ class Winners:
                 session.add(row)
             elif winner.pack not in (None, row.pack):
                 row.pack = winner.pack
-                if row.is_current:
+                if row.is_current:  # its answer names another pack now
                     row.sequence = next_sequence(session)
             if row.signature is None and winner.signature is not None:
                 row.signature = to_json(winner.signature)
