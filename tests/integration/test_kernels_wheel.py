@@ -223,12 +223,12 @@ def test_it_is_installed_and_found(here: Machine, there: Machine, tmp_path: Path
     pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index")
     subprocess.run([*pip, "--no-deps", wheel], check=True)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
-    library = Path(installed.__file__).parents[1]
+    library = Path(installed.__file__).parents[2]
     (packages / "dependencies.pth").write_text(
         f"{library}\n{ROOT}\n{sysconfig.get_path('purelib')}\n"
     )
     program = (
-        "import json; from gemmsmith import installed;"
+        "import json; from gemmsmith.winners import installed;"
         f"print(json.dumps([str(installed.find(name)) for name in {[p.hash for p in packs]}]))"
     )
     found = json.loads(subprocess.check_output([python, "-c", program], text=True))
