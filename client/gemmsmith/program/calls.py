@@ -90,7 +90,7 @@ class Call(NamedTuple):
     Attributes:
         operator: the operator and its overload.
         arguments: positional arguments: an `Operand` for each tensor, and a tuple for each list.
-        named: keyword arguments, likewise converted.
+        named: keyword arguments, converted in the same way.
         is_tf32: whether torch was allowed to multiply FP32 matrices in TF32.
     """
 
