@@ -33,7 +33,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from benchmarks.programs import hugging
 from benchmarks.turns import Side, compared, described, in_turns, keep, settle
 from gemmsmith.ops.engine import functions
-from gemmsmith.ops.models import norm_layers
+from gemmsmith.ops.models import norms as recipes
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.layers import recognized, take_over
 from gemmsmith.ops.models.norms import NormRecipe
@@ -108,8 +108,13 @@ def fused(model: torch.nn.Module, device: str) -> Iterator[None]:
     def kind_in_use() -> str:
         return kind
 
+<<<<<<< HEAD
     with mock.patch.object(norm_layers, "kind_in_use", kind_in_use):
         take_over(forwards, layers)
+=======
+    with mock.patch.object(recipes, "kind_in_use", kind_in_use):
+        take_over(forwards, layers)
+>>>>>>> w-words-client
         try:
             yield
         finally:

@@ -48,7 +48,6 @@ def xdg_folder(variable: str, default: str, environ: Mapping[str, str] | None = 
 
 
 def data_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of this user's data. It may not exist yet."""
     return xdg_folder("XDG_DATA_HOME", ".local/share", environ) / "gemmsmith"
 
 
@@ -128,7 +127,6 @@ def publish(
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file that a user has named, as `replacing` does."""
     with replacing(path) as aside:
         aside.write_bytes(data)
 

@@ -1,4 +1,4 @@
-"""One launch through the C ABI."""
+"""The arguments of a launch through the C ABI."""
 
 from __future__ import annotations
 

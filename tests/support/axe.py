@@ -1,4 +1,4 @@
-"""axe-core over an open page; it comes with the package axe-playwright-python."""
+"""Runs axe-core, which the package axe-playwright-python includes, on an open page."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8"
 FINDINGS = """async () => (await axe.run(
     { exclude: [["section.call:nth-of-type(n+4)"]] }, { resultTypes: ["violations"] })
   ).violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.html).join(" | ").slice(0, 300)}`)"""
-"""Of the calls in /docs the first three are looked at: all are alike, and there are 30."""
+"""Only the first three of the 30 calls in /docs are checked, because all are similar."""
 
 
 def findings(page: Page) -> list[str]:
-    """What axe-core finds wrong with the page."""
+    """The violations that axe-core reports for the page."""
     page.evaluate(AXE)
-    found: list[str] = page.evaluate(FINDINGS)
-    return found
+    violations: list[str] = page.evaluate(FINDINGS)
+    return violations

@@ -1,4 +1,4 @@
-"""Engines that the compiled binding serves with stand-in kernels, and operands for them."""
+"""Engines that run stand-in kernels through the compiled binding, and operands for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BF16 = torch.bfloat16
 
 
 def of_types(*dtypes: str) -> Chooser:
-    """One whose winners are known to be of these types."""
+    """A chooser whose winners have these types."""
     rows = [SimpleNamespace(problem=Problem(m=8, n=8, k=8, dtype=each)) for each in dtypes]
 
     class Pinned(Chooser):
@@ -32,7 +32,7 @@ def of_types(*dtypes: str) -> Chooser:
 
 @contextmanager
 def made(chooser: Chooser, pack: Path) -> Iterator[Engine]:
-    """The process's engine for a while, on a host that the binding serves."""
+    """Installs an engine on the host during the block; the binding works with it."""
     host = Host()
     host.kind = "cpu"
     engine = Engine(chooser, Packs(pack), platform=host)
@@ -53,7 +53,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 class Swapping(Chooser):
-    """A lookup that takes newer winners."""
+    """A lookup that switches to newer winners."""
 
     snapshot: object = 1
     on_swap: Callable[[], None] = staticmethod(lambda: None)
@@ -65,7 +65,7 @@ def layers(*widths: int, bias: bool = False) -> nn.Sequential:
 
 
 def trains(model: nn.Module, width: int, call: Callable[..., torch.Tensor] | None = None) -> None:
-    """Output and all gradients of one step, on three-dimensional input, against FP32."""
+    """Compares the output and all gradients of a step on three-dimensional input with FP32."""
     (x,) = operands((2, 4, width), grad=True)
     out = (call or model)(x)
     out.backward(torch.ones_like(out))

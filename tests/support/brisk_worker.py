@@ -2,14 +2,15 @@
 
 `python -m tests.support.brisk_worker`, settings from the environment, and:
 
-- `GEMMSMITH_TEST_NVCC`, a folder: the recorded device wants compiled packs, as a GPU does, and the
-  stand-in for nvcc in that folder makes them. A candidate whose pack is not whole when its turn
-  comes fails, as it does on a GPU.
-- `GEMMSMITH_TEST_PAUSE_S`: how long each candidate takes, so that a fault meets a job half done.
-- `GEMMSMITH_TEST_TTL_S`: how long a lease lasts.
-- `GEMMSMITH_TEST_FREEZE`, a file: removes it, if it is there, in the middle of a write to the
-  database, and freezes.
-- `GEMMSMITH_TEST_CLOCK`, a file: by how many seconds SQLite's clock is off.
+- `GEMMSMITH_TEST_NVCC`, a folder: the recorded device needs compiled packs, like a GPU, and the
+  stand-in for nvcc in that folder makes them. A candidate whose pack is incomplete fails, as on a
+  GPU.
+- `GEMMSMITH_TEST_PAUSE_S`: seconds for each candidate, so that a fault occurs in the middle of a
+  job.
+- `GEMMSMITH_TEST_TTL_S`: duration of a lease in seconds.
+- `GEMMSMITH_TEST_FREEZE`, a file: if it exists, the worker removes it in the middle of a write to
+  the database, and freezes.
+- `GEMMSMITH_TEST_CLOCK`, a file: the error of SQLite's clock in seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _screen = ReplayDevice.screen
 def screen_slowly(
     device: ReplayDevice, problem: Problem, contenders: Sequence[Contender], policy: Policy
 ) -> Iterator[Trial]:
-    """One candidate after the other, each out of its pack."""
+    """Screens one candidate after the other, each with its pack."""
     for contender in contenders:
         time.sleep(float(os.environ.get("GEMMSMITH_TEST_PAUSE_S", "0")))
         for trial in _screen(device, problem, [contender], policy):
@@ -63,7 +64,7 @@ def _refused(trial: Trial) -> Trial:
 
 
 def freeze(connection: Connection) -> None:
-    """Stop for good before a commit, holding all the locks of the transaction, if so ordered."""
+    """If the test demands it, stop before a commit, holding all locks of the transaction."""
     if connection.get_execution_options().get("gemmsmith_writes"):
         with suppress(FileNotFoundError):
             Path(os.environ["GEMMSMITH_TEST_FREEZE"]).unlink()

@@ -1,4 +1,4 @@
-"""A real browser on the pages, and a watch over what it meets."""
+"""A real browser for the pages, and a record of the errors in it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Chromium without a window; where there is none a test is skipped. CI installs it."""
+    """Chromium without a window. Tests are skipped if it is not installed. CI installs it."""
     if CHROMIUM is None:
         pytest.skip("there is no chromium to look at the pages with: apt-get install chromium")
     expect.set_options(timeout=20_000)  # the machine may be busy with other tests
@@ -37,7 +37,7 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Watch:
-    """What went wrong in a page: messages of scripts, requests to other hosts, bad answers."""
+    """The errors of a page: messages of scripts, requests to other hosts, error statuses."""
 
     origin: str
     faults: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Watch:
         return page
 
     def forgive(self, *statuses: int) -> None:
-        """Those answers were what the test asked for; the browser's console says them too."""
+        """Ignore these statuses, which the test expects, also in the browser's console."""
         marks = [f"{status}" for status in statuses]
         self.faults = [
             fault for fault in self.faults if not any(f" {m}" in f" {fault}" for m in marks)
@@ -70,12 +70,12 @@ class Watch:
 
 
 IMPERFECT = (Path(__file__).parent / "imperfect.js").read_text()
-"""A script that lists what keyboards, screen readers and weak eyes would stumble over."""
+"""A script that lists problems for users of keyboards and screen readers, and for weak eyes."""
 
 LINKS = "() => [...document.querySelectorAll('a[href]')].map((a) => a.href.baseVal ?? a.href)"
-"""A script that lists where a page's links lead, those inside pictures too."""
+"""A script that lists the targets of all links in a page, including those in pictures."""
 
 FOCUSABLE = """() => [...document.querySelectorAll(
     "a[href], button, input:not([type=hidden]), select, summary, [tabindex='0']")]
   .filter((e) => e.checkVisibility())"""
-"""A script that lists what the tabulator must reach, in the order in which it is read."""
+"""A script that lists the elements that the tabulator must reach, in reading order."""

@@ -1,4 +1,4 @@
-"""Candidates made up for tests that need no real kernel."""
+"""Invented candidates, for tests that need no real kernel."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A clock that jumps: the database's own, which is the only one that leases are told by.
+"""Changes the database's clock, which is the only clock that leases depend on.
 
-SQLite asks its machine, through `julianday('now')`: `install` puts one of that name in its place,
-which is off by what a file says. A PostgreSQL server has one clock for all its clients: there
-`clock_timestamp` of a schema that is searched first is off by what a table says.
+SQLite uses the machine's clock through `julianday('now')`: `install` replaces this function by one
+that adds the seconds in a file. A PostgreSQL server has a single clock for all clients: a
+`clock_timestamp` in a schema that is searched first adds the seconds in a table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CREATE FUNCTION shifted.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS
 
 
 def install() -> None:
-    """Let every SQLite connection of this process look at the clock that the environment names."""
+    """Let every SQLite connection of this process use the clock that the environment names."""
     path = os.environ.get(VARIABLE)
     if not path:
         return
@@ -44,7 +44,7 @@ def install() -> None:
 
 
 class Clock:
-    """The clock of one database; processes that use SQLite must be given `environ`."""
+    """The clock of a database. Processes that use SQLite need the variables in `environ`."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self._database = Database(url)
@@ -60,7 +60,7 @@ class Clock:
             connection.execute(text(f'ALTER DATABASE "{name}" SET search_path = {path}'))
 
     def shift(self, seconds: float) -> None:
-        """Put the clock off by so much, in all, from now on."""
+        """Set the clock's error to this number of seconds."""
         if self._database.is_sqlite:
             aside = self._file.with_suffix(".aside")
             aside.write_text(str(seconds))

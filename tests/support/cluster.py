@@ -30,11 +30,11 @@ _DETECTION = {
 
 
 class LocalCluster:
-    """A cluster and the fleet's driver on it; leaving it ends all of that.
+    """A cluster with the fleet's driver, as a context manager that ends both.
 
     Args:
-        folder: for the log.
-        environ: what the driver and the workers find in their environment.
+        folder: the folder of the log.
+        environ: environment variables of the driver and the workers.
     """
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
@@ -45,7 +45,7 @@ class LocalCluster:
             "PYTHONPATH": os.pathsep.join([str(ROOT / "client"), str(ROOT)]),
             "RAY_DEDUP_LOGS": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_worker_niceness": "5",  # Ray's 15 starves workers where others want the cores
+            "RAY_worker_niceness": "5",  # Ray's 15 starves workers if other processes use the cores
         }
         self._before = dict(os.environ)
         self._get_node = services.get_node
@@ -83,7 +83,7 @@ class LocalCluster:
             sys.stdout.write(self.log()[-8000:])
 
     def join(self, *, cores: int, gpus: Mapping[str, int]) -> None:
-        """Add a node with so many cores and recorded GPUs."""
+        """Add a node with this number of cores and these recorded GPUs."""
         node = self._cluster.add_node(
             num_cpus=cores,
             resources={name: float(count) for name, count in gpus.items()},
@@ -92,7 +92,7 @@ class LocalCluster:
         self.nodes.append(node)
 
     def lose(self, number: int) -> None:
-        """SIGKILL a node's raylet; what ran there dies with it."""
+        """SIGKILL a node's raylet, which kills all processes of the node."""
         self._cluster.remove_node(self.nodes.pop(number), allow_graceful=False)
 
     def drive(self) -> None:
@@ -116,7 +116,7 @@ class LocalCluster:
         self.drive()
 
     def end_driver(self) -> int:
-        """SIGTERM to the driver; its exit status."""
+        """Send SIGTERM to the driver. Returns its exit status."""
         assert self.driver is not None
         self.driver.send_signal(signal.SIGTERM)
         return self.driver.wait(60)
@@ -130,12 +130,12 @@ class LocalCluster:
         ]
 
     def log(self) -> str:
-        """What the driver, and the workers through it, have written so far."""
+        """The output of the driver and of its workers so far."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
 
 def _patiently(get_node: Callable[..., Any]) -> Callable[..., Any]:
-    """Ray gives a new node 30 s to be known: too little on cores that are busy."""
+    """Waits longer than Ray's 30 s for a new node, which is too little on busy cores."""
 
     def wait(*arguments: Any) -> Any:
         deadline = time.monotonic() + _PATIENCE_S

@@ -1,8 +1,8 @@
-"""A few real kernels, compiled once and kept, with the wheels' nvcc and nothing else.
+"""A few real kernels, compiled with the wheels' nvcc only and kept between sessions.
 
-Between them they cover what a unit can hold: ping-pong and stream-K schedulers, split-K in two
-kernels and within a cluster, swapped operands, unaligned operands copied first, FP8 with both
-epilogues, a low-alignment CUTLASS 2.x kernel, and one that cannot compile.
+Together they cover the features of a unit: ping-pong and stream-K schedulers, split-K in two
+kernels and within a cluster, swapped operands, unaligned operands that are copied first, FP8 with
+both epilogues, a low-alignment CUTLASS 2.x kernel, and a kernel that does not compile.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ IMPOSSIBLE = kernel(
     alignment=1,
 )
 QUICK = (PINGPONG, PADDED, CLUSTER_SPLIT_K, ALIGN_1)
-"""One kernel of each backend, and the sibling that costs nothing: what `make test` compiles."""
+"""The kernels that `make test` compiles: one of each backend, and a sibling that costs nothing."""
 
 KERNELS = [
     PINGPONG,
@@ -130,19 +130,19 @@ KERNELS = [
 
 STORE_VARIABLE = "GEMMSMITH_TEST_PACKS"
 STORE = Path(__file__).resolve().parents[2] / ".packs" / "tests"
-"""Keeps the packs from one test session to the next; the variable names another folder.
+"""The folder that keeps packs between test sessions; the variable names another folder.
 
-A pack is found by what it was compiled from, by which compiler and with which options
-(`tuner.compile.artifacts`), so that one of an older source is never taken for today's.
+The key of a pack includes its source, compiler and options (`tuner.compile.artifacts`), so a pack
+of an older source is never used.
 """
 
 LARGEST_STORE = SizeLimit(bytes=500_000_000)
-"""Beyond it the packs that were not used for longest go."""
+"""If the folder is larger, the packs that were used least recently are removed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompiledPacks:
-    """The kernels above after their build; `path` is the `PATH` they were compiled with."""
+    """The compiled kernels; `path` is the `PATH` of their compilation."""
 
     store: ArtifactStore
     toolchain: Toolchain
@@ -157,7 +157,7 @@ class CompiledPacks:
 
 
 def members(kernels: Iterable[Kernel]) -> list[ParameterSet]:
-    """Parameters of a test, one for each kernel; `make test` has those of `QUICK`."""
+    """Parameters of a test, one for each kernel; `make test` runs those of `QUICK` only."""
     return [
         pytest.param(
             each,
@@ -169,12 +169,12 @@ def members(kernels: Iterable[Kernel]) -> list[ParameterSet]:
 
 
 def kept() -> Path:
-    """The folder of the packs, to find or to build them."""
+    """The folder of the packs."""
     return Path(os.environ.get(STORE_VARIABLE, STORE))
 
 
 def build(root: Path, kernels: Sequence[Kernel]) -> CompiledPacks:
-    """Compile the kernels that are not in the folder yet, where no CUDA toolkit can be seen."""
+    """Compile the kernels that are not in the folder yet, with a `PATH` without a CUDA toolkit."""
     with pytest.MonkeyPatch.context() as patch:
         for variable in ("CUDA_HOME", "CUDA_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
             patch.delenv(variable, raising=False)
@@ -187,7 +187,7 @@ def build(root: Path, kernels: Sequence[Kernel]) -> CompiledPacks:
 
 
 class Loaded:
-    """One kernel of a pack, through ctypes and nothing else."""
+    """A kernel of a pack, called through ctypes only."""
 
     def __init__(self, packs: CompiledPacks, member: Kernel) -> None:
         pack = packs.pack(member)
@@ -227,7 +227,7 @@ def with_epilogue(
     layout: str = Layout.TN,
     **choices: Any,
 ) -> Kernel:
-    """A persistent kernel that loads and stores by TMA, of an operation with an epilogue."""
+    """A persistent TMA kernel of an operation with an epilogue."""
     operation = Operation.of(dtype, layout)
     return kernel(
         operation=operation,
@@ -248,7 +248,7 @@ def arguments_of(
     batch: int = 1,
     splits: int | None = None,
 ) -> Arguments:
-    """Packed arguments with a launch that the kernel takes: two slices where it must split K."""
+    """Packed arguments with a legal launch: two slices if the kernel must split K."""
     arguments = packed_arguments(problem_of(member, m, n, k, batch))
     if splits is None:
         splits = 2 if member.scheduler is TileScheduler.SPLIT_K else 1

@@ -1,4 +1,4 @@
-"""What the pages' tests show: winners of every kind, trials, a history, jobs in every state."""
+"""Content for the tests of the pages: all kinds of winners, trials, a history, jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHIPPED = Path(__file__).parents[2] / "configs" / "winners" / "nvidia-h200-132sm
 
 
 def fill(store: Store) -> None:
-    """Winners for two pages of the list, one of them with a history, trials and failures."""
+    """Add winners for two pages of the list, a winner with a history, trials and failures."""
     for i in range(52):
         made = winner(Problem(m=64 + i, n=1024, k=1024, dtype=DType.FP16), us=5.0 + i)
         faster = Ratio(median=1.2 + i / 100, ci_low=1.19 + i / 100, ci_high=1.21 + i / 100)
@@ -47,9 +47,9 @@ def fill(store: Store) -> None:
 
 
 def jobs_in_every_state(queue: Queue) -> dict[str, str]:
-    found = {}
+    jobs = {}
     for m, state in enumerate(("done", "failed", "running"), 1):
-        found[state] = queue.enqueue(Problem(m=m, n=8, k=8))[0].id
+        jobs[state] = queue.enqueue(Problem(m=m, n=8, k=8))[0].id
         leased = queue.lease(f"test:{state}", [H200.slug], ttl_s=900)
         assert leased is not None
         leased.progress("screen", 3, 8, 12.5, "a candidate", "eight kernels")
@@ -57,7 +57,7 @@ def jobs_in_every_state(queue: Queue) -> dict[str, str]:
             leased.complete(1)
         if state == "failed":
             leased.fail("nothing like it was recorded", retry=False)
-    found["cancelled"] = queue.enqueue(Problem(m=4, n=8, k=8))[0].id
-    queue.cancel(found["cancelled"])
-    found["waiting"] = queue.enqueue(Problem(m=5, n=8, k=8), device="another-gpu")[0].id
-    return found
+    jobs["cancelled"] = queue.enqueue(Problem(m=4, n=8, k=8))[0].id
+    queue.cancel(jobs["cancelled"])
+    jobs["waiting"] = queue.enqueue(Problem(m=5, n=8, k=8), device="another-gpu")[0].id
+    return jobs

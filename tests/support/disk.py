@@ -1,4 +1,4 @@
-"""A small disk that can be filled: a real file system of its own."""
+"""A small disk that can be filled: a separate real file system."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 
 
 class Disk:
-    """A mounted file system, for anybody to write to.
+    """A mounted file system that every user may write to.
 
     Attributes:
-        folder: where it is mounted.
+        folder: the mount point.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -23,7 +23,7 @@ class Disk:
         self._ballast = folder / "ballast"
 
     def fill(self) -> None:
-        """Leave no byte."""
+        """Fill the disk to the last byte."""
         with self._ballast.open("ab", buffering=0) as file:
             for size in (1 << 20, 1 << 12, 1):
                 try:
@@ -33,13 +33,13 @@ class Disk:
                     continue
 
     def free(self) -> None:
-        """Make room again."""
+        """Remove what `fill` wrote."""
         self._ballast.unlink()
 
 
 @contextmanager
 def small_disk(megabytes: int) -> Iterator[Disk]:
-    """A disk of that size; skips the test where none may be mounted."""
+    """A disk of this size. Skips the test if this user may not mount a file system."""
     folder = Path(tempfile.mkdtemp(prefix="gemmsmith-disk-"))
     options = f"size={megabytes}m,mode=0777"
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]

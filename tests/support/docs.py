@@ -1,12 +1,12 @@
-"""Runs what a page of the docs shows: its commands in their order, and compares what they print.
+"""Runs the commands of a page of the docs in their order, and compares their output.
 
 In a fence of `console`, a line that starts with `$ ` is a command (a `\\` at its end continues it),
-and what follows is its output. In a fence without a language, lines that start with `curl` or
-`gemmsmith` are commands. A fence of `python` is a program. Of what is shown,
+and the following lines are its output. In a fence without a language, lines that start with `curl`
+or `gemmsmith` are commands. A fence of `python` is a program. In the output of the page,
 
-- `...` in a line stands for anything in it, and a line of it for any lines;
-- figures, times and identifiers are compared by their shape only;
-- JSON is compared by its members: those shown must be there, with values of the same kind.
+- `...` within a line matches any text, and a line of `...` matches any lines;
+- numbers, times and identifiers are compared by their form only;
+- of JSON, the members on the page must exist, with values of the same type.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOVING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A command or a program of a page, and what the page shows that it prints."""
+    """A command or a program of a page, with its output on the page."""
 
     where: str
     language: str
@@ -71,9 +71,9 @@ class Session:
     """A shell that keeps its folder and its variables from one command to the next.
 
     Args:
-        folder: where it begins.
-        environment: what is set beside this process's own.
-        instead: texts that commands have in place of others: an address, say.
+        folder: the first working folder.
+        environment: variables in addition to those of this process.
+        instead: replacements for texts in commands, such as an address.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Session:
         self.folder = folder
 
     def run(self, step: Step, *, within_s: float = 120) -> str:
-        """Run a step and compare what it prints; its standard output.
+        """Run a step and compare its output with the page. Returns its standard output.
 
         Raises:
-            AssertionError: it failed, or prints something else than the page shows.
+            AssertionError: the step failed, or its output differs from the page.
         """
         text = self.put(step.text)
         kept = 'status=$?; { pwd; env -0; } >"$KEPT"; exit $status'
@@ -113,31 +113,31 @@ class Session:
         return done.stdout
 
     def put(self, text: str) -> str:
-        """A text of the page as it is run here."""
+        """Replace texts of the page by those of this test."""
         for old, new in self.instead.items():
             text = text.replace(old, new)
         return text
 
     def show(self, text: str) -> str:
-        """A text that was printed here as the page would show it."""
+        """Replace texts of this test by those of the page."""
         for old, new in self.instead.items():
             text = text.replace(new, old)
         return text
 
 
 def tools() -> dict[str, str]:
-    """The environment in which `gemmsmith` and `python` are those of these tests."""
+    """An environment in which `gemmsmith` and `python` are those of these tests."""
     return {"PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"}
 
 
 def strict_curl(folder: Path) -> dict[str, str]:
-    """The environment in which a refusal, an answer to curl as any, is a failure of it."""
+    """An environment in which curl fails if the service answers with an error status."""
     (folder / ".curlrc").write_text("silent\nshow-error\nfail-with-body\n")
     return {"CURL_HOME": str(folder)}
 
 
 def assert_like(shown: str, printed: str, where: str) -> None:
-    """Raise AssertionError where what was printed is not what is shown."""
+    """Raise AssertionError if the output differs from the page."""
     if not shown.strip():
         return
     if shown.lstrip().startswith(("{", "[")):
@@ -153,13 +153,13 @@ def assert_like(shown: str, printed: str, where: str) -> None:
 
 
 def _quoted(shown: str) -> str:
-    """JSON in which `: ...` is any value."""
+    """JSON with `...` values quoted, so that they match any value."""
     return re.sub(r":\s*\.\.\.(?=\s*[,}\]])", ': "..."', shown)
 
 
 def _pattern(line: str) -> str:
     parts = (re.escape(_shapes(part).rstrip()) for part in line.split("..."))
-    # How wide a column is depends on what is in it.
+    # The width of a column depends on its content.
     return re.sub(r"(\\ )+", r"[ ]+", ".*".join(parts))
 
 

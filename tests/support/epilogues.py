@@ -9,4 +9,4 @@ FUSED = [
     for each in Epilogue
     if each is not Epilogue.NONE and not each.is_gated and each.backward is None
 ]
-"""What linear layers have after them: factors, bias, activation, residual."""
+"""Epilogues after linear layers: factors, bias, activation, residual."""

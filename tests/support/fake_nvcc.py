@@ -1,6 +1,6 @@
-"""A stand-in for nvcc: reads the unit, says what it is told to, writes an output or none.
+"""A stand-in for nvcc: reads the unit, prints scripted messages, and may write an output.
 
-`toolchain(directory, ...)` gives a Toolchain around it. Real compilations are in
+`toolchain(directory, ...)` returns a Toolchain that uses it. Real compilations are in
 tests/integration/test_compile.py.
 """
 
@@ -50,8 +50,8 @@ def toolchain(
 ) -> Toolchain:
     """A toolchain whose nvcc rejects units with a kernel named in `bad`.
 
-    A unit with a kernel named in `slow` first waits `seconds` for a helper process of nvcc's; every
-    one takes `each_s` besides.
+    A unit with a kernel named in `slow` first waits `seconds` for a helper process of nvcc. In
+    addition, every unit takes `each_s` seconds.
     """
     directory.mkdir(parents=True, exist_ok=True)
     orders = directory / "orders.json"
@@ -71,23 +71,23 @@ def toolchain(
     nvcc.parent.mkdir(exist_ok=True)
     nvcc.write_text(_SCRIPT.format(python=sys.executable, orders=str(orders)))
     nvcc.chmod(0o755)
-    return found(directory)
+    return existing_toolchain(directory)
 
 
-def found(directory: Path) -> Toolchain:
-    """The toolchain that was put there before, by another process perhaps."""
+def existing_toolchain(directory: Path) -> Toolchain:
+    """The toolchain that this or another process has put into the folder."""
     nvcc = directory / "bin" / "nvcc"
     return Toolchain(nvcc=nvcc, version="13.0.88", origin="system", cutlass="4.2.0.0")
 
 
 def calls(directory: Path) -> int:
-    """How many units it was asked to compile."""
+    """The number of units that it has compiled or rejected."""
     path = directory / "orders.calls"
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 def helper(directory: Path) -> int:
-    """Process id of the helper that a slow unit waits for; waits until there is one."""
+    """Process id of the helper that a slow unit waits for. Waits until the helper exists."""
     path = directory / "orders.helper"
     deadline = time.monotonic() + 30
     while not path.exists() or not path.read_text():

@@ -42,11 +42,11 @@ sys.exit(serve.serve(Settings.load(), worker="worker" in sys.argv))
 
 
 class Fleet:
-    """Processes on one database, all with the same settings; leaving it kills what is left.
+    """Processes with the same database and settings. A context manager that kills them at its end.
 
     Attributes:
-        url: where the service answers, after it was killed and started again as well.
-        client: of the service. One for all: making one costs more than a request.
+        url: the service's URL, which is kept when the service is started again.
+        client: a shared client of the service, because a new client costs more than a request.
     """
 
     def __init__(self, url: str, folder: Path, **environ: str) -> None:
@@ -87,12 +87,12 @@ class Fleet:
             sys.stdout.write(self.log()[-8000:])
 
     def serve(self, *, worker: bool = False) -> None:
-        """Start the service, with a worker that it looks after or without; it need not be up."""
+        """Start the service, with or without a worker under its control. Does not wait for it."""
         arguments = ["worker"] if worker else []
         self.service = self._start([sys.executable, "-c", SERVE, *arguments])
 
     def work(self, count: int = 1, **environ: str) -> None:
-        """Start workers that nobody looks after."""
+        """Start workers that are not under the service's control."""
         self.workers += [self._start(WORKER, **environ) for _ in range(count)]
 
     def wait_until_up(self) -> None:
@@ -100,16 +100,16 @@ class Fleet:
         until(self._answers, "the service does not answer")
 
     def processes(self) -> list[psutil.Process]:
-        """All that live, the service first and the worker that it looks after next."""
-        found: list[psutil.Process] = []
+        """All running processes: first the service, then its worker."""
+        members: list[psutil.Process] = []
         for process in filter(None, [self.service, *self.workers]):
             if process.poll() is None:
                 parent = psutil.Process(process.pid)
-                found += [parent, *_workers_below(parent)]
-        return found
+                members += [parent, *_workers_below(parent)]
+        return members
 
     def kill(self, victims: Iterable[psutil.Process]) -> None:
-        """SIGKILL them all at once, and wait until they are gone."""
+        """SIGKILL these processes at the same time, and wait for their end."""
         dying = list(victims)
         for process in dying:
             try:
@@ -123,13 +123,13 @@ class Fleet:
         psutil.wait_procs(dying, timeout=30)
 
     def end(self, patience_s: float = 60.0) -> int:
-        """SIGTERM to the service, which ends its worker; the exit status."""
+        """Send SIGTERM to the service, which ends its worker. Returns the exit status."""
         assert self.service is not None
         self.service.terminate()
         return self.service.wait(patience_s)
 
     def wait_until_idle(self, patience_s: float = 120.0) -> None:
-        """Return when no job waits or runs."""
+        """Wait until no job is waiting or running."""
         deadline = time.monotonic() + patience_s
         with Store.open(self._database) as store:
             queue = Queue(store)
@@ -138,11 +138,11 @@ class Fleet:
                 time.sleep(0.1)
 
     def wait_until_ready(self, workers: int) -> None:
-        """Return when so many workers have said, since the beginning, that they are ready."""
+        """Wait until this number of workers, counted from the beginning, have become ready."""
         until(lambda: self.log().count("worker ready") >= workers, "not enough workers")
 
     def log(self) -> str:
-        """What all of them have written so far."""
+        """The output of all processes so far."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def _start(self, command: Iterable[str], **environ: str) -> subprocess.Popen[bytes]:

@@ -2,13 +2,13 @@
 
 `python -m tests.support.fleet_driver ADDRESS`, settings from the environment, and:
 
-- `GEMMSMITH_TEST_NVCC`, a folder: recorded GPUs want compiled packs, and the stand-in for nvcc in
-  that folder makes them, taking `GEMMSMITH_TEST_COMPILE_S` for each unit.
-- `GEMMSMITH_TEST_PAUSE_S`: how long each candidate takes on a GPU.
-- `GEMMSMITH_TEST_TTL_S`: how long a lease lasts.
-- `GEMMSMITH_TEST_CORES`: of a compile task; 0: no such tasks.
+- `GEMMSMITH_TEST_NVCC`, a folder: recorded GPUs need compiled packs, and the stand-in for nvcc in
+  that folder makes them in `GEMMSMITH_TEST_COMPILE_S` seconds for each unit.
+- `GEMMSMITH_TEST_PAUSE_S`: seconds for each candidate on a GPU.
+- `GEMMSMITH_TEST_TTL_S`: duration of a lease in seconds.
+- `GEMMSMITH_TEST_CORES`: cores of a compile task; 0 for no compile tasks.
 
-The workers inherit all that from the machines' own processes.
+The workers inherit these variables from the machines' own processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tuner.devices.replay import ReplayDevice
 
 
 def install() -> None:
-    """Make this process's recorded GPUs as slow and as needy as the environment says."""
+    """Apply these variables to this process's recorded GPUs."""
     ReplayDevice.screen = screen_slowly  # type: ignore[method-assign]
     if "GEMMSMITH_TEST_NVCC" in os.environ:
         ReplayDevice.needs_packs = True
@@ -38,7 +38,7 @@ def install() -> None:
 
 
 def _toolchain() -> Toolchain:
-    return fake_nvcc.found(Path(os.environ["GEMMSMITH_TEST_NVCC"]))
+    return fake_nvcc.existing_toolchain(Path(os.environ["GEMMSMITH_TEST_NVCC"]))
 
 
 class BriskGpu(measuring.GpuWorker):

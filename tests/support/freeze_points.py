@@ -1,9 +1,9 @@
-"""Jobs whose worker freezes before every write in turn, and wakes when it has lost them.
+"""Jobs whose worker freezes before its n-th write, and continues after it has lost the job.
 
-`python -m tests.support.freeze_points URL SWEEPS`: for n = 1, 2, 3 … a job is ordered, and a worker
-(a fork of this process) stops itself by SIGSTOP before its n-th write transaction begins. Its lease
-runs out; the job is cancelled, or a second worker does it. Then the first one wakes and must end
-well, and the database must hold what it held before. Prints how each of the jobs ended.
+`python -m tests.support.freeze_points URL SWEEPS`: for n = 1, 2, 3 … a job is requested, and a
+worker (a fork of this process) stops itself with SIGSTOP before its n-th write transaction. Its
+lease expires; the job is cancelled, or a second worker runs it. Then the first worker continues. It
+must end without an error and without a change of the database. Prints how each job ended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(url: str, sweeps: Path) -> None:
         if not os.WIFSTOPPED(os.waitpid(frozen, os.WUNTRACED)[1]):
             return
         expire(url)
-        if n % 4:  # the other way takes longer
+        if n % 4:  # the other case takes longer
             with Store.open(url) as store:
                 Queue(store).cancel(job.id)
         else:

@@ -1,4 +1,4 @@
-"""A GPU that never was, under newer software than its winners were measured with."""
+"""An invented GPU with newer software than its winners were measured with."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NEWER = replace(ENVIRONMENT, driver="590.1")
 
 
 class Gpu(ReplayDevice):
-    """A recording of some problems that passes for the GPU it was made on.
+    """A recording of some problems that acts as the GPU on which it was made.
 
     Attributes:
-        screened: keys of the candidates screened, in order.
-        finalists: of each finals held.
+        screened: keys of the screened candidates, in order.
+        finalists: the finalists of each finals.
     """
 
     replayed = False

@@ -1,4 +1,4 @@
-"""Grouped problems, small enough for the host, and what they come to by a plain loop."""
+"""Small grouped problems for the host, and their results from a plain loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def problem_of(dtype: str, layout: str, tokens: int = 96, groups: int = 5) -> Pr
 
 
 def exact(problem: Problem, s: OperandSet, before: torch.Tensor) -> torch.Tensor:
-    """One group after the other, in FP64; `before` is what D held."""
+    """The exact result in FP64, group by group; `before` is the initial content of D."""
     by_rows = problem.operation.grouping is Grouping.ROWS
     wanted = before.double().clone()
     start = 0

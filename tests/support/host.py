@@ -1,6 +1,6 @@
-"""The GPU played on the host: streams, events and graphs for code that is otherwise real.
+"""Simulates a GPU on the host: streams, events and graphs for otherwise real code.
 
-Kernels are C, compiled into a real pack (`host_pack.c`).
+The kernels are in C, compiled into a real pack (`host_pack.c`).
 """
 
 from __future__ import annotations

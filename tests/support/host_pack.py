@@ -1,4 +1,4 @@
-"""cuBLASLt's pack compiled by the host's own compiler: it holds no device code."""
+"""cuBLASLt's pack, compiled by the host's compiler, because it has no device code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibil
 
 
 def kernel(operation: LibraryOperation) -> CublasLtKernel:
-    """The kernel of what the library computes, whether one of our operations needs it or not."""
+    """The kernel for an operation of the library, even if none of our operations needs it."""
     return CublasLtKernel(
         name=operation.name,
         arch="sm90",
@@ -32,7 +32,7 @@ def build(
     operations: Sequence[LibraryOperation] = OPERATIONS,
     first: Sequence[Path] = (),
 ) -> None:
-    """Compile a pack with these kernels to `path`; `first` leads the include path."""
+    """Compile a pack with these kernels to `path`; `first` is the first include folder."""
     kernels = [kernel(each) for each in operations]
     source = path.with_suffix(".cpp")
     source.write_text(unit_source(kernels), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a workload's reference says of an answer that a test made, on the host."""
+"""Checks an answer against a workload's reference, on the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL = DeviceModel(name="host", arch="sm90", sm_count=1, memory_bytes=16 * 2**3
 
 
 def judged(operands: Operands, answer: torch.Tensor) -> tuple[float, Failure | None]:
-    """Error over its bound of an output, and why it is refused."""
+    """The ratio of an output's error to its bound, and the reason if it is rejected."""
     reference = Reference(operands)
     operands.sets[0].d.copy_(answer)
     operands.check.copy_(answer)

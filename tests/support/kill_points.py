@@ -1,10 +1,10 @@
-"""Jobs whose worker dies at every commit in turn: `python -m tests.support.kill_points URL SWEEPS`.
+"""Jobs whose worker is killed at its n-th commit: `python -m tests.support.kill_points URL SWEEPS`.
 
-For n = 1, 2, 3 … a job is ordered, and a worker (a fork of this process, which has paid for the
-imports) is killed by SIGKILL at its n-th COMMIT, before the database hears of it: what the database
-then holds is what it holds after commit n - 1, so these are all the states that a kill can leave. A
-second worker finishes the job. The last n is the first beyond the commits of a whole job. Prints
-the jobs' identifiers.
+For n = 1, 2, 3 … a job is requested, and a worker (a fork of this process, so that it need not
+import anything) is killed by SIGKILL just before its n-th COMMIT reaches the database. The database
+is then in the state after commit n - 1, so the test covers all states that a kill can leave. A
+second worker finishes the job. The last n is greater than the number of commits of a whole job.
+Prints the jobs' identifiers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tuner.jobs import Queue, Worker
 from tuner.store import Store
 
 TTL_S = 600.0
-"""So long that no heartbeat commits in between: which commit is the n-th does not depend on it."""
+"""Long enough that no heartbeat commits, because that would change which commit is the n-th."""
 
 
 def main(url: str, sweeps: Path) -> None:
@@ -56,7 +56,7 @@ def work(
     moment: str = "commit",
     then: signal.Signals = signal.SIGKILL,
 ) -> None:
-    """Work until there is nothing to do; just before the `at`-th "begin" or "commit", a signal."""
+    """Work until there is no job. Send a signal just before the `at`-th "begin" or "commit"."""
     writes = count(1)
 
     def on_write(connection: Connection) -> None:
@@ -70,13 +70,13 @@ def work(
 
 
 def expire(url: str) -> None:
-    """Let the lease of the job at work be over."""
+    """Let the lease of the running job expire."""
     with Store.open(url) as store, store.database.write() as session:
         session.execute(text("UPDATE jobs SET lease_expires_at = 1 WHERE state = 'running'"))
 
 
 def in_child(task: Callable[[], None]) -> bool:
-    """Run the task in a fork of this process; whether that was killed."""
+    """Run the task in a fork of this process. Returns whether the fork was killed."""
     _, status = os.waitpid(fork(task), 0)
     if os.WIFSIGNALED(status):
         return True
@@ -85,7 +85,7 @@ def in_child(task: Callable[[], None]) -> bool:
 
 
 def fork(task: Callable[[], None]) -> int:
-    """Begin the task in a fork of this process; its id."""
+    """Start the task in a fork of this process. Returns the process id."""
     pid = os.fork()
     if pid == 0:
         try:

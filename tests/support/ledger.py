@@ -1,4 +1,4 @@
-"""What must hold of a database after any fault: nothing lost, nothing twice, nothing half."""
+"""Checks a database after a fault: nothing is lost, duplicated or incomplete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FINAL = {"finished": JobState.DONE, "failed": JobState.FAILED, "cancelled": JobS
 
 
 def verify(url: str, accepted: Collection[str]) -> Counter[str]:
-    """Check every job, winner and trial; how many of the `accepted` jobs ended how."""
+    """Check every job, winner and trial. Returns the final states of the `accepted` jobs."""
     with Store.open(url) as store, store.database.read() as session:
         _database_is_whole(session, sqlite=store.database.is_sqlite)
         jobs = {row.public_id: row for row in session.scalars(select(JobRow))}
@@ -34,12 +34,12 @@ def verify(url: str, accepted: Collection[str]) -> Counter[str]:
 
 
 def verify_packs(url: str, folder: Path) -> None:
-    """Check that the folder of packs holds whole ones only, and nothing else once cleaned up."""
+    """Check that all packs in the folder are complete, and that cleaning leaves no other files."""
     packs = ArtifactStore(folder).packs()
     assert packs
     for path in folder.iterdir():
-        os.utime(path, (1, 1))  # an hour later …
-    ArtifactStore(folder)._prepare()  # … somebody publishes another one
+        os.utime(path, (1, 1))  # as if an hour had passed
+    ArtifactStore(folder)._prepare()  # cleans up, as before each publication
     left = {path.name for path in folder.iterdir()}
     assert left == {f"{pack.hash}.{kind}" for pack in packs for kind in ("so", "json")}
     with Store.open(url) as store, store.database.read() as session:
@@ -61,20 +61,20 @@ def _job_ended_once(session: Session, job: JobRow) -> None:
     query = select(JobEventRow).where(JobEventRow.job_id == job.id).order_by(JobEventRow.number)
     events = session.scalars(query).all()
     kinds = [event.kind for event in events]
-    told = f"job {job.public_id} ({job.state}, attempt {job.attempt}): {kinds}"
-    assert [event.number for event in events] == list(range(1, job.last_event + 1)), told
-    assert [kind for kind in kinds if kind in FINAL] == kinds[-1:], f"no end, or several; {told}"
-    assert job.state == FINAL[kinds[-1]], told
-    assert kinds[0] == "created", told
-    assert kinds.count("started") == job.attempt, told
-    assert (job.active_key, job.lease_expires_at) == (None, None), told
+    summary = f"job {job.public_id} ({job.state}, attempt {job.attempt}): {kinds}"
+    assert [event.number for event in events] == list(range(1, job.last_event + 1)), summary
+    assert [kind for kind in kinds if kind in FINAL] == kinds[-1:], f"no end, or several; {summary}"
+    assert job.state == FINAL[kinds[-1]], summary
+    assert kinds[0] == "created", summary
+    assert kinds.count("started") == job.attempt, summary
+    assert (job.active_key, job.lease_expires_at) == (None, None), summary
     promoted = session.scalars(select(WinnerRow.digest).where(WinnerRow.job == job.public_id)).all()
-    # Two are one among the kernels that were built, and a better one when others had been compiled.
-    assert len(promoted) == len(set(promoted)) <= 2, f"promoted {len(promoted)} times; {told}"
+    # A job may promote twice: the best compiled kernel, and a better one after more compilations.
+    assert len(promoted) == len(set(promoted)) <= 2, f"promoted {len(promoted)} times; {summary}"
     if job.state != JobState.DONE:
         return
     (winner,) = [event.data for event in events if event.kind == "winner"]
-    assert winner["revision"] == job.winner_revision, told
+    assert winner["revision"] == job.winner_revision, summary
     of_job = (
         select(func.count())
         .select_from(WinnerRow)
@@ -82,11 +82,11 @@ def _job_ended_once(session: Session, job: JobRow) -> None:
         .where(WinnerRow.problem_id == job.problem_id, DeviceRow.slug == winner["device"])
         .where(WinnerRow.revision == job.winner_revision)
     )
-    assert session.scalar(of_job) == 1, told
+    assert session.scalar(of_job) == 1, summary
 
 
 def _winner_has_its_trials(session: Session, winner: WinnerRow) -> None:
-    """Each winner's candidate was measured in the finals, by the job that promoted it."""
+    """Check that the job that promoted each winner had measured its candidate in the finals."""
     if winner.kernel_id is None:
         return
     measured = session.scalars(

@@ -1,4 +1,4 @@
-"""Which cuBLASLt this process runs: its algorithms are valid for one version only."""
+"""The version of cuBLASLt in this process. Algorithms are valid for a single version."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
 
 
 def library_version() -> int | None:
-    """The version of the libcublasLt that the process has loaded, as packs see it; None: none.
+    """The version of the loaded libcublasLt, as a pack sees it; None if it is not loaded.
 
-    Load torch first: it brings its own. Looks for what is loaded and loads nothing itself.
+    It does not load the library. Import torch first, which loads its own.
     """
     for name in _NAMES:
         with contextlib.suppress(OSError):

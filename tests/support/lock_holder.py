@@ -1,7 +1,7 @@
-"""Somebody who holds the database's lock: `python -m tests.support.lock_holder URL SECONDS`.
+"""Holds the database's lock: `python -m tests.support.lock_holder URL SECONDS`.
 
-On SQLite that keeps every writer out, on PostgreSQL everybody who as much as reads jobs. Says
-"held", and "let go" afterwards.
+On SQLite this blocks all writers, on PostgreSQL also all readers of jobs. Prints "held", and
+"let go" at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two machines, one of which takes packs from the other's service."""
+"""Machines that fetch packs from each other's services."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEMBERS = kernels(Problem(m=64, n=64, k=64))[:8]
 
 @dataclass(kw_only=True)
 class Machine:
-    """One machine's settings, packs and compiler."""
+    """The settings, packs and compiler of a machine."""
 
     settings: Settings
     toolchain: Toolchain
@@ -43,7 +43,7 @@ class Machine:
         return identity.trusted(self.settings)
 
     def publish(self, *members: int, toolchain: Toolchain | None = None) -> Pack:
-        """As if these had been compiled here; the bytes are no real shared object."""
+        """Publish these kernels as if they had been compiled here; the bytes are invented."""
         compiled = self.settings.packs.parent / "unit.so"
         held = [MEMBERS[member] for member in members]
         names = b"".join(kernel.name.encode() + b"\0" for kernel in held)
@@ -55,7 +55,7 @@ class Machine:
 
 
 def machine(folder: Path) -> Machine:
-    """One with a key of its own, which nobody else believes."""
+    """A machine with its own key, which no other machine trusts."""
     folder.mkdir()
     keys = {"signing_key": folder / "signing.key", "trusted": folder / "trusted"}
     return Machine(
@@ -70,12 +70,12 @@ def compile_(*arguments: object, code: int = 0) -> Result:
 
 
 def document(result: Result) -> Any:
-    """What `--json` printed; the service, which is in this process, logs to stdout too."""
+    """The output of `--json`, without the log of the service, which runs in this process."""
     return json.loads(result.stdout[result.stdout.index("{\n") :])
 
 
 class Meddling(httpx.BaseTransport):
-    """The network, with somebody in between who may change or break what comes back."""
+    """A network that may change or break replies."""
 
     def __init__(self, meddle: Callable[[httpx.Request, bytes], bytes]) -> None:
         self._network = httpx.HTTPTransport()
@@ -92,8 +92,8 @@ class Meddling(httpx.BaseTransport):
 
 
 def taking(url: str, here: Machine, meddle: Callable[[httpx.Request, bytes], bytes]) -> list[str]:
-    """Fetch MEMBERS 0 … 3 through somebody who meddles; the hash of each that came, or ""."""
+    """Fetch MEMBERS 0 … 3 while `meddle` changes replies. Returns their hashes, "" for failures."""
     with Client(url, cache_dir=None, retries=0, transport=Meddling(meddle)) as client:
         digest = here.toolchain.digest
-        found = fetch(client, here.packs, MEMBERS[:4], toolchain=digest, trusted=here.trusted)
-        return [item.pack.hash if item.pack else "" for item in found]
+        fetched = fetch(client, here.packs, MEMBERS[:4], toolchain=digest, trusted=here.trusted)
+        return [item.pack.hash if item.pack else "" for item in fetched]

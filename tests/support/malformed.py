@@ -1,8 +1,8 @@
-"""Requests that a service must refuse: random, but the same for a seed. None of them is an order.
+"""Random requests, fixed by a seed, that a service must reject. None of them may change anything.
 
-Each is either a `Call`, sound HTTP that asks for something impossible, or a `Raw`, bytes for a
-socket that may be no HTTP at all. Half of them are to any route (`tests.support.oddities`); those
-may be answered, as an odd filter finds nothing.
+Each is either a `Call`, valid HTTP with an impossible request, or a `Raw`, bytes for a socket that
+need not be HTTP. Half of them go to any route (`tests.support.oddities`). These may succeed, since
+an odd filter may match nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WRONG: tuple[Any, ...] = (
     " 4096", "", "\u0663", "x" * 5000, "\U0001f600", -1, -(2**63), 2**53, 10**30, 1.5, None, [], {},
     [1], {"m": 1}, float("nan"), float("inf"), float("-inf"),
 )  # fmt: skip
-"""For numbers and for names: nowhere in a body is any of these right, but -1 as a priority."""
+"""Values for numbers and names. All are invalid everywhere in a body, except -1 as a priority."""
 WRONG_TEXT = (
     "", "-1", "1.5", "1e400", "NaN", "-Infinity", "0x10", "\u0663", "9" * 30, "9" * 6000, "\x00",
     "\ud800", "1;2", "' OR 1=1 --", "../../etc/passwd", "[]", "{{7*7}}", "\U0001f600",
@@ -56,7 +56,7 @@ CLIMBS = ("../", "..%2f", "%2e%2e/", "%2e%2e%2f", "%252e%252e%252f", "..\\", "..
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Sound HTTP."""
+    """Valid HTTP."""
 
     method: str
     path: str
@@ -66,9 +66,9 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Raw:
-    """Bytes. `whole` says that they want an answer; else they may end in the middle.
+    """Bytes for a socket. If `whole`, an answer is expected; if `odd`, it may be a success.
 
-    `odd` ones may be answered.
+    Bytes that are not `whole` may end in the middle of a request.
     """
 
     sent: bytes
@@ -77,7 +77,7 @@ class Raw:
 
 
 def malformed(seed: int) -> Iterator[Call | Raw]:
-    """Without end."""
+    """Yields requests without end."""
     random = Random(seed)
     while True:
         yield random.choice(KINDS)(random)
@@ -193,7 +193,7 @@ def _odd_headers(random: Random) -> Raw:
 
 
 def _too_large(random: Random) -> Raw:
-    """Says that more comes than is taken; not all of it does."""
+    """Announces a body that is larger than the limit, and sends a part of it."""
     length = random.choice([5 * 2**20, 2**31, 2**63])
     return _raw("POST /tune HTTP/1.1", f"Content-Length: {length}", body=b" " * 100)
 
@@ -229,7 +229,7 @@ def _noise(random: Random) -> Raw:
 
 
 def _flipped(random: Random) -> Raw:
-    """A lookup with a character of its request line changed into one that cannot be there."""
+    """A lookup with an invalid character in its request line."""
     line = bytearray(
         b"GET /best?m=0&n=1&k=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
     )

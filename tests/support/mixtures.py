@@ -1,4 +1,4 @@
-"""What a layer of experts is, one expert after the other."""
+"""A reference for layers of experts, computed expert by expert."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import torch
 from torch.nn import functional
 
 BOUND = 1.5e-2
-"""Relative error in the Frobenius norm: some roundings to bf16 behind one another."""
+"""Relative error in the Frobenius norm of a few consecutive roundings to bf16."""
 
 
 def reference(x: torch.Tensor, index: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-    """[T, width] of tokens, choices [T, chosen], their shares, gate_up and down."""
+    """The output [T, width], from tokens, experts' indices [T, chosen], shares and weights."""
     shares, gate_up, down = weights
-    found = torch.zeros_like(x)
+    total = torch.zeros_like(x)
     for expert in range(len(down)):
         token, place = (index == expert).nonzero(as_tuple=True)
         gate, up = (x[token] @ gate_up[expert].T).chunk(2, dim=-1)
         out = (functional.silu(gate) * up) @ down[expert].T * shares[token, place, None]
-        found = found.index_add(0, token, out)
-    return found
+        total = total.index_add(0, token, out)
+    return total
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Within the roundings of `found` from the exact result."""
-    difference = torch.linalg.vector_norm(found.detach().double() - wanted)
-    assert difference <= BOUND * torch.linalg.vector_norm(wanted)
+def close(actual: torch.Tensor, exact: torch.Tensor) -> None:
+    """Check that the difference from the exact result is explained by rounding."""
+    difference = torch.linalg.vector_norm(actual.detach().double() - exact)
+    assert difference <= BOUND * torch.linalg.vector_norm(exact)

@@ -1,4 +1,4 @@
-"""Programs that use much of torch, and that notice what else sees or changes what they do."""
+"""Programs that use many features of torch, and notice if something observes or changes them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def step(model: nn.Module, x: torch.Tensor | None = None) -> list[torch.Tensor]:
     x = x.detach().requires_grad_()
     out = model(x)
     out.float().square().sum().backward()
-    found = [out.detach(), x.grad, *(p.grad for p in model.parameters())]
+    tensors = [out.detach(), x.grad, *(p.grad for p in model.parameters())]
     model.zero_grad()
-    return [one for one in found if one is not None]
+    return [one for one in tensors if one is not None]
 
 
 def product(a: torch.Tensor) -> torch.Tensor:
@@ -104,11 +104,11 @@ def hints() -> Any:
     return mark_compile_region(product)(operand(8, 8))
 
 
-# What wraps tensors.
+# Tensor subclasses.
 
 
 class Wrapper(torch.Tensor):
-    """A subclass of its own dispatch, which counts."""
+    """A subclass with its own dispatch, which counts calls."""
 
     seen: list[str] = []  # noqa: RUF012
 
@@ -128,7 +128,7 @@ class Wrapper(torch.Tensor):
 
 
 class Jealous(torch.Tensor):
-    """A subclass that sees every function of torch, and knows few."""
+    """A subclass that intercepts every function of torch, and supports few."""
 
     seen: list[str] = []  # noqa: RUF012
 
@@ -137,7 +137,7 @@ class Jealous(torch.Tensor):
         name = getattr(func, "__name__", "")
         cls.seen.append(name)
         if name not in ("matmul", "__matmul__", "as_subclass", "__get__", "detach", "clone"):
-            raise TypeError(f"{name} is none of mine")
+            raise TypeError(f"{name} is not supported")
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
@@ -304,7 +304,7 @@ def anomalies() -> Any:
         return step(net())
 
 
-# All sorts of operands and states.
+# Unusual operands and states.
 
 
 def sparse() -> Any:
@@ -332,14 +332,14 @@ def lazy_bits() -> Any:
 
 def other_layouts() -> Any:
     a = operand(4, 8, dtype=torch.float32)
-    found = a[:, 1:] @ a[:, :7].t(), a.expand(3, 4, 8) @ a.t(), a[::2] @ a.t()
-    return found, torch.einsum("ij,kj,kl->il", a, a, a), torch.linalg.multi_dot([a, a.t(), a])
+    products = a[:, 1:] @ a[:, :7].t(), a.expand(3, 4, 8) @ a.t(), a[::2] @ a.t()
+    return products, torch.einsum("ij,kj,kl->il", a, a, a), torch.linalg.multi_dot([a, a.t(), a])
 
 
 def into_outputs() -> Any:
     a, out = operand(8, 8), torch.empty(8, 8, dtype=BF16)
-    found = torch.mm(a, a, out=out)
-    assert found is out
+    returned = torch.mm(a, a, out=out)
+    assert returned is out
     added = operand(8, 8)
     assert added.addmm_(a, a, beta=0.5) is added
     assert torch.addmm(added, a, a, alpha=2, out=out) is out
@@ -347,17 +347,17 @@ def into_outputs() -> Any:
 
 
 def errors() -> Any:
-    found = []
+    raised = []
     for a, b in ((operand(4, 8), operand(4, 8)), (operand(4, 8), operand(8, 4).float())):
         try:
             a @ b
         except Exception as error:  # noqa: BLE001
-            found.append((type(error), str(error)))
-    return found
+            raised.append((type(error), str(error)))
+    return raised
 
 
 def states() -> Any:
-    found = []
+    results = []
     for state in (
         torch.no_grad(),
         torch.inference_mode(),
@@ -366,8 +366,8 @@ def states() -> Any:
         torch.random.fork_rng(),
     ):
         with state:
-            found.append(net().float()(operand(4, 16, dtype=torch.float32)))
-    return found
+            results.append(net().float()(operand(4, 16, dtype=torch.float32)))
+    return results
 
 
 def recurrent() -> Any:

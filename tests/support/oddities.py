@@ -1,7 +1,7 @@
-"""Requests to every route there is, API and pages, with odd text wherever text can be.
+"""Requests to every route of the API and the pages, with odd text wherever text is allowed.
 
-Some are answered: an odd filter finds nothing. None of them changes anything: what asks for a
-change has something in it that cannot be, a body that is none or a thing that there is not.
+Some succeed: an odd filter matches nothing. None of them changes anything: each request for a
+change has an invalid value, an invalid body, or names a thing that does not exist.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ WRONG: tuple[Any, ...] = (
     "\0", SURROGATE, f"a{SURROGATE}", "\x7f" * 4000, [], {}, [[]], {"m": 1}, -1.5, 1e300,
     2**31, 2**63, -(2**63), 10**40,
 )  # fmt: skip
-"""In a body nowhere right."""
+"""Values that are invalid everywhere in a body."""
 KNOWN_PAGE = "/ui/problems/nvidia-h200-132sm/bf16/tn/4096x4096x4096"
-"""Of the winner that the service has."""
+"""The page of the winner that the service has."""
 
 HEADERS = (
     "Accept", "Accept-Encoding", "Authorization", "Cookie", "Content-Type", "Gemmsmith-Runs",
@@ -49,29 +49,29 @@ VALUES = (
 
 @functools.cache
 def places() -> tuple[tuple[str, str], ...]:
-    """Method and path of every route, those that the description leaves out as well."""
-    found = {(method, path) for method, path, _ in routes(create_app(Settings.load({})).routes)}
-    return tuple(sorted(found | {("GET", "/ui/static/{path}"), ("GET", "/{path}")}))
+    """Method and path of every route, including those that OpenAPI does not describe."""
+    public = {(method, path) for method, path, _ in routes(create_app(Settings.load({})).routes)}
+    return tuple(sorted(public | {("GET", "/ui/static/{path}"), ("GET", "/{path}")}))
 
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """Whatever a query of any route is about."""
-    found = {"q", "sort", "next", "device", "after", "no_such", "", "m[]"}
+    """The names of query parameters of all routes."""
+    parameters = {"q", "sort", "next", "device", "after", "no_such", "", "m[]"}
     for operations in described()["paths"].values():
         for operation in operations.values():
-            found |= {p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"}
-    return tuple(sorted(found))
+            parameters |= {p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"}
+    return tuple(sorted(parameters))
 
 
 def odd_request(random: Random) -> bytes:
-    """Bytes for a socket: sound HTTP to a route of the service, odd in one or more places."""
+    """Bytes for a socket: valid HTTP to a route of the service, with odd text in some places."""
     method, template = random.choice(places())
     if method == "GET" and random.random() < 0.1:
         method = "HEAD"
     path = _path(random, template)
     if template.endswith("/{sizes}/pin") and random.random() < 0.5:
-        path = KNOWN_PAGE + "/pin"  # no revision that a form brings is right
+        path = KNOWN_PAGE + "/pin"  # the revision in the form is always invalid
     query = _query(random) if method in ("GET", "HEAD") or random.random() < 0.3 else b""
     headers = [_header(random) for _ in range(random.choice((0, 0, 1, 1, 2, 4)))]
     body = b""
@@ -88,7 +88,7 @@ def _path(random: Random, template: str) -> str:
     parts = []
     for part in template.split("/"):
         if part.startswith("{"):
-            # A thing that there is not: no change of it can succeed.
+            # The thing does not exist, so no change of it can succeed.
             parts.append(_encoded(random, random.choice(TEXTS).replace("latest", "none")))
         else:
             parts.append(part)
@@ -117,7 +117,7 @@ def _header(random: Random) -> bytes:
     name = random.choice(HEADERS).encode()
     if random.random() < 0.3:
         value = random.randbytes(random.randrange(1, 40))
-        # What ends a header would be another one; noise is made elsewhere.
+        # A line end would begin another header; `malformed` sends such bytes.
         value = value.translate(None, b"\0\r\n")
     else:
         value = random.choice(VALUES)
@@ -125,7 +125,7 @@ def _header(random: Random) -> bytes:
 
 
 def _body(random: Random, template: str) -> tuple[bytes, bytes]:
-    """A media type and a body with something in it that cannot be."""
+    """A media type, and a body with an invalid value."""
     form = template.startswith("/ui")
     kind = b"application/x-www-form-urlencoded" if form else b"application/json"
     match random.randrange(8):

@@ -1,4 +1,4 @@
-"""The OpenAPI description as the tests keep it; `python -m tests.support.openapi` writes it."""
+"""The OpenAPI description that the tests compare; `python -m tests.support.openapi` writes it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SNAPSHOT = Path(__file__).resolve().parents[1] / "integration" / "openapi.json"
 REFRESH = ".venv/bin/python -m tests.support.openapi"
 
 
-def routes(found: Iterable[Any]) -> Iterator[tuple[str, str, Any]]:
-    """Every route with its method and path, those of included routers as well."""
-    for route in found:
+def routes(items: Iterable[Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yields every route with its method and path, including those of included routers."""
+    for route in items:
         if (router := getattr(route, "original_router", None)) is not None:
             yield from routes(router.routes)
         elif isinstance(route, Mount):

@@ -1,4 +1,4 @@
-"""Somebody who orders tuning jobs and reads answers, whatever becomes of the service meanwhile."""
+"""A user who requests tuning jobs and reads answers while the service is killed and restarted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.shipped import SLUG, recorded_problems
 
 
 def distinct_orders(count: int, random: Random) -> list[dict[str, Any]]:
-    """Orders of which no two join: recorded problems × efforts × devices, in random order."""
+    """Requests that do not join each other: recorded problems × efforts × devices, shuffled."""
     orders = [
         {**msgspec.to_builtins(problem), "effort": effort, "device": device}
         for effort in ("quick", "default")
@@ -30,7 +30,7 @@ def distinct_orders(count: int, random: Random) -> list[dict[str, Any]]:
 def accepted(
     client: httpx.Client, order: dict[str, Any], key: str, patience_s: float = 90.0
 ) -> str:
-    """Send the order until it is accepted; the job's identifier."""
+    """Send the request until it is accepted. Returns the job's identifier."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -45,24 +45,24 @@ def accepted(
 
 
 def lookup(problem: Problem) -> str:
-    """The path that asks for its winner."""
+    """The path of a lookup of this problem."""
     return f"/best?{urlencode(msgspec.to_builtins(problem))}"
 
 
 def is_busy(reply: httpx.Response) -> bool:
-    """Whether the service says that it cannot do this now, and when to ask again."""
+    """Whether the service is busy, and says when to try again."""
     return reply.status_code == 503 and reply.headers["Retry-After"].isdecimal()
 
 
 class Reader:
-    """A thread that looks up winners and lists jobs all the while; use as a context manager.
+    """A thread that looks up winners and lists jobs; use it as a context manager.
 
     Args:
-        jobs: list jobs as well.
+        jobs: whether to list jobs.
 
     Attributes:
-        slowest_s: of the answers.
-        wrong: answers that were neither a success nor a 404 that says what to tune.
+        slowest_s: time of the slowest answer in seconds.
+        wrong: answers that were neither a success nor a 404 with the call of `tune`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A rank of parallel trainings on the host, with stand-in kernels; test_parallel.py starts two.
 
-Each way to train is run by torch, then under `patch()` and under `patch(model)`, from the same
-parameters on the same data. Told by JSON on stdin, says by JSON on stdout what came of it.
+Each kind of training runs with torch, then under `patch()` and under `patch(model)`, from the same
+parameters on the same data. Reads its settings as JSON from stdin, and writes results to stdout.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ WIDTH, ROWS, STEPS = 32, 16, 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What a rank is told."""
+class RankSettings:
+    """The settings of a rank."""
 
     rank: int
     world: int
@@ -49,7 +49,7 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """Losses and a parameter's sum after training, and the kernels that ran meanwhile."""
+    """Losses and a parameter's sum after training, and the number of kernels that ran."""
 
     losses: list[float]
     weights: float
@@ -65,8 +65,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.checkpointed:
-            found: torch.Tensor = checkpoint(self._run, x, use_reentrant=False)
-            return found
+            output: torch.Tensor = checkpoint(self._run, x, use_reentrant=False)
+            return output
         return self._run(x)
 
     def _run(self, x: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ def ddp_with_bias(mesh: DeviceMesh) -> nn.Module:
 
 
 def fsdp(mesh: DeviceMesh) -> nn.Module:
-    """FSDP2 as it is used: FP32 parameters, gathered and multiplied in bf16."""
+    """FSDP2 as in common use: FP32 parameters that are gathered and multiplied in bf16."""
     model = blocks(checkpointed=True)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model:
@@ -130,12 +130,14 @@ MODELS: dict[str, Callable[[DeviceMesh], nn.Module]] = {
 }  # fmt: skip
 
 
-def train(told: Told, mesh: DeviceMesh, name: str, how: str, runs: Callable[[], int]) -> Trained:
-    """Some steps of one model; every rank has data of its own unless it shares each product."""
+def train(
+    settings: RankSettings, mesh: DeviceMesh, name: str, how: str, runs: Callable[[], int]
+) -> Trained:
+    """Runs some steps of a model. Each rank has its own data unless the ranks share products."""
     model = MODELS[name](mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     shared = name.startswith("tensor_parallel")
-    generator = torch.Generator().manual_seed(0 if shared else told.rank)
+    generator = torch.Generator().manual_seed(0 if shared else settings.rank)
     before, losses = runs(), []
     block: AbstractContextManager[object] = nullcontext()
     if how != "torch":
@@ -154,29 +156,32 @@ def train(told: Told, mesh: DeviceMesh, name: str, how: str, runs: Callable[[], 
 
 
 def main() -> None:
-    """Train in every way."""
+    """Run every kind of training."""
     warnings.simplefilter("ignore")
-    told = Told(**json.load(sys.stdin))
+    settings = RankSettings(**json.load(sys.stdin))
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{told.meeting}", rank=told.rank, world_size=told.world
+        "gloo",
+        init_method=f"file://{settings.meeting}",
+        rank=settings.rank,
+        world_size=settings.world,
     )
-    mesh = init_device_mesh("cpu", (told.world,))
-    counter = ctypes.CDLL(told.pack).runs_so_far
+    mesh = init_device_mesh("cpu", (settings.world,))
+    counter = ctypes.CDLL(settings.pack).runs_so_far
     counter.restype = ctypes.c_int64
     assert Dispatch.of("cpu", stream=lambda index: 77) is not None
-    found = {}
+    trained = {}
     for binding, names in ((True, tuple(MODELS)), (False, ("alone",))):
         host = Host()
-        host.kind = "cpu" if binding else None  # products are caught below autograd, as on GPUs
-        install(Engine(Chooser(), Packs(Path(told.pack)), platform=host))
+        host.kind = "cpu" if binding else None  # replaces products below autograd, as on GPUs
+        install(Engine(Chooser(), Packs(Path(settings.pack)), platform=host))
         for name in names:
-            found[name if binding else f"{name}_by_mode"] = {
-                how: asdict(train(told, mesh, name, how, lambda: int(counter())))
+            trained[name if binding else f"{name}_by_mode"] = {
+                how: asdict(train(settings, mesh, name, how, lambda: int(counter())))
                 for how in ("torch", "all", "model")
             }
     dist.destroy_process_group()
-    json.dump(found, sys.stdout)
+    json.dump(trained, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A throw-away PostgreSQL server from the distribution's own programs."""
+"""A temporary PostgreSQL server from the distribution's programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SETTINGS = {
     "max_connections": "200",
 }
 _FORGETFUL = {
-    # Nothing here outlives the tests, so nothing needs to reach the disk.
+    # The data is temporary, so nothing needs to reach the disk.
     "fsync": "off",
     "full_page_writes": "off",
     "synchronous_commit": "off",
@@ -46,25 +46,25 @@ class Server:
     start: tuple[str, ...]
 
     def pid(self) -> int:
-        """Of the process that all others of the server are children of."""
+        """The process id of the server's main process."""
         return int((self.data / "postmaster.pid").read_text().split()[0])
 
     def restart(self) -> None:
-        """Break off every connection, and start again."""
+        """Close all connections and start again."""
         _run(*self.control, "-m", "fast", "stop")
         _run(*self.control, *self.start)
 
 
 @contextmanager
 def running(binaries: Path) -> Iterator[str]:
-    """A server on a free port of this machine; its URL without a database's name."""
-    with server(binaries) as found:
-        yield found.url
+    """A server on a free port of this machine. Yields its URL without a database's name."""
+    with server(binaries) as started:
+        yield started.url
 
 
 @contextmanager
 def server(binaries: Path, *, durable: bool = False) -> Iterator[Server]:
-    """The same server, which can be restarted; `durable`: what is committed is on the disk."""
+    """The same server, which can be restarted. If `durable`, committed data is on the disk."""
     folder = Path(tempfile.mkdtemp(prefix="gemmsmith-pg-"))
     user = []
     if os.geteuid() == 0:  # the server refuses to run as root
@@ -74,8 +74,8 @@ def server(binaries: Path, *, durable: bool = False) -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    given = _SETTINGS if durable else {**_SETTINGS, **_FORGETFUL}
-    settings = " ".join(f"-c {name}={value}" for name, value in given.items())
+    values = _SETTINGS if durable else {**_SETTINGS, **_FORGETFUL}
+    settings = " ".join(f"-c {name}={value}" for name, value in values.items())
     control = [*user, str(binaries / "pg_ctl"), "-D", str(data), "-s", "-w"]
     try:
         _run(
@@ -97,14 +97,14 @@ def server(binaries: Path, *, durable: bool = False) -> Iterator[Server]:
 
 
 def give(folder: Path) -> None:
-    """Let the server write to a folder of ours."""
+    """Let the server write to this folder."""
     if os.geteuid() == 0:
         shutil.chown(folder, "postgres", "postgres")
 
 
 def administer(server: str, statement: str) -> None:
-    """Run a statement outside of any transaction; `server` is a URL without a database's name."""
-    import psycopg  # a GPU host runs tests/gpu without it
+    """Run a statement without a transaction; `server` is a URL without a database's name."""
+    import psycopg  # not installed on GPU hosts, which run tests/gpu only
 
     plain = server.replace("postgresql+psycopg", "postgresql")
     with psycopg.connect(f"{plain}/postgres", autocommit=True) as connection:
@@ -112,7 +112,7 @@ def administer(server: str, statement: str) -> None:
 
 
 def _run(*command: str) -> None:
-    # The server inherits what pg_ctl writes to: a pipe would never end.
+    # The server inherits the standard output of pg_ctl, so a pipe would never end.
     with tempfile.TemporaryFile() as said:
         done = subprocess.run(command, stdout=said, stderr=said, cwd="/", check=False)
         if done.returncode:

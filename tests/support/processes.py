@@ -1,4 +1,4 @@
-"""The service in a process of its own, as `gemmsmith serve` runs it."""
+"""The service in a separate process, as `gemmsmith serve` runs it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def until(condition: Callable[[], bool], what: str, patience_s: float = 60.0) ->
 
 
 def as_user(user: int, task: Callable[[], None], folder: Path | None = None) -> int:
-    """Run the task in a fork that is another user, in `folder`; its exit status."""
+    """Run the task in a fork as another user, in `folder`. Returns the exit status."""
     pid = os.fork()
     if pid == 0:
         status = 1
-        signal.alarm(10)  # whatever it waits for, it does not stay
+        signal.alarm(10)  # ends the fork even if it waits for something
         try:
             if folder is not None:
                 os.chdir(folder)
@@ -50,7 +50,7 @@ def as_user(user: int, task: Callable[[], None], folder: Path | None = None) -> 
 def serving(
     folder: Path, *arguments: str, **environ: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`serve` in a process of its own: the process and its banner."""
+    """`serve` in a separate process. Yields the process and its banner."""
     settings = {
         "GEMMSMITH_DATABASE": f"sqlite:///{folder}/state/gemmsmith.db",
         "GEMMSMITH_PACKS": f"{folder}/state/packs",

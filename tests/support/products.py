@@ -1,4 +1,4 @@
-"""Products for cuBLASLt's pack: operands, arguments and what must come out, on any device."""
+"""Products for cuBLASLt's pack: operands, arguments and expected results, on any device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SENTINEL = 77
 
 @dataclass
 class Product:
-    """Operands of one product as views [batch, rows, columns], C and D within longer rows."""
+    """Operands of a product as views [batch, rows, columns]; C and D have longer rows."""
 
     operation: LibraryOperation
     a: torch.Tensor
@@ -75,7 +75,7 @@ class Product:
         )
 
     def expected(self) -> torch.Tensor:
-        """[batch, M, N] in FP64, not yet rounded to D's type."""
+        """The result, [batch, M, N], in FP64, not rounded to D's type."""
         product = self.a.double() @ self.b.double()
         if self.scale_a is not None:
             product = product * self.scale_a.double().reshape(-1, 1)
@@ -87,7 +87,7 @@ class Product:
         self.store.fill_(SENTINEL)
 
     def untouched(self) -> bool:
-        """Whether what lies between the rows of D is as it was."""
+        """Whether the memory between the rows of D is unchanged."""
         beyond = self.store[..., self.b.shape[2] :]
         return bool((beyond == SENTINEL).all())
 
@@ -105,7 +105,7 @@ def product(
     whole: bool = False,
     device: str = "cpu",
 ) -> Product:
-    """Random operands; `whole`: small integers, whose sums every type of D holds exactly.
+    """Random operands. If `whole`, they are small integers with exact sums in every type of D.
 
     Rows are `pad` elements longer than needed.
     """

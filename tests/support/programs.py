@@ -1,4 +1,4 @@
-"""Whether something is the same with a patch and without it."""
+"""Compares a program with a patch and without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.ops.test_layers import close, given, loss
 
 
 def same(net: nn.Module, act: Callable[[nn.Module], Any]) -> None:
-    """`act` gives the same with the patch, or ends with the same kind of error."""
+    """Check that `act` returns the same with the patch, or raises the same kind of error."""
     results: list[Any] = []
     for patched in (False, True):
         torch.manual_seed(7)

@@ -1,4 +1,4 @@
-"""Tiny recordings of a GPU that never was, for tests that need any device to tune on."""
+"""Tiny recordings of an invented GPU, for tests that need a device to tune on."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ CORRECT = Correctness(error=1e-3, max_error=2e-3, tolerance=1e-2, repeatable=Tru
 
 def some_candidates(problem: Problem, count: int = 8) -> list[Candidate]:
     """Candidates of different kernels, in a fixed order."""
-    found: dict[str, Candidate] = {}
+    by_kernel: dict[str, Candidate] = {}
     for candidate in candidates(problem, H200):
-        found.setdefault(candidate.kernel.name, candidate)
-    return list(found.values())[:count]
+        by_kernel.setdefault(candidate.kernel.name, candidate)
+    return list(by_kernel.values())[:count]
 
 
 def record(
@@ -42,7 +42,7 @@ def record(
     device: DeviceModel = H200,
     choose: Callable[[Problem], Sequence[Candidate]] = some_candidates,
 ) -> Path:
-    """Write a sweep file: of those chosen the third candidate is the best, the first fails."""
+    """Write a sweep file in which the third candidate is the fastest, and the first one fails."""
     header = Header(
         schema=SCHEMA,
         device=device,
@@ -58,18 +58,18 @@ def record(
 
 
 def best_of(problem: Problem) -> Candidate:
-    """The candidate that is fastest in what `record` wrote."""
+    """The fastest candidate in a file of `record`."""
     return some_candidates(problem)[2]
 
 
-def _recorded(problem: Problem, found: Sequence[Candidate]) -> RecordedProblem:
+def _recorded(problem: Problem, candidates: Sequence[Candidate]) -> RecordedProblem:
     trials = [
         RecordedTrial(
-            candidate=found[0],
+            candidate=candidates[0],
             failure=Failure(kind=FailureKind.REFUSED, message="can_implement refused"),
         )
     ]
-    for i, candidate in enumerate(found[1:], 1):
+    for i, candidate in enumerate(candidates[1:], 1):
         us = BEST_US + 3.0 * abs(i - 2)
         trials.append(
             RecordedTrial(
@@ -91,5 +91,5 @@ def _recorded(problem: Problem, found: Sequence[Candidate]) -> RecordedProblem:
 
 
 def _rounds(us: float, count: int) -> tuple[float, ...]:
-    """Times that wander a little, alike for all candidates, as a clock makes them."""
+    """Times that vary a little, equally for all candidates, as with a GPU's clock."""
     return tuple(us * (1 + 0.002 * (i % 5 - 2)) for i in range(count))

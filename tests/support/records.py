@@ -1,4 +1,4 @@
-"""Trials and winners made up for tests of what keeps them."""
+"""Invented trials and winners, for tests of the store."""
 
 from __future__ import annotations
 
@@ -78,18 +78,18 @@ def failed_trial(number: int = 0) -> Trial:
 
 
 def winner(problem: Problem = PROBLEM, time: float = 10.0) -> Winner:
-    found = trial(problem=problem)
+    measured = trial(problem=problem)
     return Winner(
         problem=problem,
-        device=found.device,
-        environment=found.environment,
+        device=measured.device,
+        environment=measured.environment,
         use=Use.CUTLASS,
-        candidate=found.candidate,
+        candidate=measured.candidate,
         statistics=Statistics(median_us=time, ci_low_us=time, ci_high_us=time, samples=25),
         baseline=Statistics(median_us=12.0, ci_low_us=11.5, ci_high_us=12.5, samples=25),
         speedup=Ratio(median=12.0 / time, ci_low=1.01, ci_high=1.4),
-        correctness=found.correctness,
-        conditions=found.conditions,
+        correctness=measured.correctness,
+        conditions=measured.conditions,
         ties=("kernel_7@heuristic.s1.data_parallel.x1.sm0",),
         job="job-1",
     )

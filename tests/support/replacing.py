@@ -1,4 +1,4 @@
-"""Copies with other fields, of dataclasses and of msgspec's structs alike."""
+"""Copies with changed fields, for dataclasses and for msgspec's structs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def replace(value: T, **changes: Any) -> T:
-    """`value` with some fields changed; of a kernel, `backend` as well."""
+    """A copy of `value` with changed fields; for a kernel this may include `backend`."""
     if isinstance(value, Kernel) and "backend" in changes:
         kind = CUTLASS_KERNELS[changes.pop("backend")]
         return kind(**{**structs.asdict(value), **changes})  # type: ignore[return-value]

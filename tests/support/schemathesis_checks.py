@@ -1,4 +1,4 @@
-"""What Schemathesis checks of this API beside its own checks; loaded by SCHEMATHESIS_HOOKS."""
+"""Additional checks of this API for Schemathesis; loaded by SCHEMATHESIS_HOOKS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ UNSAYABLE = {
     "batch": "how many groups a grouping has at most",
     **dict.fromkeys(("out", "scaling", "grouping", "epilogue", "accumulate"), "what goes together"),
 }
-"""Fields that may be refused though they are as described, and what no JSON Schema can say."""
+"""Fields that may be rejected although they match the description, and the reasons that a JSON
+Schema cannot express."""
 
 _WHOLE_FLOAT = re.compile(r"must be an integer, got -?[0-9.e+]+$")  # to JSON Schema an integer
 _MEMORY = "fit in"
@@ -29,10 +30,9 @@ _MEMORY = "fit in"
 def refused_for_what_cannot_be_described(
     ctx: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case
 ) -> None:
-    """A request as described is refused for what a description cannot say, or not at all.
+    """A request that matches the description is rejected only for reasons it cannot express.
 
-    It takes the place of Schemathesis's own `positive_data_acceptance`, which accepts every 422 or
-    none.
+    It replaces Schemathesis's own `positive_data_acceptance`, which accepts every 422 or no 422.
     """
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
@@ -52,9 +52,9 @@ def refused_for_what_cannot_be_described(
 
 @schemathesis.check
 class EveryOperationSucceeds:
-    """Each operation succeeded at least once: what only ever refuses has not been tested.
+    """Each operation succeeded at least once, because otherwise it has not been tested.
 
-    Those whose path names a thing are left out: whether Schemathesis hits on a name is chance.
+    Operations with a name in their path are excluded: Schemathesis guesses a name only by chance.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""The pictures of docs/pages.md: `python -m tests.support.screenshots docs/images`.
+"""Makes the pictures of docs/pages.md: `python -m tests.support.screenshots docs/images`.
 
-The shipped winners are loaded and a worker tunes on the recorded H200, so every figure in them was
-measured. 256 colours are enough for the pages, and make small files.
+The service has the shipped winners, and a worker tunes on the recorded H200, so every number in the
+pictures was measured. 256 colours are enough for the pages, and keep the files small.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ROOT = Path(__file__).parents[2]
 DEVICE = "nvidia-h200-132sm"
 TUNED = Problem(m=1024, n=6144, k=1024)
 COMPARED = Problem(m=256, n=4096, k=14336)
-"""Shipped with a winner for both GPUs, and tuned on the recorded one besides."""
+"""A problem with shipped winners for both GPUs, which is also tuned on the recorded GPU."""
 ALSO_TUNED = (COMPARED, Problem(m=16, n=4096, k=4096))
 NARROW = 390
 NOT_RECORDED = Problem(m=77, n=4096, k=4096)
 
 
 def main(folder: Path) -> None:
-    """Take all of them."""
+    """Take all pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as state, browser() as chromium:
         os.environ["GEMMSMITH_TRUSTED"] = f"{state}/trusted"
@@ -99,7 +99,7 @@ def _pictures(folder: Path, chromium: Browser, origin: str, settings: Settings) 
 
 
 def _job(page: Page, folder: Path, settings: Settings) -> None:
-    """Request a tuning by the form, and watch it."""
+    """Request a tuning job with the form, and watch it."""
     page.goto(addresses.tune(TUNED))
     page.get_by_label("Effort").select_option("exhaustive")
     page.get_by_role("button", name="Request").click()
@@ -129,7 +129,7 @@ def _opened(
 
 
 def _parts(page: Page, folder: Path, parts: dict[str, tuple[str, str]]) -> None:
-    """Of a page what lies between two headings; without one, from its beginning, to its end."""
+    """Take parts of a page, between two headings or from its beginning or to its end."""
     for name, (begin, end) in parts.items():
         start = _top(page, begin) if begin else 0.0
         stop = _top(page, end) if end else page.evaluate("document.body.scrollHeight")
@@ -144,7 +144,7 @@ def _top(page: Page, heading: str) -> float:
 
 
 def _clip(page: Page, end: float, start: float = 0) -> dict[str, float]:
-    """The page's width, from one height to another."""
+    """A part of the page with its full width, between two heights."""
     return {"x": 0, "y": start, "width": page.viewport_size["width"], "height": end - start}
 
 

@@ -1,4 +1,4 @@
-"""The application on a real port with a real database, and winners to ask it about."""
+"""The application on a real port with a real database and winners."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def winner(
     )
 
 
-def imported(store: Store, found: Winner, *, believed: bool = True) -> None:
-    """Take a winner over from elsewhere."""
-    foreign = Foreign(winner=found, digest=fingerprint(found), believed=believed)
-    named = set(entries(found)) - {found.problem}
+def imported(store: Store, winner: Winner, *, believed: bool = True) -> None:
+    """Import a winner from another installation."""
+    foreign = Foreign(winner=winner, digest=fingerprint(winner), believed=believed)
+    named = set(entries(winner)) - {winner.problem}
     store.imports.take([[foreign]], named, unsigned=False)  # type: ignore[arg-type]
 
 
@@ -97,7 +97,7 @@ def trial(problem: Problem, index: int = 0) -> Trial:
 
 
 def new_settings(folder: Path, **values: object) -> Settings:
-    """Settings whose files all lie under `folder`, with an upgraded, empty database."""
+    """Settings with all files under `folder`, and a new, empty database."""
     settings = Settings.load(
         {},
         **{
@@ -122,13 +122,13 @@ def new_settings(folder: Path, **values: object) -> Settings:
 
 
 def own_signer() -> Signer:
-    """What the installation of these tests signs with; these tests believe it."""
+    """The signer of the tests' installation, whose key the tests trust."""
     key = Path(os.environ["GEMMSMITH_SIGNING_KEY"])
     return identity.signer(Settings.load({}, signing_key=key))
 
 
 def packs_of(settings: Settings) -> ArtifactStore:
-    """The packs folder as an installation's builder publishes to it, signing."""
+    """The folder of packs, to which an installation publishes signed packs."""
     return ArtifactStore(settings.packs, signer=identity.signer(settings))
 
 

@@ -1,4 +1,4 @@
-"""What the repository ships: recorded sweeps, and winners of the problems in them."""
+"""The recorded sweeps of the repository, and the shipped winners of their problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SWEEPS = ROOT / "configs" / "sweeps"
 DEVICE = "replay:nvidia-h200-132sm"
 SLUG = "nvidia-h200-132sm"
 TRUSTED = Trusted.load(ROOT / "configs" / "trusted")
-"""Whoever signed the shipped winners."""
+"""The key that signed the shipped winners."""
 
 
 @cache
@@ -34,6 +34,6 @@ def shipped_files() -> list[Path]:
 
 def shipped_winners() -> list[Winner]:
     """The shipped winners of recorded problems, whose packs are not on this machine."""
-    found = {winner.problem: winner for file in shipped_files() for winner in read_winners(file)}
-    known = (found[problem] for problem in recorded_problems() if problem in found)
+    shipped = {winner.problem: winner for file in shipped_files() for winner in read_winners(file)}
+    known = (shipped[problem] for problem in recorded_problems() if problem in shipped)
     return [replace(winner, pack=None) for winner in known]

@@ -1,4 +1,4 @@
-"""A running service with something of everything to look at."""
+"""A running service with all kinds of content."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Site:
 
 @contextmanager
 def open_site(folder: Path) -> Iterator[Site]:
-    """The service over a new database in `folder`; its worker has one recorded problem."""
+    """The service with a new database in `folder`, and a worker with a recorded problem."""
     settings = new_settings(folder, device="replay:h200")
     settings.sweeps.mkdir()
     record(settings.sweeps, RECORDED)
@@ -50,7 +50,7 @@ def open_site(folder: Path) -> Iterator[Site]:
 
 
 def tab_to(page: Page, selector: str) -> None:
-    """Press the tabulator until the element has the focus, as one without a mouse does."""
+    """Press the tabulator until the element has the focus, like a user without a mouse."""
     for _ in range(80):
         page.keyboard.press("Tab")
         if page.evaluate("s => document.activeElement.matches(s)", selector):

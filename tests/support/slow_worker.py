@@ -1,7 +1,7 @@
 """A worker whose tuning is slow and only recorded: `python -m tests.support.slow_worker URL TTL`.
 
-It records `CANDIDATES` trials for a job, `PAUSE_S` apart, skips those that the store has, and
-prints a line for each one it adds. Every job's winner is revision 7.
+It records `CANDIDATES` trials for a job, `PAUSE_S` apart, skips trials that the store has, and
+prints a line for each trial that it adds. The winner of every job is revision 7.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Snapshots made up for tests that need no service."""
+"""Invented snapshots, for tests that need no service."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def row(problem: Problem, **fields: object) -> Row:
 
 
 def document(*rows: dict[str, Any]) -> bytes:
-    """A snapshot of rows as some service writes them, whatever is in them."""
+    """A snapshot with any rows, in the format of a service."""
     winners = msgspec.json.encode(rows)
     revision = hashlib.sha256(H200.encode() + b"\n" + winners).hexdigest()[:32]
     return msgspec.json.encode(
@@ -42,7 +42,7 @@ def snapshot(*rows: Row, signer: Signer | None = None) -> Snapshot:
 
 
 def trusted_signer(folder: Path, *, name: str = "signer") -> Signer:
-    """A new key that this process believes: its file, to revoke it, is `<name>.pub`."""
+    """A new key that this process trusts. Remove its file `<name>.pub` to revoke it."""
     made = Signer.create(folder / f"{name}.key")
     trusted_folder().mkdir(parents=True, exist_ok=True)
     (trusted_folder() / f"{name}.pub").write_text(made.public.line)

@@ -1,5 +1,5 @@
-"""An empty SQLite store at the newest schema: migrated once, because that takes longer than most
-tests."""
+"""An empty SQLite store with the newest schema. It is migrated once, because a migration takes
+longer than most tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuner.store import upgrade
 
 @cache
 def empty_store() -> bytes:
-    """What `upgrade` makes of no file."""
+    """The file that `upgrade` creates."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "empty.db")
         upgrade(f"sqlite:///{path}")

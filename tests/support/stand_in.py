@@ -1,7 +1,7 @@
-"""The host in the GPU's place for the operators: kernels in C that run on CPU tensors.
+"""Replaces the GPU by the host for the operators: kernels in C that run on CPU tensors.
 
-The pack has the C ABI of real ones and is loaded and launched as they are; what it cannot stand in
-for is CUDA: streams, graphs, and the time that anything takes. Needs neither tuner nor service.
+The pack has the C ABI of real packs, and is loaded and launched like them. It cannot simulate CUDA:
+streams, graphs and times. It needs neither tuner nor service.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Host:
 
 
 def kernel(name: str, dtype: str, layout: Layout) -> Cutlass3xKernel:
-    """A kernel of the pack: `name_of` what it computes, or after how it misbehaves."""
+    """A kernel of the pack, by the name from `name_of` or by the name of its misbehaviour."""
     return Cutlass3xKernel(
         name=name,
         arch="sm90",
@@ -106,7 +106,7 @@ _NAMES = {
 
 
 def name_of(operation: Operation) -> str | None:
-    """The kernel of an operation; None: there is none."""
+    """The name of an operation's kernel; None if the pack has no such kernel."""
     name = _NAMES.get(operation.of_kernels.dtype)
     return None if name is None else name.format(operation.layout)
 
@@ -122,7 +122,7 @@ KERNELS = (
         for layout in layouts_of(dtype)
     ),
 )
-"""Those that compute: bf16 in every layout, E4M3, scaled by rows too, grouped and fused ones."""
+"""The kernels that compute: bf16 in every layout, E4M3 (also row-scaled), grouped and fused."""
 
 
 def config(name: str, dtype: str, layout: Layout, *, pack: str = "a" * 64) -> Config:
@@ -139,7 +139,7 @@ class Choice:
 
 @dataclass
 class Chooser:
-    """Answers what the pack has a kernel for; remembers what it was asked."""
+    """Answers problems for which the pack has a kernel, and remembers all problems."""
 
     asked: list[Problem] = field(default_factory=list)
     name: str | None = None
@@ -158,13 +158,13 @@ class Chooser:
         name = name_of(operation)
         if name is None or not self.answers(problem):
             return None
-        found = config(self.name or name, operation.dtype, layout, pack=self.pack)
-        return Choice(found, self.deterministic, self.saving_us, self.time_us(problem))
+        chosen = config(self.name or name, operation.dtype, layout, pack=self.pack)
+        return Choice(chosen, self.deterministic, self.saving_us, self.time_us(problem))
 
 
 @dataclass
 class Packs:
-    """One pack, whatever is asked for."""
+    """Returns the same pack for every hash."""
 
     file: Path
 
@@ -174,7 +174,7 @@ class Packs:
 
 def build(folder: Path) -> Path:
     """Compile the stand-ins into a pack in `folder`."""
-    from tests.support.host import INCLUDE  # the tuner's: who only runs kernels does without
+    from tests.support.host import INCLUDE  # needs the tuner, which programs do not have
 
     path = folder / "ops.so"
     command = [
@@ -193,6 +193,4 @@ def build(folder: Path) -> Path:
 
 
 ENGINE = partial(Engine, platform=Host())
-"""In the place of `gemmsmith.ops.engine.source.Engine`, `gemmsmith.use` takes the host for a
-GPU.
-"""
+"""Replaces `gemmsmith.ops.engine.source.Engine`, so that `gemmsmith.use` runs on the host."""

@@ -1,6 +1,6 @@
-"""Tiny models of transformers' classes, of random weights, and a step of each.
+"""Tiny models of transformers' classes with random weights, and a training step.
 
-What `gemmsmith.patch(model)` recognizes in them is the table of docs/fusing.md:
+A table in docs/fusing.md lists what `gemmsmith.patch(model)` recognizes in them:
 
     python -m tests.support.tiny_models
 """
@@ -48,10 +48,10 @@ class Tiny:
     """A model.
 
     Attributes:
-        name: as the documentation has it.
-        config: name of its configuration's class.
-        fields: of the configuration.
-        made_by: name of the automatic class.
+        name: name in the documentation.
+        config: name of the configuration's class.
+        fields: fields of the configuration.
+        made_by: name of the class that makes the model.
     """
 
     name: str
@@ -60,13 +60,13 @@ class Tiny:
     made_by: str = "AutoModelForCausalLM"
 
     def model(self, dtype: torch.dtype = BF16) -> Any:
-        """The model, of the same weights each time, without dropout."""
+        """A model with the same weights each time, without dropout."""
         torch.manual_seed(11)
         config = getattr(transformers, self.config)(**self.fields)
         return getattr(transformers, self.made_by).from_config(config, dtype=dtype).eval()
 
     def run(self, model: Any) -> torch.Tensor:
-        """What the model makes of some input."""
+        """The output of the model for a fixed input."""
         if self.fields.get("image_size"):
             torch.manual_seed(12)
             given = {"pixel_values": torch.randn(2, 3, 16, 16, dtype=model.dtype)}
@@ -183,19 +183,18 @@ MODELS = (
 
 
 def recognized(model: torch.nn.Module) -> Counter[str]:
-    """How many layers of each kind a patch takes over."""
-    from gemmsmith.ops.models.layers import counts
-    from gemmsmith.ops.models.layers import recognized as found
+    """The number of layers that a patch replaces, by kind."""
+    from gemmsmith.ops.models import layers
 
-    return counts(list(found(model)))
+    return layers.counts(list(layers.recognized(model)))
 
 
 def table(rows: Callable[[Tiny], Counter[str]] = lambda tiny: recognized(tiny.model())) -> str:
-    """Markdown: each model, and what is recognized in it."""
+    """A Markdown table of the models and their recognized layers."""
     lines = ["| model | recognized, in two layers |", "|---|---|"]
     for tiny in MODELS:
-        found = ", ".join(f"{count} × {what}" for what, count in rows(tiny).items())
-        lines.append(f"| {tiny.name} | {found or 'nothing'} |")
+        kinds = ", ".join(f"{count} × {kind}" for kind, count in rows(tiny).items())
+        lines.append(f"| {tiny.name} | {kinds or 'nothing'} |")
     return "\n".join(lines)
 
 

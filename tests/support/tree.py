@@ -1,4 +1,4 @@
-"""This tree's files as they are now, whether committed or not."""
+"""The current files of this tree, committed or not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.docs import ROOT
 
 
 def files() -> list[str]:
-    """Their names; what git ignores is left out."""
+    """The names of all files, except those that git ignores."""
     listed = subprocess.check_output(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True
     )
@@ -17,7 +17,7 @@ def files() -> list[str]:
 
 
 def copy(folder: Path) -> Path:
-    """Copy all of them into a folder; gives it back."""
+    """Copy all files into a folder. Returns the folder."""
     for name in files():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((ROOT / name).read_bytes())

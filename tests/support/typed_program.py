@@ -1,4 +1,4 @@
-"""What a user's program may say, for `mypy --strict`: see tests/integration/test_typing.py."""
+"""Calls of a user's program, for `mypy --strict`: see tests/integration/test_typing.py."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -25,7 +25,7 @@ from gemmsmith import (
 
 
 def lookups(client: Client) -> Iterator[Answer]:
-    """Everything that takes an element type or a size."""
+    """Calls with an element type or a size."""
     problem = Problem(4096, 6144, 1024, dtype=torch.bfloat16, layout="nt")
     assert_type(problem.m, int)
     assert_type(problem.to_dict(), dict[str, Any])
@@ -46,7 +46,7 @@ def lookups(client: Client) -> Iterator[Answer]:
 
 
 async def awaited(client: AsyncClient) -> Answer:
-    """The same, awaited."""
+    """The same calls, awaited."""
     job = await client.tune(4096, 6144, 1024, dtype="bfloat16", wait=True)
     assert_type(job, AsyncTuningJob)
     assert_type(await job.retry(), AsyncTuningJob)
@@ -62,7 +62,7 @@ async def awaited(client: AsyncClient) -> Answer:
 
 
 def training(model: torch.nn.Module, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """What training code calls."""
+    """Calls of training code."""
     assert_type(gemmsmith.__version__, str)
     gemmsmith.use("http://127.0.0.1:8000", pin=True)
     gemmsmith.use(gemmsmith.Bundle.open("winners.gspack"))

@@ -1,8 +1,8 @@
-"""Programs that know nothing of gemmsmith, started as if it were installed beside them.
+"""Starts programs that do not use gemmsmith, as if it were installed in their environment.
 
-`gemmsmith.pth` is read by a `sitecustomize` here, whether this environment has it installed or not.
-With `counting` launches are counted; with `stand_in`, too, torch initializes a CUDA without devices
-when it is imported, and kernels in C run on the CPU.
+A `sitecustomize` reads `gemmsmith.pth`, so it need not be installed. With `counting`, launches are
+counted. With `stand_in`, in addition, torch initializes CUDA without devices when it is imported,
+and kernels in C run on the CPU.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def ready():
     from tests.gpu.support.counting import launches
     global counting
     counting = launches()  # until the end
-    found = counting.__enter__()
+    counted = counting.__enter__()
     file = pathlib.Path(__file__).with_name("launched-" + os.environ.get("RANK", "0"))
     atexit.register(lambda: file.write_text(
-        "\\n".join(f"{one.shape.problem} {one.config.kernel.name}" for one in found)))
+        "\\n".join(f"{plan.shape.problem} {plan.config.kernel.name}" for plan in counted)))
     pretend()
 
 command = " ".join(sys.orig_argv)
@@ -73,13 +73,13 @@ def pretend():
 def environment(
     folder: Path, *, counting: bool = False, stand_in: bool = False, **variables: str
 ) -> dict[str, str]:
-    """Variables for a program; `folder` gets the `sitecustomize`."""
+    """Variables for a program. Writes the `sitecustomize` to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(
         START + COUNT * (counting or stand_in) + STAND_IN * stand_in
     )
     scripts = sysconfig.get_path("scripts")
-    inherited = os.environ.get("PYTHONPATH")  # where a GPU host has the packages
+    inherited = os.environ.get("PYTHONPATH")  # GPU hosts have the packages there
     return {
         **{name: value for name, value in os.environ.items() if name != "GEMMSMITH"},
         "PYTHONPATH": os.pathsep.join(
@@ -91,14 +91,14 @@ def environment(
 
 
 def launched(folder: Path, rank: int = 0) -> list[str]:
-    """Problem and kernel of every launch of a rank, of a program that has ended."""
+    """Problem and kernel of every launch of a rank, after the program's end."""
     return (folder / f"launched-{rank}").read_text().splitlines()
 
 
 def run(
     words: Sequence[str | Path], folder: Path, environment: Mapping[str, str], within_s: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in `folder` to its end; `python` is this one."""
+    """Run a program in `folder` to its end; `python` is this interpreter."""
     command = [sys.executable if word == "python" else str(word) for word in words]
     return subprocess.run(
         command, cwd=folder, env=dict(environment), capture_output=True, text=True,

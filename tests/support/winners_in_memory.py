@@ -1,4 +1,4 @@
-"""A source of winners for lookups that needs no store."""
+"""A source of winners for lookups without a store."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ class WinnersInMemory:
         return [] if around is None else around.nearest(problem, limit, reach)
 
     def won_near(self, problem: Problem, device_slug: str) -> list[tuple[Problem, str]]:
-        """Problems nearby, and the kernels that won on them."""
+        """Neighbouring problems, and the kernels that won on them."""
         near = self.near_winners(problem, device_slug, NEIGHBOURS, MAX_DISTANCE)
         return [(won.problem, won.runs.kernel.name) for won in near if won.runs is not None]

@@ -1,7 +1,7 @@
 """A process that writes trials: `python -m tests.support.writer URL NUMBER COUNT`.
 
-Every writer adds its own trials and, in between, the same ones as all others, all of them over the
-same new kernels and problems, so that they meet on every table. It prints what it wrote last.
+Every writer adds its own trials and, in between, trials that all writers add, with the same new
+kernels and problems, so that writers conflict in every table. It prints how many turns it made.
 """
 
 from __future__ import annotations

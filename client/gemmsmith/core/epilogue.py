@@ -119,7 +119,6 @@ class Epilogue(StrEnum):
 
     @property
     def backward(self) -> Backward | None:
-        """The parts of a backward epilogue; None for a forward epilogue."""
         return _BACKWARD.get(self)
 
     @property

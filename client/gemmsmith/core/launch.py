@@ -65,7 +65,6 @@ class Algorithm:
 
     @property
     def words(self) -> tuple[int, ...]:
-        """The eight 64-bit words, as the C ABI passes them."""
         code = bytes.fromhex(self.code)
         return tuple(int.from_bytes(code[i : i + 8], "little") for i in range(0, len(code), 8))
 

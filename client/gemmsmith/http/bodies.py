@@ -37,37 +37,37 @@ class BoundedBody:
         self._too_large = exceeded("the answer's body", bound, bounds)
         self._content = bytearray()
         self._arrived = 0
-        self._refusal: str | None = None
+        self._reason: str | None = None
         self._broken = False
         self._gzip = None
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding == GZIP:
             self._gzip = zlib.decompressobj(_GZIP_FORMAT)
         elif encoding not in ("", "identity"):
-            self._refusal = f"its body is encoded as {encoding[:40]!r}, which was not asked for"
+            self._reason = f"its body is encoded as {encoding[:40]!r}, which was not asked for"
         declared = headers.get("content-length", "")
         if declared.isdecimal() and (len(declared) > 18 or int(declared) > self._limit):
-            self._refusal = self._too_large
+            self._reason = self._too_large
 
     def take(self, piece: bytes) -> bool:
         """Add a piece. Returns False if the body needs no further pieces."""
-        if self._refusal is not None or self._broken:
+        if self._reason is not None or self._broken:
             return False
         self._arrived += len(piece)
         if self._arrived > self._limit:  # compressed data may be large and decompress to nothing
-            return self._refuse()
+            return self._reject()
         try:
             for part in self._decompressed(piece):
                 self._content += part
                 if len(self._content) > self._limit:
-                    return self._refuse()
+                    return self._reject()
         except zlib.error:
             self._broken = True
             return False
         return True
 
-    def _refuse(self) -> bool:
-        self._refusal = self._too_large
+    def _reject(self) -> bool:
+        self._reason = self._too_large
         self._content.clear()
         return False
 
@@ -90,5 +90,5 @@ class BoundedBody:
             status=self._status,
             headers=self._headers,
             body=bytes(self._content),
-            refusal=self._refusal,
+            reason=self._reason,
         )

@@ -60,12 +60,10 @@ async def _requested(session: Session, request: Request, patience: Patience) -> 
 
 
 async def job(session: Session, identifier: str) -> JobStatus:
-    """`GET /jobs/{id}`."""
     return _job(await session.exchange(get(job_path(identifier))), identifier)
 
 
 async def cancel(session: Session, identifier: str) -> JobStatus:
-    """`DELETE /jobs/{id}`."""
     request = Request(method="DELETE", path=job_path(identifier))
     response = check(await session.exchange(request))
     return _job(response, identifier) if response.body else await job(session, identifier)

@@ -72,7 +72,6 @@ class JobStatus(Plain):
 
     @property
     def best_time(self) -> str:
-        """`best_us` as text; empty before the first measurement."""
         return "" if self.best_us is None else time_text(self.best_us, self.recorded, 1)
 
     @property

@@ -53,8 +53,8 @@ async def pages(
                 raise _fault(f"a page of {request.path} links back to an earlier one")
             for length, bound in ((len(seen), "pages"), (read, "listing_bytes")):
                 if length >= getattr(bounds, bound):
-                    refusal = exceeded(f"the list {request.path}", bound, bounds)
-                    raise ServiceFault(200, "Answer refused", refusal)
+                    reason = exceeded(f"the list {request.path}", bound, bounds)
+                    raise ServiceFault(200, "Answer refused", reason)
         yield rows
 
 

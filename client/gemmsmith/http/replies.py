@@ -42,13 +42,13 @@ class Response:
     """A complete HTTP response; header names are in lower case.
 
     Attributes:
-        refusal: why its body was not read (`gemmsmith.core.bounds`); None if it was read.
+        reason: why its body was not read (`gemmsmith.core.bounds`); None if it was read.
     """
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
-    refusal: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,8 +183,8 @@ def check(response: Response, *, lookup: bool = False) -> Response:
             problem document is `NotTuned`.
         ServiceFault: its body was refused, or it is a redirect.
     """
-    if response.refusal is not None:
-        raise ServiceFault(response.status, "Answer refused", response.refusal)
+    if response.reason is not None:
+        raise ServiceFault(response.status, "Answer refused", response.reason)
     if response.status < 300:
         return response
     if response.status < 400:

@@ -44,7 +44,6 @@ class Sender:
 
     @property
     def http(self) -> Any:
-        """The httpx client of this process."""
         return self._client()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:

@@ -63,7 +63,6 @@ class Session:
         return reply
 
     def answered(self) -> None:
-        """Called when the service has answered a lookup."""
         self.last_from_cache = False
         self.away_until = 0.0
         self._warned = False

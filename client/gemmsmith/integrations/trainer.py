@@ -44,5 +44,4 @@ class GemmsmithCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         self._switch.off()
 
     def close(self) -> None:
-        """Run torch's own operators again."""
         self._switch.off()

@@ -90,7 +90,7 @@ class Call(NamedTuple):
     Attributes:
         operator: the operator and its overload.
         arguments: positional arguments: an `Operand` for each tensor, and a tuple for each list.
-        named: keyword arguments, likewise converted.
+        named: keyword arguments, converted in the same way.
         is_tf32: whether torch was allowed to multiply FP32 matrices in TF32.
     """
 
@@ -185,8 +185,8 @@ class Calls:
                 self.unseen[_IN_GRAPHS] += 1
             in_f32 = any(tensor.dtype is torch.float32 for tensor in tensors)
             tf32 = in_f32 and _allows_tf32()
-            by_place = tuple(map(_noted, arguments))
-            by_name = tuple((name, _noted(value)) for name, value in named.items())
+            by_place = tuple(map(_described, arguments))
+            by_name = tuple((name, _described(value)) for name, value in named.items())
             kinds = self._note(Call(operator, by_place, by_name, tf32))
             if kinds.bit_count() == 1 and not is_graph and _is_quiet():
                 self._on_growth()
@@ -213,7 +213,6 @@ _recording: list[Calls] = []
 
 
 def recording() -> list[Calls]:
-    """The recordings that are running."""
     return _recording
 
 
@@ -248,10 +247,10 @@ def _tensors(values: tuple[Any, ...]) -> Iterator[torch.Tensor]:
             yield from _tensors(tuple(value))
 
 
-def _noted(value: Any) -> Any:
+def _described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Operand.of(value)
-    return tuple(map(_noted, value)) if isinstance(value, (list, tuple)) else value
+    return tuple(map(_described, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _allows_tf32() -> bool:

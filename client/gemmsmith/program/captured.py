@@ -43,7 +43,6 @@ class Captured:
 
     @property
     def problems(self) -> Counter[Problem]:
-        """The number of calls of each problem."""
         return self._problems
 
     @property
@@ -57,7 +56,6 @@ class Captured:
         return self._unseen
 
     def add(self, other: Captured) -> None:
-        """Add the counts of another process."""
         self.problems.update(other.problems)
         self.skipped.update(other.skipped)
         self.unseen.update(other.unseen)

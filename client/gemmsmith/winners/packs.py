@@ -84,7 +84,7 @@ class Packs:
         self._cache = PackCache(folder if folder is not None else default_cache_dir())
         self._signed = signed
         self._how = how
-        self._believed: Snapshot | None = None
+        self._trusted: Snapshot | None = None
         self._checked: dict[str, Path] = {}
 
     @classmethod
@@ -146,9 +146,9 @@ class Packs:
                 f"pack {pack_hash[:16]}… is not run: no snapshot here names it, so it "
                 f"has no signature. Give Packs the snapshot, or set {UNSIGNED_VARIABLE}=1"
             )
-        if snapshot is not self._believed:
+        if snapshot is not self._trusted:
             believe(snapshot, self._how)
-            self._believed = snapshot
+            self._trusted = snapshot
 
 
 def believe(snapshot: Snapshot, how: str = ANYWHERE) -> None:

@@ -1,4 +1,4 @@
-"""A real HTTP server that misbehaves on cue, and answers to serve with it."""
+"""A real HTTP server that misbehaves on demand, and answers for it to serve."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ H200 = DeviceModel(
 
 @pytest.fixture
 def server() -> Iterator[Misbehaving]:
-    with misbehaving() as found:
-        yield found
+    with misbehaving() as running:
+        yield running
 
 
 @pytest.fixture
@@ -64,6 +64,6 @@ def answer() -> Answer:
 
 @pytest.fixture
 def served(answer: Answer) -> Say:
-    """The answer as the service sends it, links included."""
+    """The answer as the service sends it, with its links."""
     body = msgspec.to_builtins(answer) | {"links": {"self": {"href": "/best"}}}
     return Say(body=msgspec.json.encode(body), headers={"ETag": 'W/"one"'})

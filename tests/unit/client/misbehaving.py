@@ -1,4 +1,4 @@
-"""A real HTTP server that misbehaves on cue, and the replies it is told to give."""
+"""A real HTTP server that misbehaves on demand, and its scripted replies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Seen:
 
 @dataclass
 class Say:
-    """One scripted reply. `drop` cuts the connection after the body without ending it."""
+    """A scripted reply. `drop` breaks the connection after the body, before its announced end."""
 
     status: int = 200
     body: bytes = b""
@@ -35,7 +35,7 @@ class Say:
 
 @dataclass
 class Misbehaving:
-    """Gives the scripted replies in order; the last one is repeated."""
+    """Sends the scripted replies in order, and repeats the last one."""
 
     script: list[Say] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Misbehaving:
 
 
 def never_wait(client: Client | AsyncClient) -> None:
-    """Let the client repeat its requests at once."""
+    """Make the client repeat its requests without a wait."""
 
     async def sleep(_: float) -> None:
         pass
@@ -57,7 +57,7 @@ def never_wait(client: Client | AsyncClient) -> None:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet: the client does not wait for the second
+    wbufsize = -1  # head and body in the same packet, so that the client waits only once
 
     def setup(self) -> None:
         super().setup()
@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(reply.status)
         for name, value in reply.headers.items():
             self.send_header(name, value)
-        # A dropped reply promises more than it sends, as a service killed in the middle does.
+        # A dropped reply announces more than it sends, like a service that is killed meanwhile.
         self.send_header("Content-Length", str(len(reply.body) + 1000 * reply.drop))
         self.end_headers()
         self.wfile.write(reply.body)
@@ -90,10 +90,10 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def misbehaving() -> Iterator[Misbehaving]:
     """The server, on a free port of this machine."""
-    found = Misbehaving()
+    server = Misbehaving()
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
-    http.owner = found  # type: ignore[attr-defined]
+    http.owner = server  # type: ignore[attr-defined]
     http.handle_error = lambda *_: None  # type: ignore[method-assign] # clients that hang up
     http.open_sockets = sockets = list[socket.socket]()  # type: ignore[attr-defined]
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
@@ -104,23 +104,23 @@ def misbehaving() -> Iterator[Misbehaving]:
         if not stopped.is_set():
             stopped.set()
             http.shutdown()
-            for connection in sockets:  # kept alive ones too: the service is gone altogether
+            for connection in sockets:  # also those that are kept alive
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
             http.server_close()
             thread.join()
 
-    found.url = f"http://127.0.0.1:{http.server_address[1]}"
-    found.stop = stop
-    yield found
+    server.url = f"http://127.0.0.1:{http.server_address[1]}"
+    server.stop = stop
+    yield server
     stop()
 
 
 @contextmanager
 def raw(talk: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A server that talks as it likes on every connection, once a request's head has come; its URL.
+    """A server that calls `talk` with every connection after a request's headers. Yields its URL.
 
-    An error of its connection ends the talk: the client has gone.
+    An error of the connection ends the call, because the client has closed it.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     connections: list[socket.socket] = []
@@ -142,10 +142,10 @@ def raw(talk: Callable[[socket.socket], None]) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        for open_one in (listener, *connections):
+        for connection in (listener, *connections):
             with contextlib.suppress(OSError):
-                open_one.shutdown(socket.SHUT_RDWR)
-            open_one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
         thread.join()
 
 

@@ -1,4 +1,4 @@
-"""Where requests go: through which proxy, after which redirect, and with whose key."""
+"""The destination of requests: proxies, redirects, and which service gets which key."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def proxy() -> Iterator[Misbehaving]:
-    with misbehaving() as found:
-        found.say(Say(body=b'{"devices": []}'))
-        yield found
+    with misbehaving() as server:
+        server.say(Say(body=b'{"devices": []}'))
+        yield server
 
 
 def devices(kind: type, url: str, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a service or a file may make a client take: bounded in size, unfolding, pages and lines."""
+"""Limits on what a client reads from a service or a file: size, decompression, pages, events."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from tests.support.snapshots import BIG, CONTENT, PACK, row, snapshot
 from tests.unit.client.misbehaving import Misbehaving, Say, job, never_wait, stream
 
 BOMB = gzip.compress(bytes(2**27), 9)
-"""130 KB that unfold to 128 MiB."""
+"""130 KB that decompress to 128 MiB."""
 LEAST = 2**25
-"""Bytes that handling a bomb may take, whatever it would unfold to."""
+"""Memory in bytes that handling a bomb may take, whatever its decompressed size."""
 
 
 def blocking(server: Misbehaving, call: str, *arguments: Any, **options: Any) -> Any:
-    """What a call of the synchronous client gives; a list of what is iterated over."""
+    """The result of a call of the synchronous client; a list if it is an iterator."""
     with Client(server.url, retries=0, timeout=5, **{"cache_dir": None, **options}) as client:
         never_wait(client)
-        found = getattr(client, call)(*arguments)
-        return list(found) if call in ("jobs", "results", "packs", "job_events") else found
+        result = getattr(client, call)(*arguments)
+        return list(result) if call in ("jobs", "results", "packs", "job_events") else result
 
 
 def awaiting(server: Misbehaving, call: str, *arguments: Any, **options: Any) -> Any:
-    """The same of the asynchronous one."""
+    """The same for the asynchronous client."""
 
     async def go() -> Any:
         options.setdefault("cache_dir", None)
         async with AsyncClient(server.url, retries=0, timeout=5, **options) as client:
-            found = getattr(client, call)(*arguments)
+            result = getattr(client, call)(*arguments)
             if call in ("jobs", "results", "packs", "job_events"):
-                return [item async for item in found]
-            return await found
+                return [item async for item in result]
+            return await result
 
     return asyncio.run(go())
 
@@ -61,8 +61,8 @@ Ask = Callable[..., Any]
 
 @pytest.fixture(params=[blocking, awaiting])
 def ask(request: pytest.FixtureRequest) -> Ask:
-    found: Ask = request.param
-    return found
+    param: Ask = request.param
+    return param
 
 
 def test_an_answer_may_come_compressed(ask: Ask, server: Misbehaving, served: Say, answer) -> None:
@@ -83,7 +83,7 @@ def test_an_answer_may_come_compressed(ask: Ask, server: Misbehaving, served: Sa
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_what_unfolds_without_end_is_refused_and_not_kept(
+def test_a_compressed_bomb_is_refused_and_not_kept(
     ask: Ask, server: Misbehaving, call: tuple[Any, ...], bound: str
 ) -> None:
     server.say(Say(body=BOMB, headers={"Content-Encoding": "gzip"}))
@@ -106,7 +106,7 @@ def test_what_is_too_long_is_refused_before_it_is_read(
 
 
 @pytest.mark.parametrize("encoding", ["gzip, gzip", "zstd", "br", "x-own"])
-def test_no_other_encoding_is_unfolded(ask: Ask, server: Misbehaving, encoding: str) -> None:
+def test_no_other_encoding_is_decompressed(ask: Ask, server: Misbehaving, encoding: str) -> None:
     server.say(Say(body=gzip.compress(BOMB), headers={"Content-Encoding": encoding}))
     with pytest.raises(ServiceFault, match="was not asked for"):
         ask(server, "devices")
@@ -151,7 +151,7 @@ def test_a_page_that_links_back_ends_the_list(ask: Ask, server: Misbehaving) -> 
         ask(server, "jobs")
 
 
-def test_a_list_has_so_many_pages(ask: Ask, server: Misbehaving) -> None:
+def test_the_number_of_pages_is_limited(ask: Ask, server: Misbehaving) -> None:
     server.say(*(page(f"/jobs?after={number}") for number in range(9)))
     with pytest.raises(ServiceFault, match=r"pages=5.*bounds=Bounds\(pages="):
         ask(server, "jobs", bounds=Bounds(pages=5))
@@ -166,7 +166,7 @@ def test_an_event_that_does_not_end_is_refused(ask: Ask, server: Misbehaving, pi
         ask(server, "job_events", "j1", bounds=Bounds(event_bytes=65536))
 
 
-def test_nothing_is_read_too_deeply(ask: Ask, server: Misbehaving) -> None:
+def test_deeply_nested_json_is_refused(ask: Ask, server: Misbehaving) -> None:
     server.say(Say(body=b"[" * 200_000))
     for call in (("devices",), ("jobs",), ("job_status", "j1"), ("snapshot",)):
         with pytest.raises(ServiceFault, match="Unreadable"):

@@ -1,4 +1,4 @@
-"""What the library's wheel is for, by what its binding needs."""
+"""The platform tag of the library's wheel, which depends on what its binding needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ spec.loader.exec_module(building)
 
 
 def library(folder: Path, *options: str) -> bytes:
-    """A shared object that needs nothing newer than this machine's compiler makes it need."""
+    """A shared object, compiled with this machine's compiler."""
     source = folder / "one.c"
     source.write_text("int one(void) { return 1; }")
     made = folder / "one.so"

@@ -1,4 +1,4 @@
-"""Bundles: winners and packs in one file, refused when damaged."""
+"""Bundles: a file with winners and packs, which is rejected if it is damaged."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_bundle_brings_winners_and_packs(baked: Path, tmp_path: Path, winners:
     assert path.parent == tmp_path / "cache" / "packs"
     assert bundle.packs.path(OTHER).read_bytes() == OTHER_CONTENT
     with pytest.raises(PackUntrusted, match="no snapshot here names it"):
-        bundle.packs.path("f" * 64)  # of a winner that is cuBLAS: nobody runs it
+        bundle.packs.path("f" * 64)  # the winner is cuBLAS, so its pack never runs
     with zipfile.ZipFile(baked) as archive:
         stored = {info.filename: info.compress_type for info in archive.infolist()}
     assert stored == dict.fromkeys(
@@ -100,8 +100,8 @@ def test_any_flipped_byte_of_a_pack_or_of_the_winners_is_noticed(
         assert not list(tmp_path.glob("cache/packs/*"))
 
 
-def test_a_pack_put_in_the_place_of_another_is_refused(baked: Path, tmp_path: Path) -> None:
-    """Whoever writes a valid zip with other bytes under a pack's name."""
+def test_a_pack_that_replaces_another_is_refused(baked: Path, tmp_path: Path) -> None:
+    """The zip is valid, but a pack's name has other bytes."""
     with zipfile.ZipFile(baked) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     members[f"packs/{PACK}.so"] = b"something else"
@@ -151,10 +151,10 @@ def test_a_bundle_runs_where_whoever_baked_it_is_believed(
     assert Bundle.open(baked, folder=tmp_path / "cache").packs.path(PACK)
 
 
-def test_a_bundle_put_together_anew_is_nobodys(
+def test_a_rebuilt_bundle_has_no_valid_signature(
     baked: Path, tmp_path: Path, files: dict[str, Path], winners: Snapshot
 ) -> None:
-    """Whole, with the right hashes, and another's signature: packs of two problems swapped."""
+    """It is complete and has the right hashes, but the packs of two problems are swapped."""
     swapped = snapshot(replace(ROWS[0], config=ROWS[1].config), replace(ROWS[1], config=CONFIG))
     for document in (swapped.document, signed_as(swapped, winners)):
         write_bundle(baked, Snapshot.parse(document), files)

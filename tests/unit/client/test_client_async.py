@@ -1,4 +1,4 @@
-"""The asynchronous client: what its calls share with the other (test_client_twins) is not here."""
+"""The asynchronous client. test_client_twins compares its calls with the synchronous client's."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_best_retries_caches_and_falls_back(server, served, answer, tmp_path: Pa
             server.say(UNAVAILABLE, served)
             assert await client.best(256, 4096, 4096) == answer
             server.say(Say(200, json.dumps({"answers": [json.loads(NOT_TUNED.body)]}).encode()))
-            (found,) = await client.best_many([answer.problem], exact=True)
-            assert isinstance(found, NotTuned)
+            (untuned,) = await client.best_many([answer.problem], exact=True)
+            assert isinstance(untuned, NotTuned)
             server.stop()
             assert await client.best(256, 4096, 4096) == answer
             assert client.last_from_cache

@@ -21,17 +21,17 @@ URL = "http://127.0.0.1:8000"
 
 
 def the_file(root: Path) -> Path:
-    (found,) = root.rglob("*.json")
-    return found
+    (path,) = root.rglob("*.json")
+    return path
 
 
 def test_an_answer_comes_back_for_its_own_question_only(tmp_path: Path, answer: Answer) -> None:
     cache = AnswerCache(tmp_path, URL)
     query = Query(problem=answer.problem)
     cache.store(query, answer, '"tag"')
-    found = cache.load(query)
-    assert found is not None
-    assert (found.answer, found.etag) == (answer, '"tag"')
+    entry = cache.load(query)
+    assert entry is not None
+    assert (entry.answer, entry.etag) == (answer, '"tag"')
     assert cache.load(Query(problem=answer.problem, exact=True)) is None
     assert cache.load(Query(problem=answer.problem, device="nvidia-h100-132sm")) is None
     assert cache.load(Query(problem=Problem(m=1, n=1, k=1))) is None
@@ -130,10 +130,10 @@ def _hammer(root: str, answer: Answer, name: str) -> None:
     query = Query(problem=answer.problem)
     for _ in range(200):
         cache.store(query, answer, name * 3000)
-        found = cache.load(query)
-        assert found is not None
-        assert found.etag is not None
-        assert len(set(found.etag)) == 1, "half of one process's entry and half of another's"
+        entry = cache.load(query)
+        assert entry is not None
+        assert entry.etag is not None
+        assert len(set(entry.etag)) == 1, "half of one process's entry and half of another's"
 
 
 def test_processes_never_see_half_an_entry(tmp_path: Path, answer: Answer) -> None:

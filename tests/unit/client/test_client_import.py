@@ -34,7 +34,7 @@ def test_choosing_in_memory_needs_no_torch() -> None:
         "distributed.shared_snapshot; Lookup(Snapshot.of('x', [])).lookup('bf16', 'tn', 1, 1, 1)"
     )
     assert not loaded & {"torch", "numpy", "fastapi", "sqlalchemy", "cuda", "pydantic", "tuner"}
-    assert "cryptography" not in loaded  # until something is signed or checked
+    assert "cryptography" not in loaded  # loaded only to sign or check something
 
 
 def test_every_export_exists_and_is_declared_once() -> None:

@@ -1,4 +1,4 @@
-"""The library's API key: where it comes from, where it goes, and where it never shows."""
+"""The library's API key: its sources, the services that get it, and where it never appears."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_without_a_key_it_says_where_one_is_taken_from(server: Misbehaving) -> N
     ):
         client.best(256, 4096, 4096)
     assert isinstance(caught.value, Rejected)
-    assert len(server.seen) == 1  # asking again would change nothing
+    assert len(server.seen) == 1  # a second request would change nothing
 
 
 def test_a_refused_key_is_not_answered_from_the_cache(

@@ -46,9 +46,9 @@ from tests.unit.client.misbehaving import (
 
 @pytest.fixture
 def client(server: Misbehaving, tmp_path: Path) -> Iterator[Client]:
-    with Client(server.url, timeout=5, retries=2, cache_dir=tmp_path) as found:
-        never_wait(found)
-        yield found
+    with Client(server.url, timeout=5, retries=2, cache_dir=tmp_path) as opened:
+        never_wait(opened)
+        yield opened
 
 
 def test_best_asks_and_understands(
@@ -131,7 +131,9 @@ def test_not_tuned_is_typed_and_not_retried(client: Client, server, served) -> N
         client.best(256, 4096, 4096)
     assert caught.value.document["status"] == 404
     server.stop()
-    with pytest.raises(ServiceUnavailable):  # what the service took back is not served either
+    with pytest.raises(
+        ServiceUnavailable
+    ):  # an answer that the service has withdrawn is not served from the cache
         client.best(256, 4096, 4096)
 
 
@@ -177,9 +179,9 @@ def test_an_answer_not_known_to_this_version_is_no_answer(
     assert not client.last_from_cache
     both = {"answers": [odd, json.loads(served.body)]}
     server.say(Say(200, json.dumps(both).encode()))
-    found = client.best_many([answer.problem] * 2)
-    assert isinstance(found[0], NotUnderstood)
-    assert found[1] == answer
+    answers = client.best_many([answer.problem] * 2)
+    assert isinstance(answers[0], NotUnderstood)
+    assert answers[1] == answer
 
 
 def test_jobs_and_devices_not_known_to_this_version_are_left_out(
@@ -238,9 +240,9 @@ def test_best_many_keeps_the_order_and_returns_what_is_not_tuned(
     both = [json.loads(served.body), json.loads(NOT_TUNED.body)]
     server.say(Say(200, json.dumps({"answers": both}).encode()))
     other = Problem(m=3, n=3, k=3)
-    found = client.best_many([answer.problem, other], exact=True)
-    assert found[0] == answer
-    assert isinstance(found[1], NotTuned)
+    answers = client.best_many([answer.problem, other], exact=True)
+    assert answers[0] == answer
+    assert isinstance(answers[1], NotTuned)
     body = json.loads(server.seen[0].body)
     assert body["exact"] is True
     assert body["problems"][1] == {
@@ -328,23 +330,23 @@ def test_wait_ends_when_the_stream_ends_with_the_job(client, server, served, ans
     assert client.job("j1").wait() == TunedAnswer.of(answer, answer)
 
 
-def test_wait_gives_what_the_job_found_and_what_is_served(client, server, served, answer) -> None:
+def test_wait_returns_the_jobs_winner_and_what_is_served(client, server, served, answer) -> None:
     own = replace(answer, revision=7, replayed=True, use=Use.CUBLAS)
     rows = [{"answer": msgspec.to_builtins(own), "origin": "replayed", "current": False}]
     history = Say(body=msgspec.json.encode({"schema": 1, "revisions": rows}))
     done = job("done", winner_revision=7)
     server.say(done, stream((1, "finished", {})), done, served, history)
-    found = client.job("j1").wait()
-    assert found == TunedAnswer.of(own, answer)
-    assert (found.revision, found.served) == (7, answer)
-    assert not found.is_served
+    tuned = client.job("j1").wait()
+    assert tuned == TunedAnswer.of(own, answer)
+    assert (tuned.revision, tuned.served) == (7, answer)
+    assert not tuned.is_served
     query = dict(parse_qsl(urlsplit(server.seen[-1].path).query))
     assert (query["after"], query["limit"], query["device"]) == ("8", "1", answer.device.slug)
-    assert repr(found) == (
+    assert repr(tuned) == (
         "<Answer 256×4096×4096 bf16 tn: exact, cublas, 18.6 µs (461.8 TFLOP/s), recorded H200; "
         f"served instead: {answer!r}>"
     )
-    assert "served instead" in found._repr_html_()
+    assert "served instead" in tuned._repr_html_()
 
 
 def test_wait_never_takes_another_revision_for_the_jobs(client, server, served, answer) -> None:

@@ -1,4 +1,4 @@
-"""Both clients: the same calls, arguments, requests and results, blocking or awaited."""
+"""Both clients have the same calls, arguments, requests and results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rows(name: str) -> tuple[Say, Say]:
 
 
 def calls(answer: Answer) -> dict[str, tuple[tuple[Any, ...], dict[str, Any], tuple[Say, ...]]]:
-    """Arguments of every call, and what the service says to it."""
+    """The arguments and options of every call, and the service's replies."""
     known: dict[str, Any] = msgspec.to_builtins(answer)
     revision = {"answer": known, "origin": "measured", "current": True}
     served, chosen = body(**known), body(**revision)
@@ -86,7 +86,7 @@ CALLS = sorted(methods(AsyncClient))
 
 
 def comparable(result: Any) -> Any:
-    """What can be compared of a result."""
+    """A form of a result that can be compared."""
     if isinstance(result, TuningJob | AsyncTuningJob):
         return result.status
     return result.read_bytes() if hasattr(result, "read_bytes") else result
@@ -117,11 +117,11 @@ def test_no_call_is_missing(answer: Answer) -> None:
     assert set(calls(answer)) == methods(AsyncClient)
 
 
-@pytest.mark.parametrize(("one", "other"), [(Client, AsyncClient), (TuningJob, AsyncTuningJob)])
-def test_arguments_and_documentation_are_the_same(one: type, other: type) -> None:
-    for name in methods(other):
-        assert inspect.signature(getattr(one, name)) == inspect.signature(getattr(other, name))
-        assert getattr(one, name).__doc__ == getattr(other, name).__doc__
+@pytest.mark.parametrize(("sync", "twin"), [(Client, AsyncClient), (TuningJob, AsyncTuningJob)])
+def test_arguments_and_documentation_are_the_same(sync: type, twin: type) -> None:
+    for name in methods(twin):
+        assert inspect.signature(getattr(sync, name)) == inspect.signature(getattr(twin, name))
+        assert getattr(sync, name).__doc__ == getattr(twin, name).__doc__
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -185,7 +185,7 @@ def test_a_handle_does_the_same(server: Misbehaving, answer: Answer) -> None:
 
 
 def test_a_blocking_client_works_beside_an_event_loop(server: Misbehaving, answer: Answer) -> None:
-    """As in a notebook, whose cells run in one. What is read in part leaves nothing behind."""
+    """Cells of a notebook run in an event loop. An unfinished iterator leaves nothing open."""
 
     async def go() -> None:
         for call, (arguments, options, replies) in calls(answer).items():

@@ -1,4 +1,4 @@
-"""A call takes a bounded time and bounded memory, whatever a service sends and however slowly."""
+"""The time and the memory of a call are limited, whatever a service sends and however slowly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from tests.unit.client.misbehaving import never_wait, raw
 
 TIMEOUT_S = 0.15
 PATIENCE_S = 2.5
-"""How long a call with that time-out may take on a busy machine; a byte a tick takes far longer."""
+"""Seconds that a call with this time-out may take on a busy machine. The slow answers of these
+tests take far longer."""
 TICK_S = 0.02
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
@@ -76,19 +77,19 @@ KINDS = pytest.mark.parametrize("kind", [Client, AsyncClient])
 
 
 def ask(kind: type, url: str, call: str, *arguments: Any, **options: Any) -> Any:
-    """What a call gives at the client of that kind; a list of what it iterates over."""
+    """The result of a call with this kind of client; the first item if it is an iterator."""
     extra = {"deadline": options.pop("deadline")} if "deadline" in options else {}
     options = {"timeout": TIMEOUT_S, "retries": 0, "cache_dir": None} | options
     if kind is Client:
         with Client(url, **options) as client:
             never_wait(client)
-            found = getattr(client, call)(*arguments, **extra)
-            return next(found) if call in ("jobs", "job_events") else found
+            result = getattr(client, call)(*arguments, **extra)
+            return next(result) if call in ("jobs", "job_events") else result
 
     async def go() -> Any:
         async with AsyncClient(url, **options) as client:
-            found = getattr(client, call)(*arguments, **extra)
-            return await (anext(found) if call in ("jobs", "job_events") else found)
+            result = getattr(client, call)(*arguments, **extra)
+            return await (anext(result) if call in ("jobs", "job_events") else result)
 
     return asyncio.run(go())
 
@@ -124,7 +125,7 @@ def test_retries_are_within_bounds_as_well(kind: type) -> None:
 
 
 class LateSender(Sender):
-    """Waits for ten seconds of another clock, and gets no answer."""
+    """Advances a simulated clock by ten seconds, and gets no answer."""
 
     now = 0.0
 
@@ -190,7 +191,7 @@ def chunk(data: bytes) -> bytes:
         (gzip.compress(b'{"devices":[]}'), bytes(2**16), ServiceUnavailable),
         (gzip.compress(b'{"devices":[]}'), gzip.compress(b" "), ServiceUnavailable),
         (gzip.compress(b""), gzip.compress(b""), ServiceUnavailable),
-        # Blocks that unfold to nothing, and a name without end.
+        # Blocks that decompress to nothing, and an endless name.
         (gzip.compress(b"")[:10], b"\0\0\0\xff\xff" * 2**14, ServiceFault),
         (b"\x1f\x8b\x08\x08\0\0\0\0\0\0", b"x" * 2**16, ServiceFault),
     ],

@@ -1,4 +1,4 @@
-"""One snapshot on all ranks: real processes on gloo, one with a warm cache and one with none."""
+"""The same snapshot on all ranks: real processes with gloo, with and without a warm cache."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ def _run(
 
 
 def on_two_ranks(folder: Path, task: Callable[..., Any], *arguments: object) -> list[Any]:
-    """What the task gives on each rank. Gloo's ranks sometimes miss each other: they meet again."""
+    """The results of the task on each rank. Repeated if gloo's ranks fail to connect."""
     folder.mkdir(exist_ok=True)
     for attempt in range(3):
         with _two_ranks(folder / f"meeting-{attempt}", task, *arguments) as ends:
             if all(_has_met(end) for end in ends):
-                found = []
+                results = []
                 for end in ends:
                     assert end.poll(90), "a rank hangs"
-                    found.append(end.recv())
-                return found
-            ends.clear()  # nobody to wait for
+                    results.append(end.recv())
+                return results
+            ends.clear()  # no process is left to wait for
     pytest.fail("gloo's two ranks did not meet in three attempts")
 
 
 def _has_met(end: Connection) -> bool:
     try:
         return end.poll(40) and end.recv() == MET
-    except EOFError:  # its process ended: the other rank was not there
+    except EOFError:  # its process has ended because the other rank was missing
         return False
 
 
@@ -93,11 +93,11 @@ def _from_caches(rank: int, url: str, folders: tuple[str, str]) -> tuple[str, st
         with Client(url, cache_dir=folders[rank], retries=0, timeout=5) as client:
             return client.snapshot()
 
-    found = shared_snapshot(fetch)
-    assert found is not None
-    choice = found.find(BIG)
+    shared = shared_snapshot(fetch)
+    assert shared is not None
+    choice = shared.find(BIG)
     assert choice is not None
-    return found.revision, choice.config.kernel.name, asked
+    return shared.revision, choice.config.kernel.name, asked
 
 
 def _failing(rank: int) -> object:
@@ -119,14 +119,14 @@ def _nothing(rank: int) -> object:
 
 
 def _in_a_group(rank: int) -> object:
-    """Rank 0 of the group is rank 1 of the job."""
+    """The group's rank 0 is the job's rank 1."""
     import torch.distributed as dist
 
     group = dist.new_group([1])
     if rank == 0:
         return "outside"
-    found = shared_snapshot(lambda: WINNERS, group)
-    return found and found.revision
+    shared = shared_snapshot(lambda: WINNERS, group)
+    return shared and shared.revision
 
 
 @pytest.mark.parametrize("warm", [0, pytest.param(1, marks=pytest.mark.long)])
@@ -137,11 +137,11 @@ def test_a_warm_and_a_cold_rank_choose_alike(
     server.say(Say(body=WINNERS.document))
     with Client(server.url, cache_dir=folders[warm]) as client:
         assert client.snapshot() == WINNERS
-    if warm == 0:  # what is cached must do; the other rank would have nothing
+    if warm == 0:  # only the first rank has a cache, and it must suffice
         server.stop()
-    found = on_two_ranks(tmp_path / "job", _from_caches, server.url, folders)
+    results = on_two_ranks(tmp_path / "job", _from_caches, server.url, folders)
     name = WINNERS.rows[0].config.kernel.name  # type: ignore[union-attr]
-    assert found == [(WINNERS.revision, name, True), (WINNERS.revision, name, False)]
+    assert results == [(WINNERS.revision, name, True), (WINNERS.revision, name, False)]
 
 
 @pytest.mark.long
@@ -155,8 +155,8 @@ def test_all_ranks_fail_alike(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_an_interrupt_on_rank_0_lets_the_others_go(tmp_path: Path) -> None:
-    found = on_two_ranks(tmp_path, _interrupted)
-    assert [kind for kind, *_ in found] == ["KeyboardInterrupt", "SnapshotUnavailable"]
+    results = on_two_ranks(tmp_path, _interrupted)
+    assert [kind for kind, *_ in results] == ["KeyboardInterrupt", "SnapshotUnavailable"]
 
 
 @pytest.mark.long
@@ -170,8 +170,8 @@ def test_a_group_has_its_own_rank_0(tmp_path: Path) -> None:
 
 
 def _refused_by_one(rank: int) -> object:
-    def check(found: Snapshot) -> None:
-        assert found == WINNERS
+    def check(snapshot: Snapshot) -> None:
+        assert snapshot == WINNERS
         if rank == 1:
             raise PackUntrusted("it is not signed")
 
@@ -222,31 +222,33 @@ def test_ranks_agree_that_nothing_was_replaced(tmp_path: Path) -> None:
 def agree(
     *ranks: Callable[[Snapshot], None], fetch: Callable[[], Snapshot] = lambda: WINNERS, world: int
 ) -> list[Snapshot | str]:
-    """What each rank gets, or why it gets nothing; each a thread with the same store."""
+    """The snapshot or the error of each rank. Ranks are threads with the same store."""
     from torch.distributed import HashStore
 
-    store, found = HashStore(), dict[int, Snapshot | str]()
+    store, outcomes = HashStore(), dict[int, Snapshot | str]()
 
     def rank(number: int, check: Callable[[Snapshot], None]) -> None:
         try:
-            found[number] = agreed_snapshot(fetch, store, number, world, check=check, timeout_s=2.0)
+            outcomes[number] = agreed_snapshot(
+                fetch, store, number, world, check=check, timeout_s=2.0
+            )
         except SnapshotUnavailable as error:
-            found[number] = str(error)
+            outcomes[number] = str(error)
 
     threads = [threading.Thread(target=rank, args=one) for one in enumerate(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [found[number] for number in range(len(ranks))]
+    return [outcomes[number] for number in range(len(ranks))]
 
 
 def takes(_: Snapshot) -> None:
-    """All is well."""
+    """Accepts every snapshot."""
 
 
 def refuses(_: Snapshot) -> None:
-    raise PackUntrusted("nobody knows who made it")
+    raise PackUntrusted("its signer is unknown")
 
 
 def goes() -> Snapshot:
@@ -260,7 +262,7 @@ def test_all_ranks_agree_by_the_store_alone() -> None:
 def test_what_one_rank_refuses_none_runs() -> None:
     one, other = agree(takes, refuses, world=2)
     assert one == other
-    assert "rank 1 does not take the snapshot: PackUntrusted: nobody knows" in str(one)
+    assert "rank 1 does not take the snapshot: PackUntrusted: its signer is unknown" in str(one)
 
 
 def test_what_rank_0_does_not_get_none_runs() -> None:
@@ -271,6 +273,6 @@ def test_what_rank_0_does_not_get_none_runs() -> None:
 
 
 def test_who_waits_in_vain_decides_for_all() -> None:
-    one, other = agree(takes, takes, world=3)  # the third does not come
+    one, other = agree(takes, takes, world=3)  # the third rank is missing
     assert one == other
     assert "waited 2 s for the other ranks" in str(one)

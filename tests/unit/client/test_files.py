@@ -1,4 +1,4 @@
-"""Files that a user names are written to, whatever they are; gemmsmith's own are private."""
+"""Writing to all kinds of files that a user names, and gemmsmith's own private files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def mode(path: Path) -> int:
 
 
 class Place:
-    """Something that a user names, and what arrives there."""
+    """A path that a user names, and the content that arrives there."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.path, self.real, self.kind = folder / "named", folder / "real", kind
@@ -107,14 +107,14 @@ class Place:
         self.path.symlink_to(f"/proc/self/fd/{self._pipe[1]}")
 
     def appended(self) -> None:
-        """As the shell has it: `export /dev/fd/3 3>>real`."""
+        """Appends, like the shell's `export /dev/fd/3 3>>real`."""
         self.real.write_bytes(OLD)
         number = os.open(self.real, os.O_WRONLY | os.O_APPEND)
         self._pipe, self.path = (-1, number), Path(f"/dev/fd/{number}")
 
     @property
     def expected(self) -> bytes:
-        """What is to be there before what is written."""
+        """The content that must precede the written content."""
         return OLD if self.kind == "appended" else b""
 
     def arrived(self) -> bytes:
@@ -168,7 +168,7 @@ def test_a_failure_leaves_what_was_there(place: Place) -> None:
 
 
 def litter(place: Place) -> list[Path]:
-    """What is left behind by writing."""
+    """Files that writing has left behind."""
     folder = place.real.parent if place.real.parent.exists() else place.path.parent
     return [path for path in folder.rglob(".*") if not str(path).startswith("/dev")]
 
@@ -294,7 +294,7 @@ UNSAFE = [
 def test_keys_and_packs_that_others_may_change_are_not_used(
     what: str, permissions: int, owner: int, reason: str | None, tmp_path: Path
 ) -> None:
-    """Each place that trust or code is read from, the folder and the file in it."""
+    """All folders and files from which keys or code are read."""
     cache, trusted = PackCache(tmp_path), tmp_path / "trusted"
     pack = cache.store(PACK, CONTENT)
     key = Signer.create(tmp_path / "signing.key").public

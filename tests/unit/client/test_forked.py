@@ -27,7 +27,7 @@ SIZES = [(4096, 6144, 1024), (256, 4096, 4096), (1024, 4096, 4096), (2048, 2048,
 
 
 def in_child(work: Callable[[], object]) -> Callable[[], int]:
-    """Run this in a forked child; what is returned waits for its exit status."""
+    """Run this in a forked child. Returns a function that waits for the exit status."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -40,17 +40,17 @@ def in_child(work: Callable[[], object]) -> Callable[[], int]:
 
 @contextmanager
 def service(answer: Answer) -> Iterator[str]:
-    """Answers each `GET /best` with an answer to its own problem; gives its URL."""
+    """A service that answers each `GET /best` for its own problem. Yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # head and body in one packet
+        wbufsize = -1  # head and body in the same packet
 
         def do_GET(self) -> None:
             asked = parse_qs(urlsplit(self.path).query)
             problem = Problem(*(int(asked[name][0]) for name in "mnk"))
-            found = replace(answer, problem=problem, measured=problem)
-            body = json.dumps(found.to_dict()).encode()
+            reply = replace(answer, problem=problem, measured=problem)
+            body = json.dumps(reply.to_dict()).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -72,7 +72,7 @@ def service(answer: Answer) -> Iterator[str]:
 
 
 def misses(client: Client, first: int) -> int:
-    """How many of many lookups fail or are answered with another problem."""
+    """The number of lookups that fail or get an answer for another problem."""
     count = 0
     for size in itertools.islice(itertools.cycle(SIZES), first, first + 60):
         try:
@@ -85,7 +85,7 @@ def misses(client: Client, first: int) -> int:
 def test_children_share_no_connection(answer: Answer) -> None:
     with service(answer) as url, Client(url, cache_dir=None, retries=0) as client:
         for _ in range(3):
-            assert misses(client, 0) == 0  # now there is a connection
+            assert misses(client, 0) == 0  # opens a connection
             ends = [in_child(lambda i=i: misses(client, i)) for i in range(3)]
             assert misses(client, 3) == 0
             assert [end() for end in ends] == [0, 0, 0]
@@ -104,7 +104,7 @@ def test_children_of_children_and_threads_share_none(answer: Answer) -> None:
         for thread in threads:
             thread.start()
         try:
-            # The locks of the parent's connections are held by its threads at that moment.
+            # At this moment threads of the parent hold the locks of its connections.
             ends = [
                 in_child(lambda: misses(client, 1) + in_child(lambda: misses(client, 2))())
                 for _ in range(5)
@@ -136,10 +136,10 @@ def test_an_asynchronous_client_is_of_its_process_too(answer: Answer) -> None:
 
 
 def run_anew(work: object) -> int:
-    """Run in an event loop of this process's own."""
+    """Run in a new event loop of this process."""
     asyncio._set_running_loop(None)
-    found: int = asyncio.new_event_loop().run_until_complete(work)  # type: ignore[arg-type]
-    return found
+    result: int = asyncio.new_event_loop().run_until_complete(work)  # type: ignore[arg-type]
+    return result
 
 
 def test_a_child_reads_events_on_its_own(server: Misbehaving, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_child_refreshes_on_its_own(tmp_path: Path) -> None:
     def fetch(known: Snapshot) -> Snapshot:
         if os.getpid() == parent:
             held.set()
-            holding.wait(20)  # with the lock
+            holding.wait(20)  # while holding the lock
             return known
         return new if newest.exists() else known
 
@@ -211,7 +211,7 @@ def test_a_child_refreshes_on_its_own(tmp_path: Path) -> None:
 
     def child() -> int:
         if threading.active_count() != 1:
-            return 1  # one that looks nothing up needs no thread
+            return 1  # a child without a lookup needs no thread
         newest.touch()
         lookup.lookup("bf16", "tn", 1, 1, 1)
         deadline = time.monotonic() + 20

@@ -1,4 +1,4 @@
-"""Fused problems: what exists, what they move and compute, and which ones are neighbours."""
+"""Fused problems: which exist, their bytes and operations, and their neighbours."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_names_say_their_parts() -> None:
     assert Epilogue.made_of(bias=True, activation="tanh") is None
 
 
-def test_names_of_backward_ones_say_theirs() -> None:
-    found = {}
+def test_names_of_backward_epilogues_give_their_parts() -> None:
+    matrices = {}
     for epilogue in Epilogue:
         parts = epilogue.backward
         if parts is None:
@@ -66,13 +66,13 @@ def test_names_of_backward_ones_say_theirs() -> None:
         assert again is epilogue
         assert (epilogue.has_bias, epilogue.has_residual, epilogue.stores_aux) == (False,) * 3
         assert epilogue.activation is None
-        found[epilogue] = (epilogue.reads, epilogue.outputs)
-    assert len(found) == 4 * 3 + 3 * 2
-    assert found[Epilogue.DGELU_BGRAD] == (1, 1)
-    assert found[Epilogue.DRELU2_ACT] == (1, 2)
-    assert found[Epilogue.DSILU_GATE] == (2, 2)
-    assert found[Epilogue.DGELU_TANH_GATE_ACT] == (2, 3)
-    assert found[Epilogue.DGELU_GATE] == (2, 2)
+        matrices[epilogue] = (epilogue.reads, epilogue.outputs)
+    assert len(matrices) == 4 * 3 + 3 * 2
+    assert matrices[Epilogue.DGELU_BGRAD] == (1, 1)
+    assert matrices[Epilogue.DRELU2_ACT] == (1, 2)
+    assert matrices[Epilogue.DSILU_GATE] == (2, 2)
+    assert matrices[Epilogue.DGELU_TANH_GATE_ACT] == (2, 3)
+    assert matrices[Epilogue.DGELU_GATE] == (2, 2)
     assert Epilogue.backward_of("relu2", gated=True) is None
     assert Epilogue.backward_of("silu", activated=True, bias_gradient=True) is None
 
@@ -111,7 +111,7 @@ def test_what_is_read_and_written_beside_the_product() -> None:
     assert moved("row_scale_bias") == plain.operand_bytes + 4 * M + 2 * N
     assert moved("silu_gate") == plain.operand_bytes - M * N
     assert moved("silu_gate_aux") == plain.operand_bytes + M * N
-    # aux, and what is stored beside D; of gated ones gate and up, and the gradients of both.
+    # aux and further outputs; with a gate, gate and up and the gradients of both.
     assert moved("dsilu") == plain.operand_bytes + 2 * M * N
     assert moved("dsilu_act") == plain.operand_bytes + 4 * M * N
     assert moved("dsilu_bgrad") == plain.operand_bytes + 2 * M * N + 2 * N
@@ -166,7 +166,7 @@ def test_what_does_not_exist(dtype: str, layout: str, given: dict[str, str], fie
 
 @pytest.mark.parametrize("epilogue", FORWARD)
 def test_what_may_be_stored_in_fp8(epilogue: Epilogue) -> None:
-    """What a forward pass ends in, and nothing that is kept in 16 bits."""
+    """Epilogues at the end of a forward pass, without anything that is kept in 16 bits."""
     exists = epilogue.has_bias or epilogue.is_gated
     kept = epilogue.has_residual or epilogue.stores_aux or epilogue.has_row_scale
     if exists and not kept:

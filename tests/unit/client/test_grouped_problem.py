@@ -1,4 +1,4 @@
-"""Grouped problems: what exists, what they move and compute, and which ones are neighbours."""
+"""Grouped problems: which exist, their bytes and operations, and their neighbours."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def test_the_groups_share_the_tokens() -> None:
 
 def test_factors_are_the_tokens_and_every_experts_own() -> None:
     operation = Operation.of("fp8_e4m3", scaling="row", grouping="rows")
-    found = Problem.of(operation, TOKENS, N, K, EXPERTS).operand_bytes
+    moved = Problem.of(operation, TOKENS, N, K, EXPERTS).operand_bytes
     matrices = TOKENS * K + EXPERTS * N * K + 2 * TOKENS * N
-    assert found == matrices + 4 * (TOKENS + EXPERTS * N)
+    assert moved == matrices + 4 * (TOKENS + EXPERTS * N)
 
 
 def test_only_the_number_of_tokens_may_differ_from_a_neighbours() -> None:

@@ -1,4 +1,4 @@
-"""What `gemmsmith.pth` does when Python starts: nothing, until torch is imported as well."""
+"""`gemmsmith.pth`, which does nothing at Python's start until torch is imported."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_fake_torch_is_imported_as_ever_and_then_begun_with(tmp_path: Path) ->
         "def begin(): began.append(hasattr(sys.modules['torch'], 'loaded'))\n"
         "began, hook._begin = [], begin\n"
         "import torch\n"
-        "hook.install()\n"  # once more: nothing
+        "hook.install()\n"  # a second call has no effect
         "assert torch.__spec__.loader is torch.loaded and 'exec_module' not in vars(torch.loaded)\n"
         "assert not any(type(one).__name__ == '_Waiting' for one in sys.meta_path)\n"
         "import importlib; importlib.reload(torch)\n"
@@ -78,7 +78,7 @@ ASKING = {
     ),
     "copies what it was given": "copy.copy(importlib.util.find_spec('torch').loader)",
 }
-"""What programs and libraries do before they import torch, or without importing it."""
+"""Look-ups of torch by programs and libraries before they import it, or without an import."""
 
 IMPORTING = {
     "import": "import torch",
@@ -129,7 +129,7 @@ IMPORTING = {
         "import torch; assert 'all.zip' in torch.__file__"
     ),
 }
-"""How they import it then."""
+"""Ways to import torch after that."""
 
 PROGRAM = """
 import copy, importlib, importlib.util, os, pkgutil, sys, threading
@@ -155,7 +155,7 @@ print(len(began))
     + [("asks where it is", importing) for importing in IMPORTING if importing != "import"],
 )
 def test_it_begins_once_torch_is_executed(tmp_path: Path, asking: str, importing: str) -> None:
-    """However often a program asks for torch before, and however it imports it."""
+    """All look-ups before the import, and all ways to import torch."""
     (tmp_path / "torch.py").write_text(
         f"import os\nif os.environ.get('FAILS'): raise OSError\n{TORCH}"
     )
@@ -227,7 +227,7 @@ def test_a_torch_that_cannot_be_imported_raises_what_it_raises(tmp_path: Path) -
 
 
 def test_the_line_survives_a_library_that_is_gone(tmp_path: Path) -> None:
-    """As after a removal by hand: Python says so, and starts."""
+    """After a removal by hand, Python prints an error and starts."""
     (tmp_path / unchanged.PTH.name).write_text(unchanged.PTH.read_text())
     code = (
         "import site, sys; sys.modules['gemmsmith'] = None;"

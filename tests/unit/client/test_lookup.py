@@ -1,4 +1,4 @@
-"""Lookups in memory: fast, remembered, refreshed without ever failing."""
+"""Lookups in memory: their speed, their memory, and refreshes, which never fail."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_misses_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(5):
         assert [ask(lookup, problem) for problem in far] == [None] * 4
     assert asked == far
-    assert ask(lookup, BIG) is not None  # one more than it holds
+    assert ask(lookup, BIG) is not None  # one lookup more than it remembers
     assert ask(lookup, BIG) is not None
     assert len(asked) == 5
     assert len(lookup._found) <= 4

@@ -1,4 +1,4 @@
-"""Operations: one text for each, and only for those that exist."""
+"""Operations: each has a unique text, and only existing combinations have one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gemmsmith.errors import InvalidProblem
 
 
 def every() -> list[Operation]:
-    """Each combination of parts that is not refused."""
-    found = []
+    """All valid combinations of parts."""
+    operations = []
     for types, layout, out, scaling, grouping, epilogue, accumulate in product(
         DType, Layout, Element, Scaling, Grouping, Epilogue, (False, True)
     ):
@@ -38,8 +38,8 @@ def every() -> list[Operation]:
             )
         except InvalidProblem:
             continue
-        found.append(operation)
-    return found
+        operations.append(operation)
+    return operations
 
 
 EVERY = every()
@@ -81,9 +81,9 @@ def test_parts_may_be_given_one_by_one() -> None:
 
 
 def test_what_is_not_given_is_as_the_dtype_says() -> None:
-    found = Operation.of("bf16.out_f32", "nt", accumulate=True)
-    assert found.key == "bf16.out_f32.accumulate.nt"
-    assert Operation.of(found.dtype, "nt", accumulate=False).dtype == "bf16.out_f32"
+    operation = Operation.of("bf16.out_f32", "nt", accumulate=True)
+    assert operation.key == "bf16.out_f32.accumulate.nt"
+    assert Operation.of(operation.dtype, "nt", accumulate=False).dtype == "bf16.out_f32"
     assert Operation.of("bf16.out_f32", out="bf16").dtype == "bf16"
     assert Operation.of("fp8_e4m3", scaling="block", grouping="rows").key == (
         "fp8_e4m3.scale_block.group_rows.tn"
@@ -104,14 +104,14 @@ def test_what_is_not_given_is_as_the_dtype_says() -> None:
 def test_meaning_of_short_names(
     dtype: str, a: Element, b: Element, accumulator: Element, d: Element, scaling: Scaling
 ) -> None:
-    found = Operation.of(dtype)
-    assert (found.a, found.b, found.accumulator, found.d) == (a, b, accumulator, d)
-    assert (found.scaling, found.is_scaled) == (scaling, scaling is not Scaling.NONE)
-    assert (found.grouping, found.epilogue) == (Grouping.NONE, Epilogue.NONE)
-    assert not found.accumulate
-    assert found.is_plain
-    assert (found.dtype, found.key, str(found)) == (dtype, f"{dtype}.tn", f"{dtype} tn")
-    assert found.is_narrow_float is dtype.startswith("fp8")
+    operation = Operation.of(dtype)
+    assert (operation.a, operation.b, operation.accumulator, operation.d) == (a, b, accumulator, d)
+    assert (operation.scaling, operation.is_scaled) == (scaling, scaling is not Scaling.NONE)
+    assert (operation.grouping, operation.epilogue) == (Grouping.NONE, Epilogue.NONE)
+    assert not operation.accumulate
+    assert operation.is_plain
+    assert (operation.dtype, operation.key, str(operation)) == (dtype, f"{dtype}.tn", f"{dtype} tn")
+    assert operation.is_narrow_float is dtype.startswith("fp8")
 
 
 def test_every_short_name_has_a_meaning() -> None:

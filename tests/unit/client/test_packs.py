@@ -1,4 +1,4 @@
-"""Packs: checked against their hash and for who signed them; fetched once."""
+"""Packs: their hash and their signature are checked, and they are fetched once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHER = "e" * 64
 
 @pytest.fixture(autouse=True)
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the keys that are believed, of this test alone."""
+    """A folder of trusted keys for this test only."""
     folder = tmp_path / "trusted"
     monkeypatch.setenv("GEMMSMITH_TRUSTED", str(folder))
     monkeypatch.delenv("GEMMSMITH_UNSIGNED", raising=False)
@@ -47,9 +47,9 @@ def signer(tmp_path: Path, keys: Path) -> Signer:
 
 @pytest.fixture
 def named(signer: Signer) -> Named:
-    """A snapshot that names PACK, signed."""
-    found = snapshot(row(BIG), signer=signer)
-    return lambda: found
+    """A signed snapshot that names PACK."""
+    winners = snapshot(row(BIG), signer=signer)
+    return lambda: winners
 
 
 def never(pack_hash: str) -> bytes:
@@ -127,17 +127,17 @@ def test_threads_fetch_it_once(tmp_path: Path, named: Named) -> None:
         return CONTENT
 
     packs = Packs(read, folder=tmp_path, signed=named)
-    found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(packs.path(PACK))) for _ in range(8)]
+    paths: list[Path] = []
+    threads = [threading.Thread(target=lambda: paths.append(packs.path(PACK))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (len(found), len(set(found)), asked) == (8, 1, [PACK])
+    assert (len(paths), len(set(paths)), asked) == (8, 1, [PACK])
 
 
 def _take(folder: str, log: str, document: bytes) -> None:
-    found = Snapshot.parse(document)
+    winners = Snapshot.parse(document)
 
     def read(pack_hash: str) -> bytes:
         with Path(log).open("a") as file:
@@ -145,7 +145,7 @@ def _take(folder: str, log: str, document: bytes) -> None:
         time.sleep(0.2)
         return CONTENT
 
-    packs = Packs(read, folder=Path(folder), signed=lambda: found)
+    packs = Packs(read, folder=Path(folder), signed=lambda: winners)
     assert packs.path(PACK).read_bytes() == CONTENT
 
 
@@ -182,8 +182,8 @@ def test_nobody_waits_long_for_a_process_that_hangs(
     hanging.join()
 
 
-def takes(found: Snapshot, folder: Path) -> Path:
-    return Packs(lambda _: CONTENT, folder=folder, signed=lambda: found).path(PACK)
+def takes(winners: Snapshot, folder: Path) -> Path:
+    return Packs(lambda _: CONTENT, folder=folder, signed=lambda: winners).path(PACK)
 
 
 def test_only_what_a_signed_snapshot_names_is_taken(
@@ -201,13 +201,13 @@ def test_only_what_a_signed_snapshot_names_is_taken(
         with pytest.raises(PackUntrusted, match=reason):
             Packs(never, folder=tmp_path / "cache", signed=signed).path(PACK)
     assert takes(snapshot(row(BIG), signer=signer), tmp_path / "cache").read_bytes() == CONTENT
-    # One that was cached since is no exception.
+    # A pack that was cached meanwhile is checked as well.
     with pytest.raises(PackUntrusted):
         takes(strangers, tmp_path / "cache")
     monkeypatch.setenv("GEMMSMITH_UNSIGNED", "1")
     assert takes(strangers, tmp_path / "cache")
     assert Packs(never, folder=tmp_path / "cache").path(PACK)
-    # Damaged is damaged, whatever is let in.
+    # A damaged pack is rejected even if unsigned packs are allowed.
     with pytest.raises(PackCorrupt):
         Packs(lambda _: b"other", folder=tmp_path / "other", signed=lambda: unsigned).path(PACK)
     monkeypatch.setenv("GEMMSMITH_UNSIGNED", "perhaps")
@@ -216,7 +216,7 @@ def test_only_what_a_signed_snapshot_names_is_taken(
 
 
 def test_swapping_two_signed_packs_is_noticed(tmp_path: Path, signer: Signer) -> None:
-    """Whoever may alter the document, but has no key, gives each problem the other's pack."""
+    """An attacker without a key changes the document: each problem gets the other's pack."""
     rows = (row(BIG), row(SMALL, config=replace(CONFIG, pack=OTHER)))
     honest = snapshot(*rows, signer=signer)
     swapped = snapshot(row(BIG, config=rows[1].config), row(SMALL))
@@ -229,12 +229,12 @@ def test_swapping_two_signed_packs_is_noticed(tmp_path: Path, signer: Signer) ->
         )
 
 
-def test_a_revoked_key_is_believed_no_longer(tmp_path: Path, keys: Path, signer: Signer) -> None:
-    found = snapshot(row(BIG), signer=signer)
-    assert takes(found, tmp_path / "cache")
+def test_a_revoked_key_is_not_trusted_any_more(tmp_path: Path, keys: Path, signer: Signer) -> None:
+    winners = snapshot(row(BIG), signer=signer)
+    assert takes(winners, tmp_path / "cache")
     (keys / "signer.pub").unlink()
     with pytest.raises(PackUntrusted, match="not among the 0"):
-        takes(found, tmp_path / "cache")
+        takes(winners, tmp_path / "cache")
 
 
 def test_several_keys_are_believed_at_once(tmp_path: Path, signer: Signer) -> None:

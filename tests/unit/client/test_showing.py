@@ -1,4 +1,4 @@
-"""How answers and jobs are shown: short, with their figures, and never as HTML of a service's."""
+"""How answers and jobs are shown: briefly, with their numbers, and without a service's HTML."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def status(**more: Any) -> JobStatus:
 
 @pytest.fixture
 def client(server: Misbehaving, tmp_path: Path) -> Iterator[Client]:
-    with Client(server.url, timeout=5, retries=2, cache_dir=tmp_path) as found:
-        never_wait(found)
-        yield found
+    with Client(server.url, timeout=5, retries=2, cache_dir=tmp_path) as opened:
+        never_wait(opened)
+        yield opened
 
 
 def test_an_answer_is_a_line(answer: Answer) -> None:
@@ -87,9 +87,9 @@ def test_times_of_a_recorded_gpu_say_so(answer: Answer) -> None:
     replayed = replace(answer, replayed=True)
     assert "15.7 µs (547.1 TFLOP/s), recorded H200" in repr(replayed)
     assert replayed._repr_html_().count("µs (") == replayed._repr_html_().count("recorded H200")
-    found = status(phase="screen", done=12, total=48, best_us=15.7, recorded="NVIDIA H200")
-    assert "best 15.7 µs (recorded H200)" in repr(found)
-    assert "15.7 µs (recorded H200)" in found._repr_html_()
+    job = status(phase="screen", done=12, total=48, best_us=15.7, recorded="NVIDIA H200")
+    assert "best 15.7 µs (recorded H200)" in repr(job)
+    assert "15.7 µs (recorded H200)" in job._repr_html_()
     event = JobEvent(id="1", kind="progress", data={"best_us": 14.0, "recorded": "NVIDIA H200"})
     assert "14.0 µs (recorded H200)" in status(best_us=15.7).updated(event).line
 
@@ -120,12 +120,12 @@ def test_html_has_nothing_of_a_services_own(answer: Answer) -> None:
 
 
 def test_a_job_is_a_line() -> None:
-    found = status(phase="screen", done=12, total=48, best_us=15.7)
-    assert repr(found) == (
+    job = status(phase="screen", done=12, total=48, best_us=15.7)
+    assert repr(job) == (
         "<JobStatus j1 256×4096×4096 bf16 tn: running, screen [######------------------] 12/48, "
         "best 15.7 µs>"
     )
-    assert found.to_dict()["problem"]["m"] == 256
+    assert job.to_dict()["problem"]["m"] == 256
     assert "\n" not in repr(status(error="a\nb\x1b[2J"))
     assert "\x1b" not in line("\x1b[2J")
 
@@ -148,7 +148,7 @@ def test_a_terminals_line_is_written_over() -> None:
     assert before == ""
     assert "compiling" in first
     assert second.startswith("j1 256×4096×4096 bf16 tn: done ")
-    assert len(first) == len(second)  # nothing of the longer one is left
+    assert len(first) == len(second)  # no character of the longer line is left
 
 
 def test_a_log_gets_a_line_a_phase() -> None:
@@ -167,8 +167,8 @@ def test_a_log_gets_a_line_a_phase() -> None:
 def test_a_notebooks_cell_changes_in_place() -> None:
     shown: list[Any] = []
 
-    def display(found: JobStatus, *, display_id: bool) -> SimpleNamespace:
-        shown.append(("new", found, display_id))
+    def display(job: JobStatus, *, display_id: bool) -> SimpleNamespace:
+        shown.append(("new", job, display_id))
         return SimpleNamespace(update=lambda later: shown.append(("update", later)))
 
     cell = NotebookCell(display)
@@ -209,13 +209,13 @@ def test_waiting_shows_the_job(
     assert repr(handle) == "<TuningJob j1 256×4096×4096 bf16 tn: waiting>"
     assert handle._repr_html_() == handle.status._repr_html_()
     assert handle.wait(timeout=30, progress=True) == TunedAnswer.of(answer, answer)
-    told = capsys.readouterr()
-    assert [text.split(": ")[1] for text in told.err.splitlines()] == [
+    printed = capsys.readouterr()
+    assert [text.split(": ")[1] for text in printed.err.splitlines()] == [
         "waiting",
         "running, screen [#############-----------] 5/9",
         "done",
     ]
-    assert told.out == ""
+    assert printed.out == ""
 
 
 def test_not_tuned_says_how_to_tune(client: Client, server: Misbehaving) -> None:

@@ -1,4 +1,4 @@
-"""Signatures of statements: made by one key, believed by its public half, for one purpose only."""
+"""Signatures of statements: made with a key, and valid for this key and a single purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots: what they choose, and that a revision means its winners."""
+"""Snapshots: their choices, and that a revision identifies its winners."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.support.replacing import replace
 from tests.support.snapshots import BIG, CONFIG, H200, PACK, document, row, snapshot
 
 GELU = replace(BIG, dtype="bf16.then_bias_gelu_tanh")
-"""Kernels of its neighbours on both sides are run: they save passes over memory."""
+"""A problem for which kernels of neighbours on both sides may run: they save memory passes."""
 GELU_CONFIG = replace(CONFIG, kernel=replace(KERNEL, dtype=GELU.dtype))
 
 
 def changed(fields: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """The fields with those of the change, nested ones too."""
+    """The fields with the change applied, also to nested fields."""
     inner = {
         name: changed(fields.get(name, {}), value) if isinstance(value, dict) else value
         for name, value in change.items()
@@ -36,25 +36,25 @@ def changed(fields: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_exact_winner_comes_first_then_the_nearest_legal_one() -> None:
     near = replace(GELU, m=2048)
-    found = snapshot(
+    winners = snapshot(
         row(GELU, config=GELU_CONFIG, saving_us=7.5),
         row(near, config=GELU_CONFIG, deterministic=False, saving_us=3.0),
         row(replace(GELU, m=1024), config=GELU_CONFIG),
     )
-    exact = found.find(GELU)
+    exact = winners.find(GELU)
     assert exact is not None
     assert (exact.config, exact.measured, exact.distance, exact.deterministic) == (
         GELU_CONFIG, GELU, 0.0, True,
     )  # fmt: skip
-    other = found.find(replace(GELU, m=1500))
+    other = winners.find(replace(GELU, m=1500))
     assert other is not None
     assert exact.saving_us == 7.5
-    # A neighbour's kernel was not measured here, so nobody knows what it saves.
+    # A neighbour's kernel was not measured for this problem, so its saving is unknown.
     assert (other.measured, other.deterministic, other.saving_us) == (near, False, None)
     assert other.distance == replace(GELU, m=1500).distance(near)
-    assert found.find(replace(GELU, m=1000)) is None  # smaller than all that were measured
-    assert found.find(replace(GELU, k=4100)) is None  # rows of A off the kernel's alignment
-    assert found.find(replace(GELU, layout=Layout.TT)) is None
+    assert winners.find(replace(GELU, m=1000)) is None  # smaller than all measured problems
+    assert winners.find(replace(GELU, k=4100)) is None  # rows of A off the kernel's alignment
+    assert winners.find(replace(GELU, layout=Layout.TT)) is None
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def test_few_neighbours_kernels_are_run(dtype: str, m: int, batch: int, runs: bo
     few, many = (128, 300) if m == 256 else (1024, 4096)
     measured = Problem(m=many, n=4096, k=4096, batch=batch, dtype=dtype)
     config = replace(CONFIG, kernel=replace(KERNEL, dtype=dtype))
-    found = snapshot(row(measured, config=config), row(replace(measured, m=few), config=config))
+    winners = snapshot(row(measured, config=config), row(replace(measured, m=few), config=config))
     asked = replace(measured, m=m)
-    assert (found.find(asked) is not None) is runs
-    assert (found.row_for(asked) is not None) is runs
-    assert found.find(measured) is not None
+    assert (winners.find(asked) is not None) is runs
+    assert (winners.row_for(asked) is not None) is runs
+    assert winners.find(measured) is not None
 
 
 OTHER = replace(GELU_CONFIG, kernel=replace(GELU_CONFIG.kernel, name="another"))
@@ -92,10 +92,10 @@ OTHER = replace(GELU_CONFIG, kernel=replace(GELU_CONFIG.kernel, name="another"))
         ([(4096, 4096, 2048, GELU_CONFIG), (8192, 6144, 4096, GELU_CONFIG)], True),
         ([(8192, 4096, 4096, GELU_CONFIG)], False),
         ([(2048, 4096, 4096, GELU_CONFIG)], False),
-        # As SmolLM2's gates beside those of a larger model: all that won is larger, or smaller.
+        # SmolLM2's gates and those of a larger model: all winners are larger, or all are smaller.
         ([(m, 6144, 5120, GELU_CONFIG) for m in (4096, 8192)], False),
         ([(m, 2048, 4096, GELU_CONFIG) for m in (2048, 4096)], False),
-        # On one side in M, on the other in N: no problem is larger, and none smaller.
+        # Larger in M and smaller in N: neither problem is larger or smaller as a whole.
         ([(2048, 6144, 4096, GELU_CONFIG), (8192, 2048, 4096, GELU_CONFIG)], False),
         ([(2048, 4096, 4096, GELU_CONFIG), (8192, 4096, 4096, OTHER)], False),
         ([(3000, 4096, 4096, GELU_CONFIG), (2048, 4096, 4096, OTHER), (8192, 4096, 4096, OTHER)],
@@ -107,7 +107,7 @@ OTHER = replace(GELU_CONFIG, kernel=replace(GELU_CONFIG.kernel, name="another"))
 def test_a_neighbours_kernel_has_won_on_both_sides(
     rows: list[tuple[int, int, int, Config | None]], runs: bool
 ) -> None:
-    found = snapshot(
+    winners = snapshot(
         *(
             row(
                 replace(GELU, m=m, n=n, k=k),
@@ -117,19 +117,19 @@ def test_a_neighbours_kernel_has_won_on_both_sides(
             for m, n, k, config in rows
         )
     )
-    assert (found.find(replace(GELU, m=4096, n=4096, k=4096)) is not None) is runs
+    assert (winners.find(replace(GELU, m=4096, n=4096, k=4096)) is not None) is runs
 
 
 def test_no_neighbour_answers_for_a_weight_gradient_of_experts() -> None:
-    """They are slower with a neighbour's kernel; forward products are not."""
+    """Weight gradients are slower with a neighbour's kernel, unlike forward products."""
     sums = Problem(
         m=2048, n=768, k=32768, batch=128,
         dtype="bf16.out_f32.group_depth.accumulate", layout=Layout.NT,
     )  # fmt: skip
     kernel = replace(KERNEL, dtype="bf16.out_f32.group_depth", layout=Layout.NT)
-    found = snapshot(row(sums, config=replace(CONFIG, kernel=kernel)))
-    assert found.find(sums) is not None
-    assert found.find(replace(sums, k=16384)) is None
+    winners = snapshot(row(sums, config=replace(CONFIG, kernel=kernel)))
+    assert winners.find(sums) is not None
+    assert winners.find(replace(sums, k=16384)) is None
 
 
 def test_an_illegal_neighbour_gives_way_to_the_next() -> None:
@@ -151,13 +151,13 @@ def test_an_illegal_neighbour_gives_way_to_the_next() -> None:
     ],
     ids=["cublas", "no candidate", "not compiled"],
 )
-def test_what_is_not_to_be_run_is_none_though_a_neighbour_could_be(known: Row) -> None:
-    found = snapshot(
+def test_a_default_winner_is_none_even_if_a_neighbour_could_run(known: Row) -> None:
+    winners = snapshot(
         known, *(row(replace(GELU, m=m), config=GELU_CONFIG) for m in (1024, 2048, 8192))
     )
-    assert found.find(GELU) is None
-    assert found.find(replace(GELU, m=4000)) is None
-    assert found.find(replace(GELU, m=2000)) is not None
+    assert winners.find(GELU) is None
+    assert winners.find(replace(GELU, m=4000)) is None
+    assert winners.find(replace(GELU, m=2000)) is not None
 
 
 def test_the_same_winners_are_the_same_revision() -> None:
@@ -177,10 +177,10 @@ def test_a_file_brings_it_back(tmp_path: Path) -> None:
     kept = snapshot(row(BIG), row(replace(BIG, m=64), use=Use.CUBLAS), signer=signer)
     path = tmp_path / "a" / "winners.json"
     kept.save(path)
-    found = Snapshot.load(path)
-    assert (found.device, found.revision, found.rows) == (H200, kept.revision, kept.rows)
-    assert found.packs() == (PACK,)
-    assert found.check(Trusted([signer.public])) == signer.public
+    loaded = Snapshot.load(path)
+    assert (loaded.device, loaded.revision, loaded.rows) == (H200, kept.revision, kept.rows)
+    assert loaded.packs() == (PACK,)
+    assert loaded.check(Trusted([signer.public])) == signer.public
     assert [entry.name for entry in path.parent.iterdir()] == ["winners.json"]
     with pytest.raises(FileNotFoundError):
         Snapshot.load(tmp_path / "none")
@@ -200,7 +200,7 @@ def test_a_signature_is_of_all_that_its_rows_say(tmp_path: Path, change: dict[st
     signer = Signer.create(tmp_path / "signing.key")
     signed, other = snapshot(row(BIG), signer=signer), snapshot(replace(row(BIG), **change))
     forged = json.loads(other.document) | {"signature": json.loads(signed.document)["signature"]}
-    assert signed.revision == snapshot(row(BIG)).revision  # which does not cover it
+    assert signed.revision == snapshot(row(BIG)).revision  # a revision does not cover the signature
     assert signed.tag != snapshot(row(BIG)).tag
     with pytest.raises(Untrusted, match="altered"):
         Snapshot.parse(json.dumps(forged, separators=(",", ":")).encode()).check(
@@ -249,19 +249,21 @@ def test_a_damaged_document_is_refused(tmp_path: Path, damage, message: str) -> 
 def test_a_winner_with_anything_not_known_here_is_left_out(
     change: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Never read as the plainer one that it would be without it; the others stay."""
+    """It is not read as the plain winner without that part. The other winners stay."""
     near, known = replace(GELU, m=8192), row(GELU, config=GELU_CONFIG)
     other = row(replace(GELU, m=16384), config=GELU_CONFIG)
     odd = changed(msgspec.to_builtins(row(near, config=GELU_CONFIG)), change)
-    found = Snapshot.parse(document(*map(msgspec.to_builtins, (known, other)), odd))
-    assert (found.rows, found.skipped) == ((known, other), 1)
-    assert found.packs() == (PACK,)
-    choice = found.find(near)
+    parsed = Snapshot.parse(document(*map(msgspec.to_builtins, (known, other)), odd))
+    assert (parsed.rows, parsed.skipped) == ((known, other), 1)
+    assert parsed.packs() == (PACK,)
+    choice = parsed.find(near)
     assert choice is not None
     assert choice.measured == GELU
     [said] = caplog.messages
     assert "1 winners of snapshot" in said
-    assert found.revision != snapshot(known, other).revision  # of all rows, known here or not
+    assert (
+        parsed.revision != snapshot(known, other).revision
+    )  # the revision covers all rows, also unknown ones
 
 
 def test_fields_of_a_newer_service_are_ignored() -> None:

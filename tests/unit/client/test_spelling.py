@@ -1,4 +1,4 @@
-"""Problems as people write them: other names of types, other libraries' integers, one line."""
+"""Problems as users write them: other names of types, other libraries' integers, one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service may say: anything. It never raises but as documented, nor reaches the terminal."""
+"""A service may send anything: only documented errors are raised, and the terminal is safe."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ ODD = [
 
 @pytest.fixture
 def client(server: Misbehaving, tmp_path: Path) -> Iterator[Client]:
-    with Client(server.url, timeout=5, retries=0, cache_dir=tmp_path) as found:
-        never_wait(found)
-        yield found
+    with Client(server.url, timeout=5, retries=0, cache_dir=tmp_path) as opened:
+        never_wait(opened)
+        yield opened
 
 
 @EACH
@@ -120,13 +120,13 @@ def test_odd_headers_raise_what_is_documented(
     for headers in HEADERS:
         for status in (200, 302, 404):
             server.say(Say(status, served.body, headers))
-            for _ in range(2):  # the second time with what was kept of the first
+            for _ in range(2):  # the second time with the cache of the first time
                 with contextlib.suppress(GemmsmithError):
                     CALLS[call](client)
 
 
 def shown(error: GemmsmithError) -> list[str]:
-    """The lines of a traceback, which begin with those of the error's causes."""
+    """The lines of a traceback, including those of the error's causes."""
     return "".join(traceback.format_exception(error)).split("\n")
 
 
@@ -325,7 +325,7 @@ def test_an_answer_to_another_question_is_none(
         server.say(Say(body=json.dumps(revision).encode()))
         with pytest.raises(ServiceFault, match="Wrong answer"):
             client.unpin(PROBLEM, device="nvidia-h200-132sm")
-    # What is known already stands in.
+    # The cached answer is returned instead.
     server.say(Say(body=json.dumps(answer.to_dict()).encode()))
     assert client.best(256, 4096, 4096, **ask) == answer
     server.say(Say(body=json.dumps(other).encode()))

@@ -1,4 +1,4 @@
-"""How problems fall into tiles, above all those whose groups share an extent."""
+"""The tiles of problems, especially of those whose groups share an extent."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def rows(tokens: int, groups: int) -> Problem:
     ("tokens", "groups", "tiles", "swapped"),
     [
         (1024, 8, 8 * 1 * 10, 5 * 2 * 8),
-        (1032, 8, 8 * 2 * 10, 5 * 3 * 8),  # 129 a group
-        (1025, 8, 8 * 1 * 10, 5 * 2 * 8),  # one group alone has 129
+        (1032, 8, 8 * 2 * 10, 5 * 3 * 8),  # 129 in each group
+        (1025, 8, 8 * 1 * 10, 5 * 2 * 8),  # a single group has 129
         (16, 128, 16 * 10, 16 * 5),  # sixteen groups with a token each
         (1, 1, 10, 5),
     ],

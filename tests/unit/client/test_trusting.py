@@ -1,4 +1,4 @@
-"""Believing a key: of a service that is asked for it, or out of a file."""
+"""Trusting a key that a service sends, or a key in a file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_it_asks_before_it_believes_a_service(
     path = folder / f"127.0.0.1-{key.id}.pub"
     assert (status, said.out) == (0, f"{path}\n")
     assert Trusted.load(folder).keys.keys() == {key.id}
-    assert "red" not in path.read_text()  # what the stranger calls himself
+    assert "red" not in path.read_text()  # the untrusted comment of the key
 
 
 def test_the_identifier_answers_the_question(url: str, key: PublicKey, folder: Path) -> None:

@@ -175,7 +175,7 @@ def test_packs_travel_by_a_share(settings: Settings, store: Store, tmp_path: Pat
 
 
 def test_a_share_is_believed_no_more_than_others(settings: Settings, tmp_path: Path) -> None:
-    toolchain = fake_nvcc.found(tmp_path / "nvcc")
+    toolchain = fake_nvcc.existing_toolchain(tmp_path / "nvcc")
     made = ArtifactStore(settings.packs, signer=own_signer())
     compiled = tmp_path / "compiled.so"
     some = kernels(PROBLEMS[0])[:2]

@@ -24,7 +24,7 @@ import gemmsmith
 from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.models import norm_layers
+from gemmsmith.ops.models import norms as recipes
 from gemmsmith.ops.models.automatic import every_model, every_norm
 from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.ops.models.layers import recognized
@@ -318,7 +318,7 @@ def test_sizes_that_torchs_kernel_may_not_count_are_the_modules_own(
     net = made()
     with gemmsmith.patch(net):
         for most, expected in ((2 * 5 * WIDTH + 1, 1), (2 * 5 * WIDTH, 0)):
-            monkeypatch.setattr(norm_layers, "MOST", most)
+            monkeypatch.setattr(recipes, "MOST", most)
             net(given())
             assert calls() == expected
 

@@ -1,4 +1,4 @@
-"""A kernel pack without a GPU: the C ABI, implemented on the host."""
+"""A kernel pack that needs no GPU: it implements the C ABI on the host."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def build_pack(
     oldest: int = OLDEST_ABI_VERSION,
     size: int = ctypes.sizeof(Arguments),
 ) -> Path:
-    """A pack that says it speaks from `oldest` to `abi` and knows `size` bytes of arguments."""
+    """A pack for the versions `oldest` to `abi`, which knows `size` bytes of arguments."""
     source = folder / f"{name}.c"
     source.write_text(SOURCE)
     path = folder / name

@@ -1,4 +1,4 @@
-"""The ctypes mirror against the C header itself."""
+"""Compares the ctypes structures with the C header."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRUCTURES = {"gs_arguments": Arguments, "gs_kernel_info": KernelInfo}
 
 @pytest.fixture(scope="module")
 def layout_in_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """Offset of every field and size of every structure, as gcc lays them out."""
+    """The offset of every field and the size of every structure, according to gcc."""
     folder = tmp_path_factory.mktemp("abi")
     wanted = {name: f"(int){name}" for name in ("GS_ABI_VERSION", "GS_ABI_OLDEST")}
     for name, structure in STRUCTURES.items():

@@ -1,4 +1,4 @@
-"""What `run` makes of tensors, and what it refuses. A GPU is needed only for the launch itself."""
+"""The arguments that `run` derives from tensors, and what it rejects. Only a launch needs a GPU."""
 
 from __future__ import annotations
 

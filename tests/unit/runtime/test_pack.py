@@ -1,4 +1,4 @@
-"""Loading packs: what a good one gives, and how each kind of bad one is refused."""
+"""Loading packs: the content of a valid pack, and the rejection of each kind of invalid pack."""
 
 from __future__ import annotations
 

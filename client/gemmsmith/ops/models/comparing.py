@@ -121,7 +121,6 @@ def _settle() -> None:
 
 
 def _slowest(seconds: list[float]) -> list[float]:
-    """The time of the slowest rank, for each block."""
     return [max(block) for block in zip(*_on_all_ranks(seconds), strict=True)]
 
 

@@ -78,7 +78,6 @@ def run_experts(
     arguments: tuple[Any, ...],
     named: dict[str, Any],
 ) -> Any:
-    """The forward of patched experts; see `gemmsmith.ops.models.forwards`."""
     if not named and len(arguments) == 3 and _pays(recipe, module, *arguments):
         return computed(*arguments, module.gate_up_proj, module.down_proj)
     return own(module, *arguments, **named)

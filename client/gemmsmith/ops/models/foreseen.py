@@ -104,7 +104,7 @@ class Foreseen:
             operation = problem.operation
             is_plain = operation.epilogue in (Epilogue.NONE, Epilogue.BIAS)
             if is_plain and problem.batch == 1 and not operation.is_grouped:
-                calls[_followed(problem, Epilogue.NONE)] += count
+                calls[_with_epilogue(problem, Epilogue.NONE)] += count
         for problem, count in calls.items():
             linear = _Linear(problem.n, problem.k, problem.layout)
             trained = bool(_gradients(problem, linear) & sizes)
@@ -113,12 +113,12 @@ class Foreseen:
                 share = count * layers / self._layers[linear]
                 if epilogue is not None:
                     with suppress(InvalidProblem):
-                        followed = _followed(problem, epilogue, doubled=fusion.doubled)
-                        fused[followed] += max(1, round(share))
+                        fused_problem = _with_epilogue(problem, epilogue, doubled=fusion.doubled)
+                        fused[fused_problem] += max(1, round(share))
         return fused
 
 
-def _followed(problem: Problem, epilogue: Epilogue, *, doubled: bool = False) -> Problem:
+def _with_epilogue(problem: Problem, epilogue: Epilogue, *, doubled: bool = False) -> Problem:
     """The product with an epilogue. If `doubled`, it has two weights.
 
     Raises:

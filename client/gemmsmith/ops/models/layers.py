@@ -20,8 +20,7 @@ from torch import nn
 from gemmsmith.ops.models import fusing
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, run_experts
 from gemmsmith.ops.models.forwards import Forwards, Run, is_plain
-from gemmsmith.ops.models.norm_layers import run_norm
-from gemmsmith.ops.models.norms import NormRecipe
+from gemmsmith.ops.models.norms import NormRecipe, run_norm
 from gemmsmith.ops.models.originals import still
 from gemmsmith.ops.models.recipes import (
     FeedForwardRecipe,
@@ -58,7 +57,6 @@ class Recognized:
 
 
 def recognized(model: nn.Module) -> Iterator[Recognized]:
-    """The modules of a model that a patch takes over."""
     for name, module, recipe in recipes(model):
         yield Recognized(name=name, module=module, recipe=recipe)
 
@@ -76,7 +74,6 @@ def take_over_linear(forwards: Forwards, layers: Iterable[nn.Module]) -> None:
 
 
 def counts(layers: list[Recognized]) -> Counter[str]:
-    """The number of layers of each kind."""
     return Counter(map(str, layers))
 
 

@@ -12,7 +12,7 @@ A patch replaces products in three ways.
    (`gemmsmith.ops.models.forwards`): linear layers with a bias that no winner adds, which costs
    about ten microseconds per call; layers that end in an activation, a gate or a residual, which
    run everything in a single kernel if it won (`gemmsmith.ops.models.layers`); and RMS norms, which
-   run torch's fused kernel (`gemmsmith.ops.models.norm_layers`). Without the binding, and for a
+   run torch's fused kernel (`gemmsmith.ops.models.norms`). Without the binding, and for a
    report, all `nn.Linear` modules get such a forward.
 3. Without the binding and without a model, a torch function mode intercepts the products of this
    thread (`gemmsmith.ops.models.function_mode`).
@@ -47,8 +47,7 @@ from gemmsmith.ops.engine.recomputing import Again, remember
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
-from gemmsmith.ops.models.norm_layers import kind_in_use
-from gemmsmith.ops.models.norms import NormRecipe
+from gemmsmith.ops.models.norms import NormRecipe, kind_in_use
 from gemmsmith.ops.models.reporting import ProductsReport
 from gemmsmith.ops.products import telling
 
@@ -278,7 +277,6 @@ remember(_as_open_now)
 
 @atexit.register
 def _at_the_end() -> None:
-    """Print the reports of patches that were never closed."""
     for active in list(_Patches.open):
         if active._report is not None and not active._is_block:
             active.close()

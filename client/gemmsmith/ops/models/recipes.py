@@ -153,7 +153,6 @@ def activation_of(applied: object) -> Activation | None:
 
 
 def _is_method(function: object, of: object) -> bool:
-    """Whether `function` is a bound method of `of`."""
     name = getattr(function, "__name__", "")
     return getattr(function, "__self__", None) is of and getattr(of, name, None) == function
 
@@ -326,7 +325,7 @@ def recipes(model: nn.Module) -> Iterator[tuple[str, nn.Module, Recipe]]:
 
 
 def weight_of(layer: nn.Module) -> torch.Tensor:
-    """The weight as [N, K]."""
+    # [N, K], also for GPT-2's Conv1D.
     weight = layer.weight
     assert isinstance(weight, torch.Tensor)  # noqa: S101 - linear layers have a weight
     return weight.t() if is_transposed(layer) else weight

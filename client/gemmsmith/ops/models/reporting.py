@@ -20,7 +20,6 @@ class ProductsReport:
         self._recognized: Counter[str] = Counter()
 
     def recognized(self, counts: Counter[str]) -> None:
-        """Set the number of modules that may run fused products, by kind."""
         self._recognized = counts
 
     def saw(
