@@ -6,10 +6,10 @@
 A training step is launched ahead of the GPU, so calls are free while the host stays ahead. This
 measures the host's time of a call. Each way to multiply is called 10,000 times, 100 in a turn, and
 the ways take turns. The median over the turns is printed, with the middle 90%. Ways under `patch()`
-come after all others, because its torch-level hooks stay installed. Between turns the program waits
-for the GPU, so that no call waits for room in the GPU's queue. On the CPU, torch's figures include
-the product itself, and the stand-in kernel's a product of 2×8×8 in plain C: there the difference
-between "no winner" and torch is the cost of the decision.
+come after all others, because what it registers with torch's dispatcher stays there. Between turns
+the program waits for the GPU, so that no call waits for room in the GPU's queue. On the CPU,
+torch's figures include the product itself, and the stand-in kernel's a product of 2×8×8 in plain C:
+there the difference between "no winner" and torch is the cost of the decision.
 
 A layer of experts is a grouped product, of balanced groups. It is left out if a baked file has no
 winner for one.

@@ -1,9 +1,9 @@
 """Makes a database with a million winners in half a minute, to measure what its size costs.
 
 SQL copies the shipped winners: each new problem gets a copy of one of them, so that rows are as
-large as real ones. A copy has no signature of its own, and its device is that of its row, so it
-cannot be recognised as altered. The problems are a grid of multiples of 64, so dense that a
-lookup's neighbourhood is as large as it can be.
+large as real ones. A copy's record has no device (its row's counts), so that it cannot be
+recognised as altered. The problems are a grid of multiples of 64, so dense that a lookup's
+neighbourhood is as large as it can be.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def _trust(key: PublicKey, private: Path, folder: Path) -> None:
     """
     host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())  # hosts may share the folder
     link = folder / f"gemmsmith-{host}-{key.id}{SUFFIX}"
-    if link.exists():
+    if link.exists():  # usually, and then nothing is written
         return
     public = private.absolute().with_name(f"{private.name}.{key.id}{SUFFIX}")
     publish(public, f"{key.line}\n".encode(), shared=True)

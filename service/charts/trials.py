@@ -52,7 +52,7 @@ def convergence(run: Sequence[Tried], result_us: float | None = None) -> Markup:
     if result_us is not None:
         low, high = min(low, result_us), max(high, result_us)
         label += f"; the finals' result is {result_us:.2f} µs"
-    margin = 0.08 * (high - low) or 0.05 * high
+    margin = 0.08 * (high - low) or 0.05 * high  # the second one if all times are equal
     y = draw.Scale(low - margin, high + margin, _HEIGHT - draw.BOTTOM, draw.TOP)
     half = (draw.WIDTH - draw.LEFT - draw.RIGHT - _GAP) / 2
     trials = draw.Scale(0, steps[-1][0], draw.LEFT, draw.LEFT + half)

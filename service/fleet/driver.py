@@ -153,6 +153,7 @@ class Driver:
         for slot in to_start(gpus, self.workers, self.resting):
             self._start(slot)
         self._collect_compilers()
+        # Before `_compile`, so that jobs of dead compile tasks count as due.
         if self.lapsing:
             freed = self.queue.lapse(sorted(self.lapsing))
             self.lapsing.clear()
@@ -192,7 +193,7 @@ class Driver:
         actor = (
             ray.remote(self.options.gpu_worker)
             .options(
-                num_cpus=0,
+                num_cpus=0,  # measuring needs little; all cores are for compile tasks
                 num_gpus=gpus,
                 resources={} if gpus else slot.needs,
                 max_concurrency=4,
@@ -215,6 +216,7 @@ class Driver:
         requests = {worker.request: slot for slot, worker in self.workers.items()}
         if not requests:
             return
+        # Waiting half a look leaves time for the rest; a late answer is read at the next look.
         answered, _ = ray.wait(list(requests), num_returns=len(requests), timeout=LOOK_S / 2)
         now = time.monotonic()
         for request in answered:

@@ -107,6 +107,7 @@ class StagedTuning(Tuning):
         """
         job = leased.job
         notes = self._queue.notes(job.id)
+        # Packs that cannot be taken stay missing: the run then requests their kernels again.
         if self._share is not None:
             self._share.pull(self._prepared.store, notes.packs)
         history = self._store.history(job.problem, self._device.model.slug)

@@ -1,6 +1,6 @@
 """Figures from the database, for scrapes that must not wait for it.
 
-A scrape starts a reading thread, unless one is reading already, waits `PATIENCE_S` for it, and
+A scrape starts a reading in a thread, unless one runs already, waits `PATIENCE_S` for it, and
 takes the last figures that were read. On a large database the first reading takes seconds, and a
 database that is locked or gone must not block the other figures. `read_at` says how old the figures
 are.

@@ -36,7 +36,7 @@ class ErrorPages:
             if message["type"] == "http.response.start" and _is_problem(message):
                 start = message
                 return
-            if start is None:
+            if start is None:  # not a problem document
                 await send(message)
                 return
             body.extend(message.get("body", b""))

@@ -82,6 +82,7 @@ def _promoted(ranking: Ranking, history: Sequence[WinnerRevision]) -> Winner | N
     if not ranking.finalists or ranking.finalists[0].trial.job is None:
         return None
     run = ranking.finalists[0].trial
+    # A job may run in two environments, after an upgrade between attempts: those are two runs.
     for revision in history:
         if (revision.winner.job, revision.winner.environment) == (run.job, run.environment):
             return revision.winner

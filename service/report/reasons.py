@@ -23,7 +23,7 @@ FULL = 0.95
 """Shares of filled waves and of the clock above this are not mentioned."""
 
 PADDED = 1.15
-"""Tiles that cover at least this many times the output are mentioned: they cost as much work."""
+"""Tiles that cover at least this many times the output are mentioned: they cost that much work."""
 
 FP8_MULTIPLE = 16
 """cuBLAS takes multiples of this for K and N in FP8.

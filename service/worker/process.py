@@ -131,7 +131,7 @@ class Tuning:
                 should_stop=partial(self._idle.should_stop, leased),
             )
         finally:
-            self._worked_at = time.monotonic()
+            self._worked_at = time.monotonic()  # KEEP_DEVICE_S counts from here
             if self._builder is not None:
                 self._builder.report(leased)
         self._idle.report()
@@ -209,6 +209,7 @@ def _reporter(leased: LeasedJob) -> Callable[[Progress], None]:
     def report(progress: Progress) -> None:
         nonlocal phase, reported_at
         now = time.monotonic()
+        # The last event of a phase is always recorded, so that pages show its end.
         complete = progress.done >= progress.total
         if progress.phase == phase and not complete and now - reported_at < PROGRESS_EVERY_S:
             return

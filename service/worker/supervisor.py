@@ -101,7 +101,7 @@ class WorkerSupervisor:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _run_once(self) -> int:
-        with self._lock:
+        with self._lock:  # so that `stop` does not miss a process that is being started
             if self._stopping.is_set():
                 return 0
             ours, theirs = socket.socketpair()
