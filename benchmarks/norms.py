@@ -108,13 +108,8 @@ def fused(model: torch.nn.Module, device: str) -> Iterator[None]:
     def kind_in_use() -> str:
         return kind
 
-<<<<<<< HEAD
-    with mock.patch.object(norm_layers, "kind_in_use", kind_in_use):
-        take_over(forwards, layers)
-=======
     with mock.patch.object(recipes, "kind_in_use", kind_in_use):
         take_over(forwards, layers)
->>>>>>> w-words-client
         try:
             yield
         finally:

@@ -251,7 +251,7 @@ _AGAIN = "services and workers that run already know it when they are started ag
 def show_signing_key(as_json: AsJson = False) -> None:
     """Print this installation's public key, which others need to trust its signatures.
 
-    Creates the key if there is none.
+    Creates the key if it does not exist.
     """
     from service import identity
 
@@ -285,7 +285,7 @@ def trust(
 
     def confirm(text: str) -> bool:
         note(text)
-        return yes or typer.confirm("Believe it from now on?", err=True)
+        return yes or typer.confirm("Trust it from now on?", err=True)
 
     try:
         path = add_trust(source, load_settings().trusted, identifier=identifier, confirm=confirm)

@@ -45,13 +45,15 @@ class Here:
     the problems in question are tuned again.
     """
 
-    def __init__(self, session: TuningSession, tuning: TuningOptions, stop: StopFlag) -> None:
+    def __init__(
+        self, session: TuningSession, tuning: TuningOptions, stop: StopFlag, began: float
+    ) -> None:
         self._session = session
         self._tuning = tuning
         self._stop = stop
         self._tasks: Sequence[Task] = ()
         self._whole = False
-        self._began = time.monotonic()
+        self._began = began
 
     def request(self, tasks: Sequence[Task], whole: bool) -> None:
         store, model = self._session.store, self._session.device.model

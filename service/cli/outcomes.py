@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from gemmsmith.answers.answer import Answer, Ratio, Statistics
+from gemmsmith.answers.answer import Answer, Statistics
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.config import Config, Use
 from gemmsmith.core.device import recording_of, time_text
 from gemmsmith.core.problem import Problem
-from service.cli.output import emit, microseconds, ratio, say, table
+from service.cli.output import TIMES, emit, say, table, times
 from service.cli.tasks import Task
 from service.report.verdict import why_cublas_stays
 from tuner.trial import Winner
@@ -183,9 +183,6 @@ def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
         if outcome.status is Status.UNRECORDED:
             continue
         result = outcome.result
-        statistics: Statistics | None = result.statistics if result else None
-        baseline: Statistics | None = result.baseline if result else None
-        speedup: Ratio | None = result.speedup if result else None
         winner = outcome.status.value  # the reason of a failure was printed when it happened
         if result is not None:
             kernel = outcome.chosen.kernel.name if outcome.chosen else "–"
@@ -196,15 +193,11 @@ def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
                 outcome.task.origin,
                 winner,
                 _device(result) if result else None,
-                microseconds(statistics.median_us if statistics else None),
-                microseconds(baseline.median_us if baseline else None),
-                ratio(speedup.median if speedup else None),
+                *times(result),
             )
         )
     if rows:
-        table(
-            "", ("problem", "origin", "winner", "on", "µs", "default µs", "speed-up"), rows, left=4
-        )
+        table("", ("problem", "origin", "winner", "on", *TIMES), rows, left=4)
     if unrecorded:
         say(
             f"not recorded, so not tuned: {_some(unrecorded)} "

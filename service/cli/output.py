@@ -26,6 +26,9 @@ from gemmsmith.files import STDOUT, descriptor, is_stream
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from gemmsmith.answers.answer import Answer
+    from tuner.trial import Winner
+
 
 class Stdout:
     """What this command's stdout is for."""
@@ -216,6 +219,21 @@ def microseconds(value: float | None) -> str | None:
 
 def ratio(value: float | None) -> str | None:
     return None if value is None else f"{value:.3f}"
+
+
+TIMES = ("µs", "default µs", "speed-up")
+"""The columns of `times`."""
+
+
+def times(result: Winner | Answer | None) -> tuple[str | None, str | None, str | None]:
+    """The medians of a winner or an answer, as cells of a table."""
+    if result is None:
+        return None, None, None
+    return (
+        microseconds(result.statistics.median_us if result.statistics else None),
+        microseconds(result.baseline.median_us if result.baseline else None),
+        ratio(result.speedup.median if result.speedup else None),
+    )
 
 
 EVERY_S = 5.0

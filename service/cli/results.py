@@ -28,13 +28,14 @@ from service.cli.options import (
     problem_of,
 )
 from service.cli.output import (
+    TIMES,
     CommandError,
     MisuseError,
     emit,
     microseconds,
     note,
-    ratio,
     table,
+    times,
     writable,
 )
 from service.cli.session import connect, device_called
@@ -377,15 +378,10 @@ def _show_winners(winners: list[Winner], limit: int, as_json: bool) -> None:
             recording_of(winner.device.name) if winner.replayed else winner.origin,
             winner.use,
             winner.candidate.kernel.name if winner.candidate else None,
-            microseconds(winner.statistics.median_us if winner.statistics else None),
-            microseconds(winner.baseline.median_us if winner.baseline else None),
-            ratio(winner.speedup.median if winner.speedup else None),
+            *times(winner),
         )
         for winner in winners
     ]
-    columns = (
-        *("problem", "device", "origin", "use", "best CUTLASS kernel"),
-        *("µs", "default µs", "speed-up"),
-    )
+    columns = ("problem", "device", "origin", "use", "best CUTLASS kernel", *TIMES)
     table("", columns, rows, left=5)
     _count(winners, limit, "winners")

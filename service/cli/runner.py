@@ -106,8 +106,9 @@ def on_device(settings: Settings, store: Store, tuning: TuningOptions) -> Iterat
     """This machine's device, with an open database."""
     from service.cli.local import Here
 
-    with StopFlag() as stop, tuning_session(settings, store) as opened:
-        yield Here(opened, tuning, stop)
+    began = time.monotonic()  # the time limit includes opening the device
+    with StopFlag() as stop, tuning_session(settings, store) as session:
+        yield Here(session, tuning, stop, began)
 
 
 @contextmanager

@@ -30,15 +30,15 @@ from service.cli.options import (
     load_settings,
 )
 from service.cli.output import (
+    TIMES,
     MisuseError,
     emit,
-    microseconds,
     note,
-    ratio,
     readable,
     say,
     say_made,
     table,
+    times,
     writable,
 )
 from service.cli.results import TableOptions, write_table
@@ -73,7 +73,7 @@ def history(
         return
     columns = (
         *("revision", "served", "origin", "status", "use", "tile"),
-        *("µs", "default µs", "speed-up", "driver", "promoted"),
+        *(*TIMES, "driver", "promoted"),
     )
     table(f"{problem} on {revisions[0].answer.device.name}", columns, map(_row, revisions), left=6)
 
@@ -193,9 +193,7 @@ def _row(revision: Revision) -> tuple[object, ...]:
         "stale" if answer.stale else "",
         answer.use,
         _tile(answer.config) if answer.config else None,
-        microseconds(answer.statistics.median_us if answer.statistics else None),
-        microseconds(answer.baseline.median_us if answer.baseline else None),
-        ratio(answer.speedup.median if answer.speedup else None),
+        *times(answer),
         answer.environment.driver if answer.environment else None,
         answer.promoted_at,
     )

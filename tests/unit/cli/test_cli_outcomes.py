@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +16,9 @@ from gemmsmith.core.problem import Problem
 from service.cli.compiling import _of_problems
 from service.cli.main import app
 from service.cli.options import typed
-from service.cli.outcomes import not_served
+from service.cli.outcomes import Status, TaskOutcome, not_served
+from service.cli.output import Reporter
+from service.cli.runner import run
 from service.cli.tasks import Task
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
@@ -86,6 +90,35 @@ def test_who_stops_waiting_for_a_fleet_is_told_how_to_cancel(
         (job,) = Queue(store).list()
     cancel = f"gemmsmith jobs cancel {job.id} --database {sqlite_url}"
     assert left.stderr.endswith(f"error: interrupted: the job goes on; to cancel: {cancel}\n")
+
+
+class Interrupted:
+    """A place that answers a problem twice, leaves one aside, and is stopped before the last."""
+
+    def request(self, tasks: Sequence[Task], whole: bool) -> None:
+        assert whole
+        self.tasks = tasks
+
+    def outcomes(self, says: Reporter) -> Iterator[TaskOutcome]:
+        first, second, _ = self.tasks
+        yield TaskOutcome(task=first, status=Status.FAILED, error="no answer yet")
+        yield TaskOutcome(task=second, status=Status.UNRECORDED, error="not in the recording")
+        yield TaskOutcome(task=first, status=Status.TUNED, result=MEASURED)
+        raise KeyboardInterrupt
+
+    def left_behind(self, outcomes: Sequence[TaskOutcome]) -> str:
+        return f"interrupted with {len(outcomes)} outcomes"
+
+
+def test_an_interrupted_command_prints_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = [Task(problem=replace(PROBLEM, m=m), origin="") for m in (256, 512, 1024)]
+    with pytest.raises(KeyboardInterrupt, match="interrupted with 2 outcomes"):
+        run(nullcontext(Interrupted()), tasks, whole=True, as_json=False)
+    out, err = capsys.readouterr()
+    assert "1 tuned, 1 unrecorded in 0 s" in out
+    assert "256×4096×4096 bf16 tn: failed: no answer yet" in err
+    assert "not in the recording" not in err  # summed up at the end
+    assert "not recorded, so not tuned: 512×4096×4096" in out
 
 
 def test_problems_without_kernels_do_not_keep_a_suite_from_compiling(
