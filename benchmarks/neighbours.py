@@ -69,10 +69,12 @@ def cases(winners: dict[Problem, Winner]) -> Iterator[Case]:
     """Every problem with a neighbour whose kernel is run, shuffled."""
     problems = sorted(winners)
     random.Random(1).shuffle(problems)
-    alike = Neighbourhood(winners.items())
+    around = Neighbourhood[Winner]()
+    for order, (problem, winner) in enumerate(winners.items()):
+        around.put(problem, order, winner)
     for problem in problems:
         chosen: dict[str, Winner] = {}
-        for near in alike.nearest(problem, len(problems), MAX_DISTANCE):
+        for _, near in around.nearest(problem, len(problems), MAX_DISTANCE):
             candidate = near.runs
             if len(chosen) == NEIGHBOURS:
                 break

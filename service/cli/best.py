@@ -93,7 +93,6 @@ def _from_database(
             problem,
             model,
             accepted=find.EXACT if exact else find.ANY,
-            pack_of=store.pack_for,
             ranker=AnalyticModel(),
         )
     if answer is None:

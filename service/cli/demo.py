@@ -180,7 +180,6 @@ def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:
             problem,
             recorded.model,
             accepted=find.EXACT,
-            pack_of=store.pack_for,
             ranker=AnalyticModel(),
         )
     if answer is not None:

@@ -27,6 +27,7 @@ from service.http.requests import PinBody, WinnerBody
 from service.http.routes import winners as api
 from service.http.state import Service, State
 from service.lookup import find
+from service.lookup.neighbourhood import Charted
 from service.pages import addresses
 from service.pages.callers import Admin, Reader
 from service.pages.ceilings import ceilings_of
@@ -156,11 +157,10 @@ def _model(service: State, device: str) -> DeviceModel:
 def _instead(service: State, asked: Problem, model: DeviceModel) -> Answer | None:
     """What a lookup answers while there is no winner."""
     return find.find(
-        service.store,
+        Charted(service.store, service.chart),
         asked,
         model,
         accepted=find.ANY,
-        pack_of=service.store.pack_for,
         ranker=service.ranker,
     )
 

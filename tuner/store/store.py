@@ -13,9 +13,10 @@ from typing import Self
 
 from sqlalchemy import func, select
 
-from gemmsmith.core.config import MAX_DISTANCE, Use
+from gemmsmith.core.config import Use
 from gemmsmith.core.device import DeviceModel, Environment
 from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.neighbours import NEIGHBOURS
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.signing import Signer
 from tuner.errors import SchemaOutdated
@@ -42,7 +43,7 @@ from tuner.store.models import (
 from tuner.store.overview import Overview
 from tuner.store.packs import PackTables
 from tuner.store.revisions import Revisions, WinnerRevision
-from tuner.store.served import AllServed
+from tuner.store.served import AllServed, Won
 from tuner.store.statement import signed
 from tuner.store.trials import StoredTrial, Trials
 from tuner.store.tried import TriedTrials
@@ -235,18 +236,19 @@ class Store:
         return self._winners.of(problems, device)
 
     def near_winners(
-        self, problem: Problem, device: str, limit: int = 64, reach: float = inf
+        self, problem: Problem, device: str, limit: int = NEIGHBOURS, reach: float = inf
     ) -> list[Winner]:
-        """Current winners of the same dtype, layout and batch; nearest in log2 m, n, k first.
+        """Current winners of the same kind (`Problem.kind`); nearest in log2 m, n, k first.
 
-        None is farther than `reach` octaves.
+        At most `limit`, none farther than `reach` octaves. Of equal distances, the problem that
+        was recorded first.
         """
         return self._winners.near(problem, device, limit, reach)
 
-    def won_near(self, problem: Problem, device: str) -> list[tuple[Problem, str]]:
-        """Problems near enough to answer, and the names of the kernels that won on them."""
-        near = self.near_winners(problem, device, reach=MAX_DISTANCE)
-        return [(won.problem, won.runs.kernel.name) for won in near if won.runs is not None]
+    def near(self, problem: Problem, device: str) -> list[tuple[Problem, Won]]:
+        """As `near_winners`, with no more than a search for neighbours needs."""
+        winners = self.near_winners(problem, device)
+        return [(winner.problem, Won(winner.use, winner.candidate)) for winner in winners]
 
     def history(self, problem: Problem, device: str) -> list[Winner]:
         """Every winner promoted for the problem, newest first."""
