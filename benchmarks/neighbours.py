@@ -69,10 +69,12 @@ def cases(winners: dict[Problem, Winner]) -> Iterator[Case]:
     """Yield each problem that has a neighbour whose kernel can run on it, shuffled."""
     problems = sorted(winners)
     random.Random(1).shuffle(problems)
-    neighbourhood = Neighbourhood(winners.items())
+    around = Neighbourhood[Winner]()
+    for order, (problem, winner) in enumerate(winners.items()):
+        around.put(problem, order, winner)
     for problem in problems:
         chosen: dict[str, Winner] = {}
-        for near in neighbourhood.nearest(problem, len(problems), MAX_DISTANCE):
+        for _, near in around.nearest(problem, len(problems), MAX_DISTANCE):
             candidate = near.runs
             if len(chosen) == NEIGHBOURS:
                 break

@@ -108,7 +108,6 @@ def _from_database(
             problem,
             model,
             accepted=find.EXACT if exact else find.ANY,
-            pack_of=store.pack_for,
             ranker=AnalyticModel(),
         )
     if answer is None:
@@ -381,7 +380,6 @@ def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:
             problem,
             recorded.model,
             accepted=find.EXACT,
-            pack_of=store.pack_for,
             ranker=AnalyticModel(),
         )
     if answer is not None:

@@ -15,7 +15,6 @@ from service.http.denials import Denials
 from service.http.readiness import Readiness
 from service.http.streams import Streams
 from service.http.turns import Lookups, Shares, too_many_requests
-from service.lookup.altered import Altered
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.neighbourhood import Chart
@@ -41,7 +40,6 @@ class State:
         chart: what a prediction has to know of the store.
         lookups: takes turns with them.
         in_progress: counts each client's requests that wait, are worked on or being answered.
-        altered: winners that are not what was put into the store.
         snapshots: all winners of a device model, as they are sent.
         glances: what the winners come to, added up.
         ranker: predicts what lookups find no winner for.
@@ -68,7 +66,6 @@ class State:
     denials: Denials
     stopping: threading.Event = field(default_factory=threading.Event)
     chart: Chart = field(init=False)
-    altered: Altered = field(init=False)
     lookups: Lookups = field(init=False)
     in_progress: Shares = field(init=False)
     snapshots: Snapshots = field(init=False)
@@ -78,7 +75,6 @@ class State:
 
     def __post_init__(self) -> None:
         self.chart = Chart(self.store)
-        self.altered = Altered(self.metrics.altered.inc)
         limits = Limits.of(self.settings)
         self.in_progress = Shares(limits.of_key, too_many_requests)
         self.lookups = Lookups(self.settings.lookups_limit)

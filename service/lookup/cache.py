@@ -177,7 +177,7 @@ class Answers:
         exact = set(changed)
         near: dict[str, Neighbourhood[None]] = {}
         for device, problem in exact:
-            near.setdefault(device, Neighbourhood()).add(problem, None)
+            near.setdefault(device, Neighbourhood()).put(problem, 0, None)
 
         def affected(answer: Rendered) -> bool:
             if (answer.device, answer.problem) in exact:
@@ -189,7 +189,7 @@ class Answers:
                 return False
             if around.count(answer.problem) > _NEIGHBOURHOODS:
                 return True
-            return around.is_near(answer.problem, REACH)
+            return bool(around.nearest(answer.problem, 1, REACH))
 
         self._drop(affected)
 

@@ -6,30 +6,29 @@ says which that is; nothing is extrapolated. Its kernel is to be run only where 
 seen to win (`gemmsmith.core.neighbours`); else the answer is to run cuBLAS. Where no neighbour is
 near enough, the answer is the cost model's proposal without any measured figure, and to run cuBLAS
 until the problem is tuned: only what was measured may replace that.
-
-A winner that was altered in the database does not answer: the answer is what it would be without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import functools
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from gemmsmith.answers.answer import Answer
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.config import MAX_DISTANCE, Config, Match, Use
 from gemmsmith.core.device import DeviceModel
-from gemmsmith.core.neighbours import NEIGHBOURS, answering, run_reach, runs_there
+from gemmsmith.core.neighbours import answering
 from gemmsmith.core.problem import Problem
 from service.http.abilities import without_candidate
 from tuner.backends import refusal, splits_refusal
 from tuner.search.predict import Prediction, predict
 from tuner.search.ranking import Ranker
-from tuner.store.statement import is_intact
+from tuner.store.served import Won
 from tuner.trial import Winner
 
 REACH = MAX_DISTANCE + 0.01
-"""What is read: databases round logarithms in their own way, the distance decides."""
+"""What is read: distances are rounded in two ways, and `answering` decides."""
 
 EXACT = frozenset({Match.EXACT})
 MEASURED = frozenset({Match.EXACT, Match.NEAREST})
@@ -39,27 +38,20 @@ ANY = frozenset(Match)
 PackOf = Callable[[str], str | None]
 """The pack that holds a kernel, by the kernel's name."""
 
-OnAltered = Callable[[Winner], None]
-
 
 class WinnerSource(Protocol):
-    """What a lookup reads: the store, or a snapshot of it."""
+    """What a lookup reads: the store, or the store with a chart of it."""
 
-    def winner(self, problem: Problem, device_slug: str) -> Winner | None:
-        """The current winner for exactly this problem."""
+    def winners_of(self, problems: Iterable[Problem], device: str) -> list[Winner]:
+        """The current winners of exactly these problems, in no order."""
         ...
 
-    def near_winners(
-        self, problem: Problem, device_slug: str, limit: int, reach: float
-    ) -> Iterable[Winner]:
-        """Current winners of the same operation, batch and device, nearest first.
-
-        None is farther than `reach` octaves. Those that cannot answer may be left out.
-        """
+    def near(self, problem: Problem, device: str) -> Sequence[tuple[Problem, Won]]:
+        """Problems of the same kind with what won on them, nearest first."""
         ...
 
-    def won_near(self, problem: Problem, device_slug: str) -> Iterable[tuple[Problem, str]]:
-        """Problems of the same operation and batch nearby, and the kernels that won on them."""
+    def pack_for(self, kernel: str) -> str | None:
+        """Hash of the newest pack that holds the kernel."""
         ...
 
 
@@ -69,54 +61,72 @@ def find(
     device: DeviceModel,
     *,
     accepted: Collection[Match],
-    pack_of: PackOf,
     ranker: Ranker,
-    on_altered: OnAltered = lambda _: None,
 ) -> Answer | None:
-    """The best answer for the problem on the device, of the `accepted` kinds.
+    """As `find_many`, for one problem; None without an answer."""
+    answers = find_many(source, [problem], device, accepted=accepted, ranker=ranker)
+    return answers.get(problem)
 
-    Returns None without a winner, a neighbour's winner or a legal kernel, as far as these are
-    accepted. `ranker` predicts. `on_altered` gets the winners that are passed over.
 
-    A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its CUTLASS
-    candidate comes along only where it is legal for the problem.
+def find_many(
+    source: WinnerSource,
+    problems: Sequence[Problem],
+    device: DeviceModel,
+    *,
+    accepted: Collection[Match],
+    ranker: Ranker,
+) -> dict[Problem, Answer]:
+    """The best answer of the `accepted` kinds for each problem on the device.
+
+    A problem without a winner, a neighbour's winner or a legal kernel, as far as these are
+    accepted, has no answer. `ranker` predicts.
     """
-
-    def is_whole(winner: Winner) -> bool:
-        if is_intact(winner):
-            return True
-        on_altered(winner)
-        return False
-
-    winner = source.winner(problem, device.slug)
-    if winner is not None and is_whole(winner):
-        return as_served(winner, pack_of)
-    if Match.NEAREST not in accepted:
-        return None
-    nearest = source.near_winners(problem, device.slug, NEIGHBOURS, REACH)
-    # A filter: winners are checked only until one of them answers.
-    neighbour = answering(
-        problem, filter(is_whole, nearest), lambda winner: is_legal(winner.candidate, problem)
-    )
-    if neighbour is not None:
-        return _of_neighbour(source, problem, neighbour, pack_of)
-    if Match.PREDICTED not in accepted:
-        return None
-    prediction = predict(problem, device, ranker)
-    return None if prediction is None else _predicted(problem, device, prediction, pack_of)
+    pack_of = functools.cache(source.pack_for)
+    winners = source.winners_of(problems, device.slug)
+    answers = {winner.problem: as_served(winner, pack_of) for winner in winners}
+    if Match.NEAREST in accepted:
+        others = [problem for problem in problems if problem not in answers]
+        answers |= _of_neighbours(source, others, device, pack_of)
+    if Match.PREDICTED in accepted:
+        for problem in problems:
+            if problem not in answers and (prediction := predict(problem, device, ranker)):
+                answers[problem] = _predicted(problem, device, prediction, pack_of)
+    return answers
 
 
-def _of_neighbour(
-    source: WinnerSource, problem: Problem, neighbour: Winner, pack_of: PackOf
-) -> Answer:
-    if neighbour.use.is_default and not is_legal(neighbour.candidate, problem):
-        neighbour = without_candidate(neighbour)
-    use = Use.CUBLAS
-    if neighbour.runs is not None and run_reach(problem):
-        won = source.won_near(problem, neighbour.device.slug)
-        if runs_there(problem, neighbour.runs.kernel.name, won):
-            use = neighbour.use
-    return _answer(problem, neighbour, Match.NEAREST, pack_of, use)
+def _of_neighbours(
+    source: WinnerSource, problems: Iterable[Problem], device: DeviceModel, pack_of: PackOf
+) -> dict[Problem, Answer]:
+    """The answers of the neighbours' winners, all of which are read at once.
+
+    A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its candidate comes
+    along only if it is legal for the problem.
+    """
+    chosen = {}
+    for problem in problems:
+        if answer := _answering(problem, source.near(problem, device.slug)):
+            chosen[problem] = answer
+    if not chosen:
+        return {}
+    measured = {there for there, _, _ in chosen.values()}
+    winners = {winner.problem: winner for winner in source.winners_of(measured, device.slug)}
+    answers = {}
+    for problem, (there, won, use) in chosen.items():
+        winner = winners.get(there)
+        if winner is None:
+            continue
+        if winner.candidate != won.candidate:  # promoted a moment ago
+            use = Use.CUBLAS
+        if not is_legal(winner.candidate, problem):
+            winner = without_candidate(winner)
+        answers[problem] = _answer(problem, winner, Match.NEAREST, pack_of, use)
+    return answers
+
+
+def _answering(
+    problem: Problem, near: Sequence[tuple[Problem, Won]]
+) -> tuple[Problem, Won, Use] | None:
+    return answering(problem, near, lambda won: is_legal(won.candidate, problem))
 
 
 def is_legal(candidate: Candidate | None, problem: Problem) -> bool:

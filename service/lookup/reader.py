@@ -6,14 +6,14 @@ can be.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import cast
 
 import msgspec
 
+from gemmsmith.answers.answer import Answer
 from gemmsmith.core.config import Match
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.problem import Problem
@@ -24,11 +24,8 @@ from service.http.state import State
 from service.lookup import find
 from service.lookup.cache import Rendered
 from service.lookup.devices import check_fits
-from service.lookup.neighbourhood import Charted, Together
+from service.lookup.neighbourhood import Charted
 from service.metrics.prometheus import UNKNOWN, AnswerSource
-
-_BULK_FROM = 32
-"""Problems from which they are read together instead of one by one."""
 
 _PARTS_AT_ONCE = 100
 """Parts of a batch's body in one piece: 100 KB, which a processor's cache has room for."""
@@ -146,32 +143,23 @@ def _read(
     accepted: Collection[Match],
 ) -> Iterator[Found]:
     problems = [_fitting(problem, device) for problem in asked]
-    sound = [problem for problem in problems if isinstance(problem, Problem)]
-    source: Charted | Together = Charted(service.store, service.chart)
-    if device is not None and len(sound) >= _BULK_FROM:
-        source = Together(service.store, service.chart, sound, device.slug)
-    pack_of = functools.cache(source.pack_for)
+    answers: Mapping[Problem, Answer] = {}
+    if device is not None:
+        answers = find.find_many(
+            Charted(service.store, service.chart),
+            [problem for problem in problems if isinstance(problem, Problem)],
+            device,
+            accepted=accepted,
+            ranker=service.ranker,
+        )
     for problem in problems:
         if isinstance(problem, ProblemError):
             yield problem
-            continue
-        answer = None
-        if device is not None:
-            answer = find.find(
-                source,
-                problem,
-                device,
-                accepted=accepted,
-                pack_of=pack_of,
-                ranker=service.ranker,
-                on_altered=service.altered.note,
-            )
-        predicts = Match.PREDICTED in accepted
-        yield (
-            documents.not_tuned(problem, device, exact=not predicts)
-            if answer is None
-            else Rendered.of(answer)
-        )
+        elif problem in answers:
+            yield Rendered.of(answers[problem])
+        else:
+            exact = Match.PREDICTED not in accepted
+            yield documents.not_tuned(problem, device, exact=exact)
 
 
 def _fitting(problem: Problem, device: DeviceModel | None) -> Problem | ProblemError:

@@ -99,11 +99,6 @@ class Metrics:
                 registry=self.registry,
             ).labels
         )
-        self.altered = Counter(
-            "gemmsmith_altered_winners",
-            "Winners that were altered in the database and are not served",
-            registry=self.registry,
-        )
         self.answers_kept = Gauge(
             "gemmsmith_answers_kept", "Answers held in memory", registry=self.registry
         )

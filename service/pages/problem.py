@@ -27,6 +27,7 @@ from service.http.requests import PinBody, WinnerBody
 from service.http.routes import winners as api
 from service.http.state import Service, State
 from service.lookup import find
+from service.lookup.neighbourhood import Charted
 from service.pages import addresses
 from service.pages.comparisons import changes, curl, elsewhere, python
 from service.pages.fields import Admin, Posted, Reader
@@ -159,11 +160,10 @@ def _model(service: State, device: str) -> DeviceModel:
 def _instead(service: State, problem: Problem, model: DeviceModel) -> Answer | None:
     """Return the answer of a lookup for a problem without a winner."""
     return find.find(
-        service.store,
+        Charted(service.store, service.chart),
         problem,
         model,
         accepted=find.ANY,
-        pack_of=service.store.pack_for,
         ranker=service.ranker,
     )
 

@@ -17,7 +17,7 @@ from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.config import Use
 from gemmsmith.core.device import Environment
 from gemmsmith.core.launch import Launch
-from gemmsmith.core.operation import Layout, Operation
+from gemmsmith.core.operation import Layout
 from gemmsmith.core.problem import Problem
 from tuner.store.codec import from_json
 from tuner.store.database import Database
@@ -45,21 +45,25 @@ class Served(NamedTuple):
     time_us: float | None
 
 
-class Place(NamedTuple):
-    """Where a current winner is among the others: its problem in numbers, and what it runs.
+class Won(NamedTuple):
+    """What won on a problem, as far as a search for neighbours needs it."""
 
-    Attributes:
-        kind: as `Problem.kind`.
-        sizes: M, N and K; `logs` are their logarithms to base 2.
-    """
+    use: Use
+    candidate: Candidate | None
+
+    @property
+    def kernel_name(self) -> str | None:
+        """Name of the candidate's kernel."""
+        return self.candidate.kernel.name if self.candidate else None
+
+
+class Place(NamedTuple):
+    """Where a current winner is among the others. Few `won` are different objects."""
 
     device: str
     problem_id: int
-    kind: tuple[str | int, ...]
-    sizes: tuple[int, int, int]
-    logs: tuple[float, float, float]
-    use: Use
-    candidate: Candidate | None
+    problem: Problem
+    won: Won
 
 
 class AllServed:
@@ -78,7 +82,8 @@ class AllServed:
         Only what became current after the sequence `since`, and only with these `kernels`, by
         name, where any are given.
         """
-        query = _joined(*_SERVED).where(DeviceRow.slug == device, WinnerRow.sequence > since)
+        query = _joined(*_SERVED).where(WinnerRow.is_current, WinnerRow.sequence > since)
+        query = query.where(DeviceRow.slug == device)
         if kernels is not None:
             names = select(KernelRow.id).where(KernelRow.name.in_(kernels))
             query = query.where(WinnerRow.kernel_id.in_(names))
@@ -106,23 +111,18 @@ class AllServed:
 
     def places(self, since: int) -> Iterator[Place]:
         """What became current after that sequence, on all device models, in no order."""
-        query = _joined(*_PLACE).where(WinnerRow.sequence > since)
+        query = _joined(*_PLACE).where(WinnerRow.is_current, WinnerRow.sequence > since)
+        made: dict[tuple[str, int], Won] = {}
         with self._database.read() as session:
             candidates = _Candidates(session, self._dictionary)
             rows = session.connection().execute(query, execution_options={"yield_per": _AT_ONCE})
-            for device, problem, dtype, layout, batch, m, n, k, *rest in rows:
-                lg_m, lg_n, lg_k, use, kernel, launch = rest
-                sizes = {"m": m, "n": n, "k": k}
-                fixed = (sizes[name] for name in Operation.of(dtype, layout).fixed_extents)
-                yield Place(
-                    device,
-                    problem,
-                    (dtype, layout, batch, *fixed),
-                    (m, n, k),
-                    (lg_m, lg_n, lg_k),
-                    _USES[use],
-                    candidates[kernel, launch],
+            for device, row_id, dtype, layout, batch, m, n, k, use, kernel, launch in rows:
+                candidate = candidates[kernel, launch]
+                won = made.setdefault((use, id(candidate)), Won(_USES[use], candidate))
+                problem = Problem.unchecked(
+                    m, n, k, batch=batch, dtype=dtype, layout=_LAYOUTS[layout]
                 )
+                yield Place(device, row_id, problem, won)
 
 
 class _Candidates(dict[tuple[int | None, str | None], Candidate | None]):
@@ -171,9 +171,6 @@ _PLACE: tuple[Any, ...] = (
     ProblemRow.m,
     ProblemRow.n,
     ProblemRow.k,
-    ProblemRow.lg_m,
-    ProblemRow.lg_n,
-    ProblemRow.lg_k,
     WinnerRow.use,
     WinnerRow.kernel_id,
     cast(WinnerRow.launch, Text),
@@ -182,8 +179,5 @@ _PLACE: tuple[Any, ...] = (
 
 def _joined(*columns: Any) -> Select[Any]:
     query: Select[Any] = select(*columns)
-    return (
-        query.join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
-        .join(DeviceRow, DeviceRow.id == WinnerRow.device_id)
-        .where(WinnerRow.is_current)
-    )
+    query = query.join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
+    return query.join(DeviceRow, DeviceRow.id == WinnerRow.device_id)

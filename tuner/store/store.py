@@ -13,7 +13,6 @@ from typing import Self
 
 from sqlalchemy import func, select
 
-from gemmsmith.core.config import MAX_DISTANCE
 from gemmsmith.core.device import DeviceModel, Environment
 from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.problem import Problem
@@ -42,7 +41,7 @@ from tuner.store.models import (
 from tuner.store.overview import Overview
 from tuner.store.packs import PackTables
 from tuner.store.revisions import Revisions
-from tuner.store.served import AllServed
+from tuner.store.served import AllServed, Won
 from tuner.store.statement import signed
 from tuner.store.trials import Trials, TriedTrials
 from tuner.store.winners import Winners
@@ -200,10 +199,10 @@ class Store:
         mine = winner if imported else signed(winner, self.signer)
         return self._winners.promote(mine, imported=imported, force=force)
 
-    def won_near(self, problem: Problem, device: str) -> list[tuple[Problem, str]]:
-        """Problems near enough to answer, and the names of the kernels that won on them."""
-        near = self.near_winners(problem, device, reach=MAX_DISTANCE)
-        return [(won.problem, won.runs.kernel.name) for won in near if won.runs is not None]
+    def near(self, problem: Problem, device: str) -> list[tuple[Problem, Won]]:
+        """As `near_winners`, with no more than a search for neighbours needs."""
+        winners = self.near_winners(problem, device)
+        return [(winner.problem, Won(winner.use, winner.candidate)) for winner in winners]
 
     def history(self, problem: Problem, device: str) -> list[Winner]:
         """Every winner promoted for the problem on the device model, a slug; newest first."""

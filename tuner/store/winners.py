@@ -11,17 +11,19 @@ determined when it is read, see `tuner.store.gpus`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
 
-from sqlalchemy import Row, Select, func, select, update
+from sqlalchemy import Row, Select, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from gemmsmith.answers.history import Origin
 from gemmsmith.core.config import Use
 from gemmsmith.core.kernel import AnyKernel
+from gemmsmith.core.neighbours import NEIGHBOURS, Neighbourhood
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.errors import InvalidProblem
 from tuner.errors import JobAborted
@@ -29,10 +31,9 @@ from tuner.store import asked
 from tuner.store.audit import LOCAL, Action, record
 from tuner.store.codec import from_json_or_none, to_json
 from tuner.store.database import Database
-from tuner.store.dictionary import Dictionary, Entry, problem_identity, problem_of
+from tuner.store.dictionary import Dictionary, Entry, problem_of
 from tuner.store.gpus import Gpus
 from tuner.store.models import CURRENT, DeviceRow, JobRow, ProblemRow, WinnerRow
-from tuner.store.near import nearest
 from tuner.store.statement import canonical, fingerprint
 from tuner.store.winner_rows import columns, references, winner_of
 from tuner.trial import Winner, WinnerSignature
@@ -113,22 +114,13 @@ class Winners:
 
         One indexed read.
         """
-        identity = problem_identity(problem)
-        query = (
-            _select()
-            .where(CURRENT, DeviceRow.slug == device)
-            .where(*(getattr(ProblemRow, name) == value for name, value in identity.items()))
-        )
-        with self._database.read() as session:
-            return next(iter(self._winners(session, session.execute(query).all())), None)
+        return next(iter(self.of([problem], device)), None)
 
     def of(self, problems: Iterable[Problem], device: str) -> list[Winner]:
         """As `current`, for many problems at once, in no order; some may have no winner."""
-        ids = asked.ids(on_sqlite=self._database.is_sqlite)
-        query = _select().where(CURRENT, DeviceRow.slug == device)
-        query = query.where(WinnerRow.problem_id.in_(ids))
+        query = _of_problems(on_sqlite=self._database.is_sqlite)
         with self._database.read() as session:
-            rows = session.execute(query, asked.parameters(problems)).all()
+            rows = session.execute(query, asked.parameters(problems) | {"slug": device}).all()
             return self._winners(session, rows)
 
     def heal(self, session: Session, kernels: Iterable[AnyKernel]) -> None:
@@ -195,15 +187,32 @@ class Winners:
             return self._winners(session, session.execute(query.limit(limit)).all())
 
     def near(
-        self, problem: Problem, device: str, limit: int = 64, reach: float = inf
+        self, problem: Problem, device: str, limit: int = NEIGHBOURS, reach: float = inf
     ) -> list[Winner]:
-        """Current winners of the same dtype, layout and batch; nearest in log2 m, n, k first.
+        """Current winners of the same kind (`Problem.kind`); nearest in log2 m, n, k first.
 
-        `reach` is the largest distance in octaves.
+        At most `limit`, none farther than `reach` octaves. Of equal distances, the problem that
+        was recorded first.
         """
+        # Read from the indexes alone: winners' rows are large.
+        query = (
+            select(ProblemRow.id, ProblemRow.m, ProblemRow.n, ProblemRow.k)
+            .join(WinnerRow, WinnerRow.problem_id == ProblemRow.id)
+            .join(DeviceRow, DeviceRow.id == WinnerRow.device_id)
+            .where(CURRENT, DeviceRow.slug == device)
+            .where(ProblemRow.operation == problem.operation.key)
+            .where(ProblemRow.batch == problem.batch)
+        )
+        around = Neighbourhood[None]()
         with self._database.read() as session:
-            rows = nearest(session, _select(), problem, device, limit, reach)
-            return self._winners(session, rows)
+            for row_id, m, n, k in session.execute(query):
+                there = Problem.unchecked(
+                    m, n, k, batch=problem.batch, dtype=problem.dtype, layout=problem.layout
+                )
+                around.put(there, row_id, None)
+        near = [there for there, _ in around.nearest(problem, limit, reach)]
+        winners = {winner.problem: winner for winner in self.of(near, device)}
+        return [winners[there] for there in near if there in winners]
 
     def sequence(self) -> int:
         """A number that grows whenever any answer changes; 0 without answers."""
@@ -217,6 +226,8 @@ class Winners:
 
     def read(self, session: Session, rows: Sequence[tuple[WinnerRow, Problem]]) -> list[Winner]:
         """The winners that rows of the table describe."""
+        if not rows:
+            return []
         kernels = self._dictionary.kernels(
             session, (row.kernel_id for row, _ in rows if row.kernel_id is not None)
         )
@@ -237,6 +248,13 @@ def _select() -> Select[WinnerRow, ProblemRow]:
         .join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
         .join(DeviceRow, DeviceRow.id == WinnerRow.device_id)
     )
+
+
+@functools.cache
+def _of_problems(*, on_sqlite: bool) -> Select[WinnerRow, ProblemRow]:
+    """Made once: that takes longer than to read a winner."""
+    query = _select().where(CURRENT, DeviceRow.slug == bindparam("slug"))
+    return query.where(WinnerRow.problem_id.in_(asked.ids(on_sqlite=on_sqlite)))
 
 
 def history_of(problem_id: int, device_id: int) -> Select[WinnerRow]:

@@ -33,7 +33,7 @@ from gemmsmith.answers import understood
 from gemmsmith.answers.cache import open_entry
 from gemmsmith.core.config import Config, Use
 from gemmsmith.core.legality import refusal
-from gemmsmith.core.neighbours import NEIGHBOURS, Neighbourhood, answering, run_reach, runs_there
+from gemmsmith.core.neighbours import NEIGHBOURS, Neighbourhood, answering, run_reach
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import SnapshotCorrupt
 from gemmsmith.files import publish, write
@@ -88,6 +88,11 @@ class Row:
     time_us: float | None = None
     environment: str = ""
 
+    @property
+    def kernel_name(self) -> str | None:
+        """Name of the candidate's kernel."""
+        return self.config.kernel.name if self.config else None
+
 
 class Snapshot:
     """One consistent set of a device model's winners. Immutable, and safe to share.
@@ -117,7 +122,9 @@ class Snapshot:
         self.rows: Final = tuple(understood.each(content.rows, Row, what))
         self.skipped: Final = len(content.rows) - len(self.rows)
         self._exact: Final = {row.problem: row for row in self.rows}
-        self._alike: Final = Neighbourhood((row.problem, row) for row in self._exact.values())
+        self._alike: Final = Neighbourhood[Row]()
+        for order, row in enumerate(self._exact.values()):
+            self._alike.put(row.problem, order, row)
 
     @classmethod
     def parse(cls, document: bytes) -> Snapshot:
@@ -200,25 +207,21 @@ class Snapshot:
     def row_for(self, problem: Problem) -> Row | None:
         """The winner that decides about `problem`, cuBLAS or not, compiled or not.
 
-        None where nothing does: it is not tuned, and no neighbour's kernel is to be run.
+        Returns None if the problem is not tuned and no neighbour's kernel is to be run.
         """
         exact, reach = self._exact.get(problem), run_reach(problem)
         if exact is not None or not reach:
             return exact
         near = self._alike.nearest(problem, NEIGHBOURS, reach)
-        row = answering(
+        answer = answering(
             problem,
             near,
             lambda row: row.config is not None and refusal(row.config, problem) is None,
         )
-        if row is None or row.use.is_default or row.config is None:
-            return row
-        won = (
-            (other.problem, other.config.kernel.name)
-            for other in near
-            if other.config is not None and not other.use.is_default
-        )
-        return row if runs_there(problem, row.config.kernel.name, won) else None
+        if answer is None:
+            return None
+        _, row, use = answer
+        return row if use is row.use else None
 
     def packs(self) -> tuple[str, ...]:
         """Hashes of the packs that choices name, each once."""

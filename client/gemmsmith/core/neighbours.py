@@ -1,8 +1,8 @@
 """Whose winner answers for a problem that was never measured: the rule, in one place.
 
 A neighbour is of the same kind (`Problem.kind`: operation and batch), at most MAX_DISTANCE away.
-Nearer ones come first, and NEIGHBOURS are looked at. The first whose kernel is legal for the
-question answers; one that cuBLAS won answers too, as cuBLAS takes every problem.
+The nearest NEIGHBOURS are tried in order of distance. The first whose kernel is legal for the
+problem answers; one that cuBLAS won answers too, as cuBLAS takes every problem.
 
 To answer is not to be run. A tile that fits one size leaves SMs idle at the next: of 199 kernels
 that won on a plain product, or on one with a bias or a residual, and were timed on a neighbour's,
@@ -22,9 +22,8 @@ kernel fares.
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from math import log2
 from typing import Generic, Protocol, TypeVar
 
 from gemmsmith.core.config import MAX_DISTANCE, Use
@@ -32,7 +31,7 @@ from gemmsmith.core.operation import Grouping
 from gemmsmith.core.problem import Problem
 
 NEIGHBOURS = 64
-"""Neighbours looked at: enough to get past those whose kernels are illegal for the question."""
+"""Enough to get past those whose kernels are illegal for the problem."""
 
 RUN_DISTANCE = 1.6
 """Farthest problem, in octaves, whose kernel with an activation is run; see above."""
@@ -41,19 +40,21 @@ RUN_FLOPS = 16e9
 """Least operations of a product that runs such a kernel; see above."""
 
 _Kind = tuple[str | int, ...]
+_Octaves = tuple[int, int, int]
+_Sizes = tuple[int, int, int]
 
 
 class Measured(Protocol):
-    """A winner, as a client or the service has it."""
-
-    @property
-    def problem(self) -> Problem:
-        """What it was measured on."""
-        ...
+    """A winner, as the library, the tuner or the service has it."""
 
     @property
     def use(self) -> Use:
         """What won."""
+        ...
+
+    @property
+    def kernel_name(self) -> str | None:
+        """Name of the best kernel; None if there was no candidate."""
         ...
 
 
@@ -61,16 +62,22 @@ T = TypeVar("T")
 W = TypeVar("W", bound=Measured)
 
 
-def answering(problem: Problem, nearest: Iterable[W], is_legal: Callable[[W], bool]) -> W | None:
-    """The first of the `nearest` winners, which come in that order, that answers for `problem`.
+def answering(
+    problem: Problem, near: Sequence[tuple[Problem, W]], is_legal: Callable[[W], bool]
+) -> tuple[Problem, W, Use] | None:
+    """The neighbour that answers for `problem`, its winner, and what is to be run.
 
-    `is_legal` tells whether the winner's kernel takes the problem, where there is a kernel.
+    `near` are problems of the same kind with their winners, nearest first. `is_legal` says whether
+    a winner's kernel takes the problem; it is called only if the kernel won.
     """
-    for winner in nearest:
-        if problem.distance(winner.problem) > MAX_DISTANCE:
+    for there, winner in near:
+        if problem.distance(there) > MAX_DISTANCE:
             return None
-        if winner.use.is_default or is_legal(winner):
-            return winner
+        if winner.use.is_default:
+            return there, winner, winner.use
+        if is_legal(winner):
+            won = [other for other, by in near if _won(by, winner.kernel_name)]
+            return there, winner, winner.use if _runs_between(problem, won) else Use.CUBLAS
     return None
 
 
@@ -83,16 +90,14 @@ def run_reach(problem: Problem) -> float:
     return RUN_DISTANCE if saves_passes and problem.flops >= RUN_FLOPS else 0.0
 
 
-def runs_there(problem: Problem, kernel: str, won: Iterable[tuple[Problem, str]]) -> bool:
-    """Whether a kernel is run on a problem that has no winner: it won below and above, nearby.
+def _won(winner: Measured, kernel: str | None) -> bool:
+    return winner.kernel_name == kernel and not winner.use.is_default
 
-    Args:
-        problem: of the kernel's operation.
-        kernel: its name.
-        won: problems of this kind, and the names of the kernels that won on them.
-    """
+
+def _runs_between(problem: Problem, won: Iterable[Problem]) -> bool:
+    """Whether a kernel that won on these problems is run on another: it won below and above."""
     reach = run_reach(problem)
-    near = [there for there, other in won if other == kernel and problem.distance(there) <= reach]
+    near = [there for there in won if reach and problem.distance(there) <= reach]
     return any(_fits_in(there, problem) for there in near) and any(
         _fits_in(problem, there) for there in near
     )
@@ -103,35 +108,55 @@ def _fits_in(small: Problem, large: Problem) -> bool:
 
 
 class Neighbourhood(Generic[T]):
-    """Problems, each with something of its own, of which the nearest are found.
+    """Problems, an item for each, of which the nearest are returned.
 
-    Logarithms are taken once: thousands of questions are asked of some hundred problems.
+    The problems of a kind lie in cells, one for each octave of M, N and K. A search reads the
+    nearest cells first, and ends where no problem of the next cell can be among the nearest: it
+    takes some 50 µs among thousands. Threads that share one need a lock.
     """
 
-    def __init__(self, items: Iterable[tuple[Problem, T]] = ()) -> None:
-        self._alike: dict[_Kind, list[tuple[tuple[float, float, float], T]]] = {}
-        for problem, item in items:
-            self.add(problem, item)
+    def __init__(self) -> None:
+        self._kinds: dict[_Kind, dict[_Octaves, dict[_Sizes, tuple[int, T]]]] = {}
 
-    def add(self, problem: Problem, item: T) -> None:
-        """One more; the same problem twice is two."""
-        self._alike.setdefault(problem.kind, []).append((problem.log_extents, item))
+    def put(self, problem: Problem, order: int, item: T) -> None:
+        """Add a problem, or replace its item. Of equal distances, the lower `order` is nearer."""
+        sizes = problem.m, problem.n, problem.k
+        octaves = problem.m.bit_length(), problem.n.bit_length(), problem.k.bit_length()
+        cells = self._kinds.setdefault(problem.kind, {})
+        cells.setdefault(octaves, {})[sizes] = order, item
 
     def count(self, problem: Problem) -> int:
-        """How many there are of the problem's kind."""
-        return len(self._alike.get(problem.kind, ()))
+        """How many problems of the problem's kind there are."""
+        return sum(map(len, self._kinds.get(problem.kind, {}).values()))
 
-    def is_near(self, problem: Problem, reach: float) -> bool:
-        """Whether one of the problem's kind is at most `reach` octaves away."""
-        here = problem.log_extents
-        return any(
-            math.dist(here, there) <= reach for there, _ in self._alike.get(problem.kind, ())
-        )
+    def nearest(self, problem: Problem, limit: int, reach: float) -> list[tuple[Problem, T]]:
+        """Problems of the problem's kind, `reach` octaves away at most, nearest first."""
+        here, most = problem.log_extents, reach * reach
+        x, y, z = here
+        cells = self._kinds.get(problem.kind, {})
+        best: list[tuple[float, int, _Sizes, T]] = []
+        for gap, octaves in sorted((_gap(here, octaves), octaves) for octaves in cells):
+            if gap > most:
+                break
+            for sizes, (order, item) in cells[octaves].items():
+                m, n, k = log2(sizes[0]) - x, log2(sizes[1]) - y, log2(sizes[2]) - z
+                square = m * m + n * n + k * k
+                if square <= most:
+                    best.append((square, order, sizes, item))
+            if len(best) >= limit:
+                best.sort()
+                del best[limit:]
+                most = best[-1][0]
+        best.sort()
+        return [(_of_sizes(sizes, problem), item) for *_, sizes, item in best]
 
-    def nearest(self, problem: Problem, limit: int, reach: float) -> list[T]:
-        """Those of the problem's kind at most `reach` octaves away, nearest first."""
-        alike = self._alike.get(problem.kind, [])
-        m, n, k = problem.log_extents
-        squares = [(x - m) ** 2 + (y - n) ** 2 + (z - k) ** 2 for (x, y, z), _ in alike]
-        within = [index for index, square in enumerate(squares) if square <= reach * reach]
-        return [alike[i][1] for i in heapq.nsmallest(limit, within, key=squares.__getitem__)]
+
+def _of_sizes(sizes: _Sizes, like: Problem) -> Problem:
+    return Problem.unchecked(*sizes, batch=like.batch, dtype=like.dtype, layout=like.layout)
+
+
+def _gap(here: tuple[float, float, float], octaves: _Octaves) -> float:
+    """Squared distance of a cell, which has logarithms from `octaves` - 1 to `octaves`."""
+    (x, y, z), (a, b, c) = here, octaves
+    m, n, k = max(x - a, a - 1 - x, 0.0), max(y - b, b - 1 - y, 0.0), max(z - c, c - 1 - z, 0.0)
+    return m * m + n * n + k * k

@@ -17,6 +17,7 @@ from service.lookup import find
 from service.lookup.cache import Answers, Rendered
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, winner
+from tests.support.winners_in_memory import WinnersInMemory
 from tuner.search.cost_model import AnalyticModel
 
 KNOWN = Problem(m=4096, n=4096, k=4096)
@@ -253,20 +254,8 @@ def test_a_question_takes_what_an_order_takes() -> None:
 def test_predictions_name_their_kernel_too() -> None:
     """So that a pack that holds it, once there is one, is named in the next answer."""
 
-    class Nothing:
-        def winner(self, _problem: Problem, _device: str) -> None: ...
-
-        def near_winners(self, *_: object) -> list[object]:
-            return []
-
-    found = find.find(
-        Nothing(),  # type: ignore[arg-type]
-        KNOWN,
-        H200,
-        accepted=find.ANY,
-        pack_of=lambda _: None,
-        ranker=AnalyticModel(),
-    )
+    source = WinnersInMemory([])
+    found = find.find(source, KNOWN, H200, accepted=find.ANY, ranker=AnalyticModel())
     assert found is not None
     assert found.config is not None
     assert isinstance(found.config.kernel, Kernel)

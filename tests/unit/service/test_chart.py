@@ -1,4 +1,4 @@
-"""The chart: predictions cost few queries, and are as true as if everything were read anew."""
+"""The chart: predictions cost few queries, and are as true as if everything were read again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import httpx
 import pytest
 from sqlalchemy import Engine, event
 
-from gemmsmith.core import neighbours
+from gemmsmith.answers.answer import Answer
 from gemmsmith.core.config import Match, Use
 from gemmsmith.core.problem import DType, Problem
 from service.lookup import find, neighbourhood
-from service.lookup.neighbourhood import Chart, Charted, Together
+from service.lookup.neighbourhood import Chart, Charted
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tuner.search.cost_model import AnalyticModel
@@ -50,13 +50,11 @@ def statements() -> Iterator[list[str]]:
         event.remove(Engine, "before_cursor_execute", note)
 
 
-def match(store: Store, drawn: Chart, problem: Problem) -> Match:
+def answer(store: Store, drawn: Chart, problem: Problem) -> Answer:
     source = Charted(store, drawn)
-    found = find.find(
-        source, problem, H200, accepted=find.ANY, pack_of=source.pack_for, ranker=AnalyticModel()
-    )
+    found = find.find(source, problem, H200, accepted=find.ANY, ranker=AnalyticModel())
     assert found is not None
-    return found.match
+    return found
 
 
 def test_a_prediction_looks_at_the_marks_and_for_its_kernels_pack(
@@ -86,7 +84,6 @@ def test_what_is_near_is_found_as_in_the_store(
 ) -> None:
     if few:
         monkeypatch.setattr(neighbourhood, "NEIGHBOURS", 3)
-    limit = 3 if few else find.NEIGHBOURS
     chosen = random.Random(20261122)
     drawn = Chart(store)
     for _ in range(20):
@@ -94,46 +91,43 @@ def test_what_is_near_is_found_as_in_the_store(
         use = chosen.choice((Use.CUTLASS, Use.CUBLAS))
         store.promote(winner(Problem(m=m, n=n, k=k), us=chosen.random(), use=use))
         asked = Problem(m=8 * chosen.randrange(1, 32), n=n, k=chosen.choice((2 * k, 2 * k + 1)))
-        near = store.near_winners(asked, H200.slug, limit, find.REACH)
+        near = store.near_winners(asked, H200.slug, neighbourhood.NEIGHBOURS, find.REACH)
         drawn.catch_up()
-        assert [there.problem for there in drawn.nearest(asked, H200.slug)] == [
-            found.problem for found in near
-        ]
-        answers = neighbours.answering(
-            asked, near, lambda found, asked=asked: find.is_legal(found.candidate, asked)
-        )
-        assert drawn.answering(asked, H200.slug) == (answers and answers.problem)
-        for source in (Charted(store, drawn), Together(store, drawn, [asked], H200.slug)):
-            beside = source.near_winners(asked, H200.slug, limit, find.REACH)
-            assert next(beside, None) == answers
-            assert source.winner(asked, H200.slug) == store.winner(asked, H200.slug)
+        expected = [(winner.problem, (winner.use, winner.candidate)) for winner in near]
+        assert drawn.near(asked, H200.slug) == expected
+        assert store.near(asked, H200.slug)[: len(expected)] == expected
+        by_store = find.find(store, asked, H200, accepted=find.ANY, ranker=AnalyticModel())
+        assert few or answer(store, drawn, asked) == by_store
 
 
-def test_a_neighbour_that_is_another_since_does_not_answer(store: Store) -> None:
-    """Its new kernel need not be legal for the question: then the store is asked."""
+def test_a_neighbours_winner_that_was_replaced_meanwhile_is_not_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the chart and the reading: its new kernel need not be legal here."""
     drawn, asked = Chart(store), replace(KNOWN, m=4100)
-    source = Charted(store, drawn)
-    assert next(source.near_winners(asked, H200.slug, 64, find.REACH)).use is Use.CUTLASS
-    unlike = winner(replace(KNOWN, k=4095)).candidate
-    store.promote(replace(winner(KNOWN, us=1.0), candidate=unlike, use=Use.CUBLAS))
-    found = list(source.near_winners(asked, H200.slug, 64, find.REACH))
-    assert [(each.problem, each.use) for each in found[1:]] == [(KNOWN, Use.CUBLAS)]
+    drawn.catch_up()
+    monkeypatch.setattr(drawn, "catch_up", lambda: None)
+    unlike = winner(replace(KNOWN, layout="nn")).candidate
+    store.promote(replace(winner(KNOWN, us=1.0), candidate=unlike))
+    found = answer(store, drawn, asked)
+    assert (found.match, found.measured, found.use) == (Match.NEAREST, KNOWN, Use.CUBLAS)
+    assert (found.config, found.revision) == (None, 2)
 
 
 def test_other_kinds_and_devices_are_not_near(store: Store) -> None:
     drawn = Chart(store)
     drawn.catch_up()
-    assert drawn.has_near(KNOWN, H200.slug)
-    assert not drawn.has_near(KNOWN, "sm90-other")
-    assert not drawn.has_near(replace(KNOWN, batch=2), H200.slug)
-    assert not drawn.has_near(replace(KNOWN, dtype=DType.FP16), H200.slug)
+    assert drawn.near(KNOWN, H200.slug)
+    assert not drawn.near(KNOWN, "sm90-other")
+    assert not drawn.near(replace(KNOWN, batch=2), H200.slug)
+    assert not drawn.near(replace(KNOWN, dtype=DType.FP16), H200.slug)
 
 
 def test_what_is_promoted_is_near_at_once(store: Store) -> None:
     drawn = Chart(store)
-    assert match(store, drawn, FAR) is Match.PREDICTED
+    assert answer(store, drawn, FAR).match is Match.PREDICTED
     store.promote(winner(replace(FAR, m=128)))
-    assert match(store, drawn, FAR) is Match.NEAREST
+    assert answer(store, drawn, FAR).match is Match.NEAREST
 
 
 def test_a_pack_that_comes_or_goes_is_seen_at_once(store: Store) -> None:
@@ -148,20 +142,15 @@ def test_a_pack_that_comes_or_goes_is_seen_at_once(store: Store) -> None:
 
 def seen(store: Store, drawn: Chart, kernel: str) -> str | None:
     source = Charted(store, drawn)
-    assert source.winner(FAR, H200.slug) is None
+    source.near(FAR, H200.slug)
+    assert source.pack_for(kernel) == Charted(store, drawn).pack_for(kernel)
     return source.pack_for(kernel)
 
 
-def test_it_is_drawn_ahead_where_there_are_many(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_drawn_in_the_background(store: Store) -> None:
     with Chart(store) as drawn:
         pass
-    assert not drawn.has_near(KNOWN, H200.slug)
-    monkeypatch.setattr(neighbourhood, "MANY", 1)
-    with Chart(store) as drawn:
-        pass
-    assert drawn.has_near(KNOWN, H200.slug)
+    assert drawn.near(KNOWN, H200.slug)
 
 
 def test_another_database_in_its_place_is_drawn_anew(store: Store, tmp_path: Path) -> None:
@@ -174,5 +163,5 @@ def test_another_database_in_its_place_is_drawn_anew(store: Store, tmp_path: Pat
     promote(settings, winner(FAR))
     with Store.open(settings.database) as other:
         drawn._store = other
-        assert match(other, drawn, replace(FAR, m=128)) is Match.NEAREST
-        assert match(other, drawn, KNOWN) is Match.PREDICTED
+        assert answer(other, drawn, replace(FAR, m=128)).match is Match.NEAREST
+        assert answer(other, drawn, KNOWN).match is Match.PREDICTED

@@ -19,14 +19,7 @@ NAMES = ("Memset (Device)", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN")
 def ask(
     source: WinnersInMemory, problem: Problem, accepted: frozenset[Match] = ANY
 ) -> Answer | None:
-    return find(
-        source,
-        problem,
-        H200,
-        accepted=accepted,
-        pack_of=lambda _: None,
-        ranker=AnalyticModel(),
-    )
+    return find(source, problem, H200, accepted=accepted, ranker=AnalyticModel())
 
 
 def test_an_exact_winner_comes_before_a_neighbour_and_that_before_a_prediction() -> None:
@@ -79,9 +72,7 @@ def test_a_prediction_is_the_cost_models_and_measured_by_nobody() -> None:
         replayed=False,
         predicted_us=expected.us,
     )
-    compiled = find(
-        WinnersInMemory([]), KNOWN, H200, accepted=ANY, pack_of=str.upper, ranker=AnalyticModel()
-    )
+    compiled = ask(WinnersInMemory([], str.upper), KNOWN)
     assert compiled is not None
     assert compiled.config is not None
     assert compiled.config.pack == kernel.name.upper()

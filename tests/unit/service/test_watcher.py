@@ -59,7 +59,6 @@ class Lookups:
             problem,
             device,
             accepted=find.ANY,
-            pack_of=self.store.pack_for,
             ranker=AnalyticModel(),
         )
         assert found is not None

@@ -1,0 +1,103 @@
+"""The nearest problems, and which of their winners answers: the one rule of all three packages."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmsmith.core.config import MAX_DISTANCE, Use
+from gemmsmith.core.neighbours import Neighbourhood, answering
+from gemmsmith.core.problem import Problem
+from tests.support.replacing import replace
+
+extents = st.sampled_from([1, 2, 3, 7, 8, 9, 64, 96, 128, 4095, 4096, 2**31 - 1]) | st.integers(
+    1, 2**14
+)
+problems = st.builds(Problem, m=extents, n=extents, k=extents, batch=st.sampled_from([1, 1, 2]))
+
+
+@given(
+    known=st.lists(problems, max_size=40, unique=True),
+    asked=problems,
+    limit=st.sampled_from([1, 2, 5, 64]),
+    reach=st.sampled_from([0.0, 1.0, 1.6, 2.0, 40.0, math.inf]),
+    seed=st.integers(0, 9),
+)
+def test_the_nearest_are_those_of_all(
+    known: list[Problem], asked: Problem, limit: int, reach: float, seed: int
+) -> None:
+    orders = random.Random(seed).sample(range(len(known)), len(known))
+    around = Neighbourhood[int]()
+    for problem, order in zip(known, orders, strict=True):
+        around.put(problem, order, -1)
+        around.put(problem, order, order)  # in place of the first
+    here = asked.log_extents
+    expected = sorted(
+        (sum((a - b) * (a - b) for a, b in zip(problem.log_extents, here, strict=True)), order)
+        for problem, order in zip(known, orders, strict=True)
+        if problem.batch == asked.batch
+    )
+    within = [order for square, order in expected if square <= reach * reach]
+    near = around.nearest(asked, limit, reach)
+    assert [order for _, order in near] == within[:limit]
+    assert [problem for problem, _ in near] == [known[orders.index(order)] for _, order in near]
+    assert around.count(asked) == len(expected)
+
+
+def test_what_an_operation_fixes_is_never_another() -> None:
+    """Grouped problems by rows differ in their number of tokens only."""
+    here = Problem(m=512, n=4096, k=4096, batch=8, dtype="bf16.group_rows")
+    longer = replace(here, m=1024)
+    around = Neighbourhood[str]()
+    for other in (longer, replace(here, n=4104), replace(here, batch=16)):
+        around.put(other, 0, str(other))
+    assert around.nearest(here, 9, math.inf) == [(longer, str(longer))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Won:
+    use: Use = Use.CUTLASS
+    kernel_name: str | None = "a"
+
+
+HERE = Problem(m=2048, n=4096, k=4096, dtype="bf16.then_bias_gelu")
+SMALL, LARGE = replace(HERE, m=1024), replace(HERE, m=4096)
+A, B, DEFAULT = Won(), Won(kernel_name="b"), Won(use=Use.CUBLAS)
+
+
+@pytest.mark.parametrize(
+    ("near", "answer"),
+    [
+        ([], None),
+        ([(SMALL, A)], (SMALL, Use.CUBLAS)),  # nothing larger
+        ([(SMALL, A), (LARGE, A)], (SMALL, Use.CUTLASS)),
+        ([(SMALL, A), (LARGE, B)], (SMALL, Use.CUBLAS)),  # not the same kernel
+        ([(SMALL, A), (LARGE, DEFAULT)], (SMALL, Use.CUBLAS)),  # it did not win there
+        ([(SMALL, A), (replace(HERE, m=8192), A)], (SMALL, Use.CUBLAS)),  # too far to be run
+        ([(SMALL, A), (replace(LARGE, n=4000), A)], (SMALL, Use.CUBLAS)),  # not larger in N
+        ([(SMALL, DEFAULT), (LARGE, A)], (SMALL, Use.CUBLAS)),
+        ([(SMALL, Won(kernel_name="illegal")), (LARGE, A)], (LARGE, Use.CUBLAS)),
+        ([(SMALL, Won(kernel_name="illegal"))], None),
+        ([(replace(HERE, m=8192), A)], (replace(HERE, m=8192), Use.CUBLAS)),
+        ([(replace(HERE, m=8200), A)], None),  # beyond MAX_DISTANCE
+    ],
+)
+def test_who_answers_and_what_is_run(
+    near: list[tuple[Problem, Won]], answer: tuple[Problem, Use] | None
+) -> None:
+    assert HERE.distance(replace(HERE, m=8192)) == MAX_DISTANCE
+    found = answering(HERE, near, lambda won: won.kernel_name != "illegal")
+    assert (found and (found[0], found[2])) == answer
+    if found:
+        assert found[:2] in near
+
+
+def test_a_plain_products_neighbour_answers_and_is_not_run() -> None:
+    here = replace(HERE, dtype="bf16")
+    near = [(replace(there, dtype="bf16"), A) for there in (SMALL, LARGE)]
+    assert answering(here, near, lambda _: True) == (*near[0], Use.CUBLAS)
