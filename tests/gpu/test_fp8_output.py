@@ -19,8 +19,8 @@ from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import CutlassKernel, cutlass
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Problem
-from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.forms import Form, Spec, shapes
+from gemmsmith.ops.engine.operands import present
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.platform import Cuda
 from gemmsmith.runtime.pack import LoadedPack
@@ -168,14 +168,14 @@ def test_results_saturate_and_the_largest_value_runs(
             continue
         config = Config(kernel=kernel, launch=Launch(), pack="a" * 64)
         loaded = LoadedPack.open(built[kernel.name]).kernel(kernel.name)
-        plan = Plan(config, shape, loaded, platform, x.device, 0, None)
+        plan = Plan(config, shape, loaded, platform, x.device, 0)
         up_t = None if second is None else second.t()
         for scale in (None, 0.5, 4096.0):
             scale_d = None if scale is None else torch.tensor([scale], device="cuda")
             for before in (None, 0.0, 2 * largest):
                 amax = None if before is None else torch.tensor([before], device="cuda")
-                beside = Beside(bias, up=up_t, scale_d=scale_d, amax=amax)
-                found = plan(x, right, one, other, beside=beside)
+                operands = present(bias=bias, up=up_t, scale_d=scale_d, amax=amax)
+                found = plan(x, right, {**operands, "scale_a": one, "scale_b": other})
                 assert found is not None
                 assert found.dtype is FP8
                 expected = (value * (scale or 1.0)).clamp(-448, 448)

@@ -20,7 +20,6 @@ from gemmsmith.core.kernel import Kernel, cutlass
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.operation import Epilogue
 from gemmsmith.core.problem import Problem
-from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.forms import Form, Spec, shapes
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.platform import Cuda
@@ -172,9 +171,10 @@ def test_every_layout_of_the_weight_is_read(
             continue
         config = Config(kernel=kernel, launch=Launch(), pack="a" * 64)
         loaded = LoadedPack.open(built[kernel.name]).kernel(kernel.name)
-        plan = Plan(config, shape, loaded, platform, x.device, 0, None)
-        aux = torch.full_like(plan.empty_aux(), torch.nan) if epilogue.stores_aux else None
-        out = plan(x, gate, beside=Beside(aux=aux, up=up))
+        plan = Plan(config, shape, loaded, platform, x.device, 0)
+        outputs = plan.outputs()
+        aux = outputs["aux"].fill_(torch.nan) if epilogue.stores_aux else None
+        out = plan(x, gate, {**outputs, "up": up})
         assert out is not None
         assert _error(out.double(), wanted) < 1e-2, kernel.name
         if aux is not None:

@@ -17,8 +17,8 @@ from gemmsmith.core.kernel import Kernel, cutlass
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.operation import Grouping, Operation
 from gemmsmith.core.problem import Problem
-from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.forms import Form, Shape, Spec, shapes
+from gemmsmith.ops.engine.operands import present
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.platform import Cuda
 from gemmsmith.runtime.pack import LoadedPack
@@ -110,8 +110,8 @@ def test_a_gate_has_factors_or_none(built: dict[str, Path], factors: bool) -> No
         last = tokens - number % 3
         ends = torch.tensor([number % 7, 100, 100, 101, last], device="cuda", dtype=torch.int32)
         plan = plan_of(kernel, shape, built)
-        aux = torch.full_like(plan.empty_aux(), 7.0)
-        out = plan(x, gate, offs=ends, beside=Beside(aux=aux, up=up, row_scale=rows))
+        aux = plan.outputs()["aux"].fill_(7.0)
+        out = plan(x, gate, present(offsets=ends, aux=aux, up=up, row_scale=rows))
         assert out is not None
         begin = 0
         for group, end in enumerate(ends.tolist()):
@@ -128,7 +128,7 @@ def plan_of(kernel: Kernel, shape: Shape, built: dict[str, Path]) -> Plan:
     """One launch of a kernel as the library makes it."""
     config = Config(kernel=kernel, launch=Launch(), pack="a" * 64)
     loaded = LoadedPack.open(built[kernel.name]).kernel(kernel.name)
-    return Plan(config, shape, loaded, Cuda(), torch.device("cuda", 0), 0, None)
+    return Plan(config, shape, loaded, Cuda(), torch.device("cuda", 0), 0)
 
 
 def _near(found: torch.Tensor, wanted: torch.Tensor) -> bool:

@@ -31,7 +31,7 @@ from gemmsmith.ops.products import gated, mixture, scaled, scaled_gated
 from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - the same
 from gemmsmith.ops.products import integer as _integer  # noqa: F401 - the same
 from gemmsmith.ops.products import operators as _operators  # noqa: F401 - the same
-from gemmsmith.ops.products.telling import Multiplied
+from gemmsmith.ops.products.recording import Multiplied
 from gemmsmith.program.calls import Call, Calls, Fusion, Operand, compiled
 from gemmsmith.program.captured import Captured
 

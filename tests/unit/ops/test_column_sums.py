@@ -14,7 +14,7 @@ from torch.nn import functional
 from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine import functions
 from gemmsmith.ops.products.feedforward import MLP
-from gemmsmith.ops.products.fused import FusedLinear
+from gemmsmith.ops.products.fused import FusedLinear, LinearFusion
 
 
 @pytest.fixture
@@ -75,8 +75,9 @@ def test_every_bias(summed: list[torch.Size]) -> None:
     gradients(functions.Linear.apply(x, weight, bias, None, None), bias)  # type: ignore[no-untyped-call]
     assert summed == [(2, 3, 16)]
     adding = Epilogue.made_of(bias=True, residual=True)
-    given = (x, weight, bias, residual, None, None, None, adding)
-    gradients(FusedLinear.apply(*given)[0], bias)  # type: ignore[no-untyped-call]
+    assert adding is not None
+    operands = (x, weight, bias, residual, LinearFusion(adding, ("bias", "residual")))
+    gradients(FusedLinear.apply(*operands)[0], bias)  # type: ignore[no-untyped-call]
     assert summed == [(2, 3, 16)] * 2
     hidden = functional.gelu(functional.linear(x, weight, bias))
     wanted = gradients(functional.linear(hidden, down, down_bias), bias, down_bias)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,8 +24,10 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 import gemmsmith
+from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.ops.models.layers import recognized
 from tests.support.stand_in import Chooser
@@ -222,6 +225,35 @@ def test_one_kernel_where_one_wins(engine: Engine, chooser: Chooser, runs: Runs,
     assert not any(map(is_patched, net.modules()))
     assert equal(step(net), expected)
     assert runs() == 0
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_asks_once_for_each_plan_with_an_epilogue(
+    engine: Engine,
+    chooser: Chooser,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    gradients: bool,
+) -> None:
+    """A forward pass decides, and hands its decision down to the launch."""
+    only_fused(chooser)
+    plan, asked = Engine.plan, Counter[object]()
+
+    def counting(engine: Engine, form: Form, a: Any, b: Any, *rest: Any, **named: Any) -> Any:
+        epilogue = named.get("epilogue", Epilogue.NONE)
+        if epilogue is not Epilogue.NONE:
+            asked[form, epilogue, b.data_ptr()] += 1
+        return plan(engine, form, a, b, *rest, **named)
+
+    net = made(kind)
+    operands = given(net)
+    with torch.set_grad_enabled(gradients), gemmsmith.patch(net):
+        net(*operands)
+        monkeypatch.setattr(Engine, "plan", counting)
+        net(*operands)
+    assert asked
+    assert set(asked.values()) == {1}
 
 
 @pytest.mark.parametrize("kind", LAYERS)

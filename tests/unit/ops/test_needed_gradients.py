@@ -19,6 +19,8 @@ import gemmsmith.ops.products.norms  # noqa: F401 - their functions are counted
 from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.functions import Linear, Matmul
+from gemmsmith.ops.products import fused
+from gemmsmith.ops.products import gated as gated_layer
 from gemmsmith.ops.products.feedforward import MLP
 from gemmsmith.ops.products.fused import FusedLinear
 from gemmsmith.ops.products.gated import GatedLinear
@@ -104,6 +106,8 @@ def cases() -> dict[str, Case]:
     x, weight, bias = random(M, K), random(N, K), random(N)
     bias_gelu = Epilogue.made_of(bias=True, activation="gelu", aux=True)
     gate = Epilogue.made_of(activation="silu", gate=True, aux=True)
+    assert bias_gelu is not None
+    assert gate is not None
     ends = torch.tensor([2, 2, M], dtype=torch.int32)
     index = torch.randint(GROUPS + 1, (M, 2))
     dense = rules(x="weight", weight="x")
@@ -127,7 +131,7 @@ def cases() -> dict[str, Case]:
         "fused": Case(
             function=FusedLinear,
             operands={"x": x, "weight": weight, "bias": bias},
-            call=of(FusedLinear, None, None, None, None, bias_gelu),
+            call=of(FusedLinear, fused.LinearFusion(bias_gelu, ("bias",))),
             exact=lambda *operands: functional.gelu(functional.linear(*operands)),
             kept=rules(x="weight", weight="x weight"),
             products=each("x", "weight"),
@@ -135,7 +139,7 @@ def cases() -> dict[str, Case]:
         "gated": Case(
             function=GatedLinear,
             operands={"x": x, "weight": random(2 * N, K)},
-            call=of(GatedLinear, None, False, gate, None, None),
+            call=of(GatedLinear, None, gated_layer.GatedFusion(gate)),
             exact=gated,
             kept=dense,
             products=each("x", "weight"),

@@ -1,9 +1,8 @@
-"""The compiled binding (dispatch.cpp): where it is, and how it is made.
+"""The compiled binding (dispatch.cpp): finds or compiles it.
 
-It is compiled when gemmsmith is installed, where there is a C++ compiler. A checkout that was not
-installed compiles it on first use, into the cache folder. There its name has the digest of what it
-was compiled from, and that of its own bytes. A file that is not whole is never loaded: that could
-kill the process.
+It is compiled when gemmsmith is installed, if there is a C++ compiler. A checkout that was not
+installed compiles it on first use, into the cache folder. There its name holds two digests, of its
+source and of its own bytes. A damaged file is never loaded: that could kill the process.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from gemmsmith.runtime.pack import check_whole
 SOURCE = Path(__file__).with_name("dispatch.cpp")
 
 INSTALLED = SOURCE.with_name("_dispatch.abi3.so")
-"""Every Python's: it calls nothing of Python's, and is loaded as a library."""
+"""The same for every Python: it calls nothing of Python, and is loaded as a library."""
 
 _FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden")
 
@@ -34,7 +33,7 @@ log = logging.getLogger("gemmsmith")
 
 
 def binding() -> Path:
-    """The file of the compiled binding, which is whole; compiles it if need be.
+    """The undamaged file of the compiled binding, which may be compiled first.
 
     Raises:
         OSError: there is no compiler, nowhere to write, or others may write to the folder.
@@ -51,7 +50,7 @@ def binding() -> Path:
         log.warning("gemmsmith's compiled binding is not used: %s", reason)
         raise OSError(reason)
     for path in folder.glob(f"{name}-*.so"):
-        with suppress(FileNotFoundError):  # another process removes what is damaged too
+        with suppress(FileNotFoundError):  # another process may remove the damaged file too
             if unsafe(path) is None and path.stem == f"{name}-{_digest(path.read_bytes())}":
                 return path
             path.unlink()

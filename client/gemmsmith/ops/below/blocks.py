@@ -1,4 +1,4 @@
-"""For which products torch's operators are replaced at present."""
+"""Which products of torch's operators are replaced at present."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Weights = frozenset[tuple[int, int]]
 
 
 class Shaped(Protocol):
-    """A tensor, or what matters of it."""
+    """A tensor, or its description."""
 
     @property
     def shape(self) -> Sequence[int]:
-        """Its size."""
+        """The tensor's size."""
 
 
 class Blocks:
-    """The blocks that are open, each for the products with some weights, or for all.
+    """The open blocks, each for the products with some weights, or for all products.
 
     Attributes:
-        only: weights of all of them; None: every product is replaced. No block has no weights.
+        only: weights of all of them; None: every product is replaced. Empty without open blocks.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Blocks:
 
     @contextmanager
     def opened(self, only: Weights | None) -> Iterator[None]:
-        """One block more. Blocks may overlap: each adds to what the others replace."""
+        """Open a block. Blocks may overlap: each adds to what the others replace."""
         self._open.append(only)
         self._add_up()
         try:
@@ -45,15 +45,14 @@ class Blocks:
         self.only = frozenset().union(*weights) if len(weights) == len(self._open) else None
 
     def hold(self, a: Shaped, b: Shaped) -> bool:
-        """Whether a product of these is replaced."""
         return self.only is None or of_layers(self.only, a.shape, b.shape)
 
 
 def of_layers(weights: Weights, a: Sequence[int], b: Sequence[int]) -> bool:
     """Whether a product of these sizes may be one of linear layers with these weights.
 
-    That is a[M, K] · b[K, N] as a layer's output or as the gradient of its input or of its weight,
-    the gradients also transposed, as torch computes them where the other factor lies in columns.
+    That is a[M, K] · b[K, N] as a layer's output or as the gradient of its input or of its weight.
+    The gradients may be transposed: torch computes them so if the other factor is column-major.
     """
     if len(a) != 2:
         return False

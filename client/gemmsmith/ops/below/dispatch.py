@@ -1,19 +1,19 @@
 """Puts tuned kernels below torch's own products, by a small compiled binding (dispatch.cpp).
 
-These are `mm`, also with `out_dtype`, `bmm` and `_int_mm`, each also with `out=`; what takes
-factors, adds or has groups comes by Python (`gemmsmith.ops.below.adding`, `experts`), which hands
-an added bias and groups on. FP32 operands are torch's unless torch itself may multiply them in
-TF32. That, and torch's other settings that forbid kernels, are asked at every call.
+These are `mm`, also with `out_dtype`, `bmm` and `_int_mm`, each also with `out=`. Products with
+factors, addends or groups go through Python (`gemmsmith.ops.below.adding`, `experts`), which passes
+biases and groups on to the binding. FP32 operands are torch's unless torch itself may multiply them
+in TF32. Every call reads that setting, and torch's others that forbid kernels.
 
-Then forward and backward products of unchanged code run without any Python of ours: a call costs
-a fraction of a microsecond more than torch's. Python is asked once for each product under each of
-torch's settings, and decides as everywhere (`Engine.plan`). The binding knows torch by its C shim
-and a few functions, so one build suits every torch from 2.9 on. Without it, `patch` does the same
-by a function mode, which costs more.
+So forward and backward products of unchanged code run without any Python of ours: a call costs a
+fraction of a microsecond more than torch's. Python decides once for each product under each of
+torch's settings (`Engine.plan`). The binding uses torch's C shim and a few other functions, so one
+build suits every torch from 2.9 on. Without it, `patch` does the same by a function mode, which
+costs more.
 
-torch keeps an operator's new kernel for as long as the process lives, so the binding is installed
+torch keeps an operator's new kernel for as long as the process lives. So the binding is installed
 once and then switched on and off, for every product or for those of some linear layers, which it
-knows by their sizes. It runs the winners that the process uses at present (`engine.in_use`).
+recognizes by their sizes. It runs the winners that the process uses at present (`engine.in_use`).
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ _OPTIONAL = (
     "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE",
     "_ZN2at11NoTF32Guard19should_disable_tf32Ev",  # at::NoTF32Guard::should_disable_tf32()
 )
-"""What follows: functions that a torch may lack, and then the products that need them are its."""
+"""Further functions, which a torch may lack. Then it computes the products that need them."""
 
 _BIASED = 1 << 24
-"""In the first word of a question: a row is added to the product."""
+"""In the first word of a question from C: a row is added to the product."""
 
 _Resolve = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
 _Failed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
@@ -115,7 +115,6 @@ class _Torch(ctypes.Structure):
     _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1 + len(_OPTIONAL) + 1)]
 
     def has(self, optional: str) -> bool:
-        """Whether torch has this one of `_OPTIONAL`."""
         return bool(getattr(self, f"f{len(_SHIM) + 1 + _OPTIONAL.index(optional)}"))
 
 
@@ -134,13 +133,13 @@ class Dispatch:
         self._switching = threading.RLock()
         self._engine: Engine | None = None
         self._decided_by: tuple[object, ...] = ()
-        # Kept alive, as C holds their addresses; by plan too, as each switch asks for them again.
+        # C holds the addresses, so the plans are kept alive. Each switch looks them up by plan.
         self._plans: dict[int, tuple[RawPlan, Plan]] = {}
         self._addresses: dict[Plan, int] = {}
         # Callbacks must outlive every call.
         self._callbacks = (_Resolve(self._resolve), _Failed(self._failed))
         self._get_stream = _Stream(_stream_of(stream)) if stream else None
-        count = getattr(library, "gs_dispatch_bytes", None)  # an older one has another
+        count = getattr(library, "gs_dispatch_bytes", None)  # an older binding returns another
         if count is None or count() != ctypes.sizeof(RawPlan) + ctypes.sizeof(_Torch):
             raise OSError("the compiled binding is another gemmsmith's; install gemmsmith again")
         functions = _functions(kind, self._get_stream)
@@ -162,9 +161,9 @@ class Dispatch:
 
     @classmethod
     def of(cls, kind: str, *, stream: Callable[[int], int] | None = None) -> Dispatch | None:
-        """The binding for `cuda` tensors; None where it cannot be had, which the log says once.
+        """The binding for `cuda` tensors. Returns None if it cannot be loaded: logged once.
 
-        `stream` replaces torch's own current stream, for tests on the CPU, which has none.
+        `stream` replaces torch's current stream, for tests: the CPU has no streams.
         """
         with cls._lock:
             if kind not in cls._made:
@@ -191,10 +190,10 @@ class Dispatch:
             yield
 
     def _switch(self) -> None:
-        """Go on with the engine that is in use by now, or with none.
+        """Use the engine that is in use now, or switch off without one.
 
-        What was decided holds for as long as whatever decides is the same, so that a block may be
-        opened for every step.
+        Decisions hold until the engine, its winners or the blocks change. So a program may open a
+        block for every step.
         """
         with self._switching:
             engine, only = in_use(), self._blocks.only
@@ -216,7 +215,7 @@ class Dispatch:
             adding.switch(self._blocks.hold if on else None, self._biased if on else None)
 
     def _forget(self) -> None:
-        """Decide everything anew, and take over what there are winners of now."""
+        """Drop all decisions, and override `addmm` if there are winners for it now."""
         self._library.gs_dispatch_forget()
         if self._engine is not None and self._engine.may_add_biases:
             adding.install_biases(self._kind)
@@ -232,11 +231,10 @@ class Dispatch:
 
     @property
     def is_on(self) -> bool:
-        """Whether it replaces products at present."""
         return self._engine is not None
 
     def grouped(self, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor | None:
-        """A product by groups, of whatever layers; None: torch is to compute it."""
+        """A grouped product of any layers. Returns None if torch must compute it."""
         return _owned(self._by_groups(*_capsules_of([a, b, offs])))
 
     def _resolve(self, words: Any) -> int | None:
@@ -253,7 +251,7 @@ class Dispatch:
         dtype, groups = _BY_CODE.get(words[0] >> 8 & 0xFF), words[0] >> 32
         output = _BY_CODE.get(words[0] >> 16 & 0xFF)
         epilogue = Epilogue.BIAS if words[0] & _BIASED else Epilogue.NONE
-        # A kernel that was never launched is loaded when it is, which no capture allows.
+        # The first launch of a kernel loads its code, which no capture allows.
         if engine is None or engine.platform.capturing():
             return _ASK_AGAIN
         if dtype is None or output is None:
@@ -270,9 +268,9 @@ class Dispatch:
         )
         if not groups and not self._blocks.hold(a, b):
             return None
-        asked = None if output == dtype else output
+        other = None if output == dtype else output
         form = Form.GROUPED if groups else Form.MATMUL
-        plan = engine.plan(form, a, b, asked, groups, epilogue)
+        plan = engine.plan(form, a, b, other, groups, epilogue)
         if plan is None:  # for good, unless TF32 was just forbidden
             return _ASK_AGAIN if dtype is torch.float32 and not allows_tf32() else None
         address = self._addresses.get(plan)
@@ -293,15 +291,14 @@ class Dispatch:
 
 
 def _owned(handle: int | None) -> torch.Tensor | None:
-    """The tensor that C made."""
     return None if handle is None else _tensors_of([_capsule_of(handle, None, None)])[0]
 
 
 def _quietly(install: Callable[[], int]) -> int:
-    """Its status, without torch's warning of the override, which is what is meant.
+    """Call `install` without torch's warning of the override. Returns the status.
 
-    Warnings of torch's C++ are Python's only where a function of torch was called from Python;
-    elsewhere they go to standard error. So a function that calls back is called.
+    Python can silence warnings of torch's C++ only within a call of torch from Python; others go to
+    standard error. So `install` runs in a function that torch calls back.
     """
     statuses = []
 

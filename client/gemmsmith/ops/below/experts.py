@@ -1,14 +1,14 @@
 """torch's grouped products by tuned kernels: unchanged mixtures of experts, both passes.
 
 `_grouped_mm` and `_scaled_grouped_mm` (also `_v2`, with a factor per row) take tokens sorted by
-expert and `offs`, where each expert's tokens end. Two dimensions by three are a layer's output and
-its input's gradient, two by two its weight's gradient: torch's own gradient of the first makes the
-others. These run kernels where they have winners; three dimensions on the left, a bias, and what
-else no kernel takes are torch's.
+expert, and offsets, the end of each expert's tokens. An operand of two dimensions times one of
+three is a layer's output or its input's gradient. Two dimensions times two are its weight's
+gradient. These run kernels where they have winners. torch computes a left operand of three
+dimensions, a bias, and everything else that no kernel takes.
 
-`offs` stays on the device, unread: nothing waits for it, and a CUDA graph may be replayed with
-other ones. A product is decided by the number of tokens and experts, not by who got how many. Plain
-ones are decided and launched by the binding, which costs the host less than Python does.
+Offsets stay on the device, unread: nothing waits for them, and a CUDA graph may be replayed with
+others. The decision depends on the numbers of tokens and experts, not on tokens per expert. The
+binding decides and launches plain products, which costs the host less than Python does.
 """
 
 from __future__ import annotations
@@ -22,45 +22,47 @@ import torch
 
 from gemmsmith.ops.below.blocks import Blocks, Weights
 from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.below.overriding import asking, override
 from gemmsmith.ops.below.scaling import ROWS, recipe
-from gemmsmith.ops.below.standing import asking, stand_before
 from gemmsmith.ops.engine.engine import Engine, in_use
 from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.operands import present
 
 
 def by_kernel(
     engine: Engine,
     a: torch.Tensor,
     b: torch.Tensor,
-    offs: torch.Tensor | None,
+    offsets: torch.Tensor | None,
     form: Form = Form.GROUPED,
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """The grouped product; None: torch is to compute it.
+    """The grouped product. Returns None if torch must compute it.
 
     Args:
         engine: decides.
         a: [T, K], or [M, T].
         b: [E, K, N], or [T, N].
-        offs: [E] int32 on the device: where each group ends in T.
+        offsets: [E] int32 on the device: where each group ends in T.
         form: which product.
         scale_a: FP32 factors: [T], or [E · M].
         scale_b: [E, N], or [E · N].
     """
     if (
-        offs is None
-        or offs.dtype is not torch.int32
-        or offs.dim() != 1
-        or offs.device != a.device
-        or not offs.is_contiguous()
+        offsets is None
+        or offsets.dtype is not torch.int32
+        or offsets.dim() != 1
+        or offsets.device != a.device
+        or not offsets.is_contiguous()
     ):
         return None
-    return engine.product(form, a, b, scale_a, scale_b, offs=offs)
+    operands = present(offsets=offsets, scale_a=scale_a, scale_b=scale_b)
+    return engine.product(form, a, b, operands)
 
 
 def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether torch's own grouped product of these comes by here at present."""
+    """Whether torch's own grouped product of these is replaced at present."""
     only, ours = _TakenOver.blocks.only, a.dim() == 2 and b.dim() in (2, 3)
     return in_use() is not None and ours and (only is None or _of(only, a, b))
 
@@ -78,16 +80,16 @@ def on(kind: str, only: Weights | None) -> AbstractContextManager[None]:
 
 
 def weights_of(model: torch.nn.Module) -> Weights:
-    """Sizes of what may be an expert's weights: linear layers', and the experts' held in one."""
+    """Sizes that experts' weights may have: linear layers', and parts of a tensor of all."""
     return frozenset(
-        (int(one.shape[-2]), int(one.shape[-1]))
-        for one in model.parameters()
-        if one.dim() in (2, 3)
+        (int(weight.shape[-2]), int(weight.shape[-1]))
+        for weight in model.parameters()
+        if weight.dim() in (2, 3)
     )
 
 
 class _TakenOver:
-    """What is switched on in this process."""
+    """The replacements that are on in this process."""
 
     blocks = Blocks()
     dispatch: Dispatch | None = None
@@ -95,7 +97,7 @@ class _TakenOver:
 
 
 def _of(weights: Weights, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the product may be an output, or a gradient, of experts with these weights."""
+    """Whether the product may be an output or a gradient of experts with these weights."""
     rows, columns = b.shape[-2:] if b.dim() == 3 else (a.shape[0], b.shape[-1])
     return (rows, columns) in weights or (columns, rows) in weights
 
@@ -109,7 +111,7 @@ def _install(kind: str) -> None:
         ("_scaled_grouped_mm", _scaled),
         ("_scaled_grouped_mm_v2", _scaled_v2),
     ):
-        stand_before(kind, name, asking(name, partial(_asked, by_us)))
+        override(kind, name, asking(name, partial(_asked, by_us)))
 
 
 def _asked(

@@ -1,12 +1,14 @@
 """torch's FP8 products by tuned kernels: unchanged code that calls `torch._scaled_mm`.
 
 `_scaled_mm` and `_scaled_mm_v2`, each also with `out=`, multiply FP8 matrices with an FP32 factor
-for each operand, or for each row of A and column of B. Into bf16 these run kernels where they have
-winners, the former also with a bias. A call without `use_fast_accum` only runs kernels that promote
-their sums to FP32. Other factors (blocks, MX), other outputs and `scale_result` are torch's.
+for each operand, or for each row of A and column of B. Products in bf16 run kernels where they have
+winners, with a factor for each operand also with a bias. A call without `use_fast_accum` only runs
+kernels that promote their sums to FP32. Other factors (blocks, MX), other outputs and
+`scale_result` are torch's.
 
-Like `experts` it is below autograd, in every thread, installed once and switched on and off.
-Graphs that Inductor compiles come by here too: they call the operators with `out=`.
+As in `experts`, the overrides are below autograd, work in every thread, and are installed once and
+switched on and off. Graphs that Inductor compiles use them too: they call the operators with
+`out=`.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ import torch
 
 from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.below.blocks import Blocks, Weights
-from gemmsmith.ops.below.standing import asking, stand_before
+from gemmsmith.ops.below.overriding import asking, override
 from gemmsmith.ops.engine.engine import Engine, in_use
 from gemmsmith.ops.engine.forms import SCALED_TYPES, Form
+from gemmsmith.ops.engine.operands import present
 
 TENSORS, ROWS = 0, 1
 """at::blas::ScalingType TensorWise and RowWise, of `_scaled_mm_v2` and `_scaled_grouped_mm_v2`."""
@@ -36,7 +39,7 @@ def recipe(
     recipe_b: Sequence[int],
     swizzle_b: Sequence[int],
 ) -> int | None:
-    """How both operands are scaled; None: in two ways, or with nested or swizzled factors."""
+    """How both operands are scaled. Returns None for other scalings, also nested or swizzled."""
     alone = len(recipe_a) == len(scale_a) == len(scale_b) == 1
     if list(recipe_a) != list(recipe_b) or not alone or any(swizzle_a) or any(swizzle_b):
         return None
@@ -46,9 +49,10 @@ def recipe(
 def scales_rows(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
 ) -> bool | None:
-    """Whether factors are those of rows and columns; torch tells it by their sizes, too.
+    """Whether the factors are those of rows and columns. torch decides it by their sizes, too.
 
-    False: there is one for each operand. None: neither, or they are not FP32 on the device.
+    Returns False for a factor of each operand. Returns None for other sizes, or if the factors are
+    not FP32 on the device.
 
     Args:
         a: [M, K].
@@ -56,8 +60,9 @@ def scales_rows(
         scale_a: one element, or [M, 1].
         scale_b: one element, or [1, N].
     """
-    if any(one.dtype != torch.float32 or one.device != a.device for one in (scale_a, scale_b)):
-        return None
+    for scale in (scale_a, scale_b):
+        if scale.dtype != torch.float32 or scale.device != a.device:
+            return None
     if scale_a.numel() == scale_b.numel() == 1:
         return False
     by_rows = scale_a.shape == (*a.shape[:1], 1) and scale_b.shape == (1, *b.shape[1:])
@@ -75,7 +80,7 @@ def by_kernel(
     fast: bool,
     into: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """The product in bf16; None: torch is to compute it.
+    """The product in bf16. Returns None if torch must compute it.
 
     Args:
         engine: decides.
@@ -85,23 +90,24 @@ def by_kernel(
         scale_b: one contiguous element, or [1, N].
         bias: [N]; only beside one factor for each operand.
         fast: whether sums may stay in the tensor core.
-        into: where to write; None: a new tensor.
+        into: where to write; by default a new tensor.
     """
     by_rows = scales_rows(a, b, scale_a, scale_b)
     if by_rows is None or not (scale_a.is_contiguous() and scale_b.is_contiguous()):
         return None
     form = Form.scaled(by_rows=by_rows, fast=fast)
-    if bias is not None:
-        found = engine.fused(form, a, b, Epilogue.BIAS, bias, None, scale_a, scale_b, into)
-        return None if found is None else found[0]
-    plan = engine.plan(form, a, b)
-    if plan is not None and into is not None and not plan.accepts(into):
+    epilogue = Epilogue.NONE if bias is None else Epilogue.BIAS
+    operands = present(scale_a=scale_a, scale_b=scale_b, bias=bias, d=into)
+    plan = engine.plan(form, a, b, epilogue=epilogue)
+    if plan is not None and not plan.suits(operands):
         plan = None
-    return engine.run(plan, form, a, b, scale_a, scale_b, into)
+    if plan is None and bias is not None:
+        return None
+    return engine.run(plan, form, a, b, operands)
 
 
 def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether torch's own FP8 product of these comes by here at present."""
+    """Whether torch's own FP8 product of these is replaced at present."""
     if (a.dtype, b.dtype) not in SCALED_TYPES or a.dim() != 2 or b.dim() != 2:
         return False
     return in_use() is not None and _Replaced.blocks.hold(a, b)
@@ -119,7 +125,7 @@ def on(kind: str, only: Weights | None) -> AbstractContextManager[None]:
 
 
 class _Replaced:
-    """What is switched on in this process."""
+    """The replacements that are on in this process."""
 
     blocks = Blocks()
     installed: set[str] = set()  # noqa: RUF012 - one a process
@@ -131,7 +137,7 @@ def _install(kind: str) -> None:
     _Replaced.installed.add(kind)
     for name, by_us in (("_scaled_mm", _scaled), ("_scaled_mm_v2", _scaled_v2)):
         for full in (name, f"{name}.out"):
-            stand_before(kind, full, asking(full, partial(_asked, by_us)))
+            override(kind, full, asking(full, partial(_asked, by_us)))
 
 
 def _asked(
@@ -158,7 +164,7 @@ def _scaled(
     *,
     out: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    if out_dtype is None:  # torch gives A's type, or writes into whatever there is
+    if out_dtype is None:  # torch's result has A's type, or that of `out`
         out_dtype = a.dtype if out is None else out.dtype
     if scale_result is not None or out_dtype is not torch.bfloat16:
         return None
@@ -182,10 +188,10 @@ def _scaled_v2(
     *,
     out: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    how = recipe(scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
-    if how not in (TENSORS, ROWS) or contraction_dim:
+    scaling = recipe(scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
+    if scaling not in (TENSORS, ROWS) or contraction_dim:
         return None
-    if scales_rows(a, b, scale_a[0], scale_b[0]) is not (how == ROWS):
+    if scales_rows(a, b, scale_a[0], scale_b[0]) is not (scaling == ROWS):
         return None
     rest = (bias, None, out_dtype, use_fast_accum)
     return _scaled(engine, a, b, scale_a[0], scale_b[0], *rest, out=out)

@@ -1,4 +1,4 @@
-"""Who adds a layer's bias: the kernel of an operation that has one, or a pass after another's."""
+"""How a layer's bias is added: by the kernel, or by a pass after a kernel without a bias."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BIAS_BYTES_PER_US = 3e6
 def ways(
     form: Form, a: Spec, b: Spec, output: torch.dtype | None, groups: int, epilogue: Epilogue
 ) -> tuple[Shape, ...]:
-    """What kernels could run: of a bias those first that add it themselves."""
+    """How kernels could run the product; those that add a bias themselves come first."""
     plain = shapes(form, a, b, output, groups, epilogue)
     if form is not Form.LINEAR_BIAS or epilogue is not Epilogue.NONE:
         return plain
@@ -24,16 +24,14 @@ def ways(
 
 
 def adds_bias_afterwards(form: Form, shape: Shape) -> bool:
-    """Whether the bias of such a product takes a pass of its own."""
     return form is Form.LINEAR_BIAS and not shape.problem.operation.is_fused
 
 
 def pays(saving_us: float | None, shape: Shape) -> bool:
-    """Whether a product whose bias is added by a pass of its own still gains on torch's.
+    """Whether a product is faster than torch's although a pass of its own adds the bias.
 
-    torch adds the bias within the product. So do kernels of the operation that has it; after one
-    that has not, the output is read and written once more. Where nobody knows what the kernel
-    saves, torch computes it: never slower.
+    torch adds the bias within the product, as kernels with a bias do. A pass reads and writes the
+    output once more. If the kernel's saving was not measured, torch computes the product.
     """
     if saving_us is None:
         return False

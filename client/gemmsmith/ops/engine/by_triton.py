@@ -23,11 +23,11 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def by_triton(module: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates what torch computes: on a GPU, the function of that name in `module` does.
+    """Decorates a function of torch's operators: on a GPU its namesake in `module` runs instead.
 
     Torch's operators run where the result is not final (`is_final`), and where no kernel can be
-    launched: Triton is not installed or cannot compile, or would have to while a CUDA graph is
-    captured. Callers pass all arguments by position, a tensor first.
+    launched: Triton is not installed, or cannot compile, or a CUDA graph is captured and the kernel
+    is not compiled yet. Callers pass all arguments by position, a tensor first.
     """
 
     def decorate(by_torch: Callable[P, R]) -> Callable[P, R]:
@@ -47,9 +47,7 @@ def by_triton(module: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def is_final(*arguments: object) -> bool:
-    """Whether these are dense, and what is computed of them is read as numbers alone: by no graph,
-    mode or transform.
-    """
+    """Whether the tensors are dense, and no graph, mode or transform observes operators on them."""
     if torch.compiler.is_compiling() or not unobserved() or is_derived(*arguments):
         return False
     return all(
@@ -60,7 +58,7 @@ def is_final(*arguments: object) -> bool:
 
 
 def is_derived(*arguments: object) -> bool:
-    """Whether a gradient, a tangent or another transform is made of what is computed of these."""
+    """Whether results of these have a gradient, a tangent, or take part in another transform."""
     if forward_ad._current_level >= 0 or _transforms() is not None:
         return True
     return torch.is_grad_enabled() and any(
@@ -70,7 +68,7 @@ def is_derived(*arguments: object) -> bool:
 
 @functools.cache
 def _imported(name: str) -> ModuleType | None:
-    """The module with the kernels; None without Triton."""
+    """The module with the kernels. Returns None without Triton."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -1,4 +1,4 @@
-"""What an engine is given: who chooses kernels, who holds them, and who is told of products."""
+"""The interfaces that an engine works with: the lookup, the packs, and the watcher of products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gemmsmith.ops.engine.plan import Plan
 
 
 class Chosen(Protocol):
-    """What a lookup says to run."""
+    """A lookup's answer."""
 
     @property
     def config(self) -> Config:
@@ -31,7 +31,7 @@ class Chooser(Protocol):
     def lookup(
         self, dtype: str, layout: Layout, m: int, n: int, k: int, batch: int = 1
     ) -> Chosen | None:
-        """The kernel; None means torch's own operator."""
+        """Returns None if torch's own operator must run."""
 
 
 @runtime_checkable
@@ -39,13 +39,13 @@ class PackSource(Protocol):
     """Holds kernel packs as local files."""
 
     def path(self, pack_hash: str) -> Path:
-        """The pack of that hash, fetched if need be and checked."""
+        """The checked pack of that hash, which may be fetched first."""
 
 
 class Watcher(Protocol):
-    """Is told of every product; see `gemmsmith.patch(report=True)`."""
+    """Sees every product; see `gemmsmith.patch(report=True)`."""
 
     def saw(
         self, form: Form, a: torch.Tensor, b: torch.Tensor, plan: Plan | None, groups: int
     ) -> None:
-        """One product; `plan` is None where torch computes it."""
+        """Called for each product. `plan` is None if torch computes it."""

@@ -1,4 +1,4 @@
-"""Torch's own operators for every form: what runs where no tuned kernel does."""
+"""Torch's own operators for every form: they run where no tuned kernel does."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _NARROW = (torch.bfloat16, torch.float16)
 _INT_MM_ROWS = 17
 """The least M that `torch._int_mm` takes on CUDA."""
 _INT_MM_MULTIPLE = 8
-"""And what it wants of K and N."""
+"""K and N must be multiples of this."""
 
 
 def int8(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The sums of int8 matrices in int32, by `torch._int_mm`; sizes that it refuses are padded."""
+    """The product of int8 matrices in int32, by `torch._int_mm`, which needs some sizes padded."""
     (m, k), n = a.shape, b.shape[1]
     if 0 in (m, k, n):
         return a.new_zeros((m, n), dtype=torch.int32)
@@ -49,7 +49,7 @@ def int8(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def padded_int8(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The same, with rows and columns of zeros for as long as it runs."""
+    """The same with rows and columns of zeros, for the time of the product."""
     (m, k), n = a.shape, b.shape[1]
     depth, columns = -k % _INT_MM_MULTIPLE, -n % _INT_MM_MULTIPLE
     left = functional.pad(a, (0, depth, 0, max(_INT_MM_ROWS - m, 0)))
@@ -77,7 +77,7 @@ def scaled(
     out_dtype: torch.dtype,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    """`torch._scaled_mm`; what cuBLAS refuses, by its sizes or strides, as a bf16 product."""
+    """`torch._scaled_mm`, or a bf16 product for sizes or strides that cuBLAS refuses."""
     if torch_scales(a, b):
         return scaled_by_torch(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     # FP8 values are exact in bf16, and the sums are in FP32 either way.
@@ -102,7 +102,7 @@ def scaled_by_torch(
     out_dtype: torch.dtype,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    """`torch._scaled_mm`, whatever it says of these operands."""
+    """`torch._scaled_mm` with its own errors."""
     return torch._scaled_mm(
         a,
         b,

@@ -1,7 +1,8 @@
-"""The products that the operators are made of, as kernels see them: from strides to layout letters.
+"""The products that operators compute, as kernels see them: from strides to layout letters.
 
-Pure arithmetic on sizes and strides, so that it holds for real and for traced tensors, and costs
-no view. What no kernel can take as it lies in memory has no `Shape`: torch's own operator runs.
+This is arithmetic on sizes and strides, which works for real and for traced tensors and makes no
+views. A product has no `Shape` if no kernel reads its operands as they lie in memory: then torch's
+own operator runs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gemmsmith.ops.engine.settings import allows_tf32
 
 
 class Form(Enum):
-    """A product of two tensors, by what becomes of their dimensions."""
+    """A product of two tensors, by how their dimensions are multiplied."""
 
     MATMUL = "matmul"  # a[..., M, K] · b[K, N] or b[..., K, N] of the same batch
     LINEAR = "linear"  # a[..., K] · b[N, K]ᵀ
@@ -40,17 +41,15 @@ class Form(Enum):
 
     @property
     def adds(self) -> bool:
-        """Whether the product is added to what the output holds."""
         return self in (Form.ADDED, Form.ADDED_GRADIENT)
 
     @property
     def is_grouped(self) -> bool:
-        """Whether runs of tokens are multiplied, each with a matrix of its own."""
+        """Whether each run of tokens is multiplied with a matrix of its own."""
         return self in (Form.GROUPED, Form.GROUPED_SCALED, Form.GROUPED_SCALED_PRECISE)
 
     @property
     def is_precise(self) -> bool:
-        """Whether FP8's sums must not stay in the tensor core."""
         return self in (Form.SCALED_PRECISE, Form.ROW_SCALED_PRECISE, Form.GROUPED_SCALED_PRECISE)
 
     @classmethod
@@ -97,16 +96,16 @@ def operation_of(
     output: torch.dtype | None = None,
     epilogue: Epilogue = Epilogue.NONE,
 ) -> Operation | None:
-    """What a product of these types is, apart from layout and grouping; None: kernels know none.
+    """The operation of a product, apart from layout and grouping. Returns None if no kernel has it.
 
-    FP32 operands make TF32 products, which only run where torch's own may (`allows_tf32`). What is
-    added to is FP32, unless `output` says otherwise.
+    FP32 operands make TF32 products, which only run while torch's own may (`allows_tf32`). A result
+    that is added to is FP32, unless `output` says otherwise.
 
     Args:
-        form: says the scaling, and whether the output is added to.
+        form: which product; it says the scaling, and whether the result is added to.
         a: element type of the left operand.
-        b: that of the right one.
-        output: that of the result; None: as torch gives it.
+        b: element type of the right operand.
+        output: element type of the result; by default torch's for such a product.
         epilogue: what the same kernel does with the product.
     """
     types = _TYPES.get((a, b))
@@ -125,11 +124,11 @@ def operation_of(
 
 
 SCALED_TYPES = frozenset(pair for pair in _TYPES if operation_of(Form.SCALED, *pair) is not None)
-"""Element types of A and B that are multiplied with a factor each."""
+"""Element types of A and B in products that have a factor for each operand."""
 
 
 class Spec(NamedTuple):
-    """What matters of a tensor, but its address."""
+    """A tensor without its address and data."""
 
     dtype: torch.dtype
     device: torch.device
@@ -138,12 +137,10 @@ class Spec(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Spec:
-        """That of a tensor."""
         return cls(tensor.dtype, tensor.device, tensor.size(), tensor.stride())
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As a tensor calls its size."""
         return self.size
 
 
@@ -167,9 +164,9 @@ class Matrix(NamedTuple):
         )
 
     def leading(self, *, row_major: bool) -> int | None:
-        """The leading dimension in that order; None where the memory is not laid out so.
+        """The leading dimension in that order. Returns None if the memory has another order.
 
-        An extent of 1 makes its stride meaningless, so such an operand may suit both orders.
+        The stride of an extent of 1 means nothing, so such an operand may suit both orders.
         """
         inner, outer, contiguous, leading = (
             (self.columns, self.rows, self.column_stride, self.row_stride)
@@ -181,16 +178,16 @@ class Matrix(NamedTuple):
         return None if (contiguous != 1 and inner != 1) or leading < inner else leading
 
     def orders(self) -> tuple[tuple[bool, int], ...]:
-        """(row-major?, leading dimension) of every order it lies in, the one with long rows first.
+        """(is row-major, leading dimension) of every order that it suits, long rows first.
 
-        Rows of one element suit no vector load, so the other order is what was meant.
+        Rows of one element suit no vector load, so the other order comes first then.
         """
-        found = [
+        orders = [
             (row_major, leading)
             for row_major in (True, False)
             if (leading := self.leading(row_major=row_major)) is not None
         ]
-        return tuple(found if self.columns > 1 else reversed(found))
+        return tuple(orders if self.columns > 1 else reversed(orders))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,8 +197,8 @@ class Shape:
     Attributes:
         problem: what is computed.
         lda, ldb: leading dimensions, in elements.
-        stride_a, stride_b, stride_d: from one batch entry or group to the next, in elements; 0
-            where the groups share the operand.
+        stride_a, stride_b, stride_d: from one batch entry or group to the next, in elements; 0 if
+            the groups share the operand.
         output: size of the result, which is contiguous.
     """
 
@@ -224,9 +221,9 @@ def shapes(
 ) -> tuple[Shape, ...]:
     """The ways in which kernels could run this product, the most natural layout first.
 
-    `output` is the result's element type; None: as torch gives it. `groups` is how many there are
-    of a grouped product. `epilogue` is what the same kernel does with the product; of a gated one
-    `b` is the gate's part of it, and up's lies elsewhere with the same strides.
+    `output` is the result's element type, by default torch's. `groups` is how many groups a grouped
+    product has. `epilogue` is what the same kernel does with the product. Of a gated product `b` is
+    the gate's weight; up's lies elsewhere with the same strides.
     """
     operation = operation_of(form, a.dtype, b.dtype, output, epilogue)
     if operation is None or a.device != b.device:
@@ -246,7 +243,7 @@ def shapes(
         n *= 2
     # B's natural order is the other one: long columns first.
     orders_b = [(not row, leading) for row, leading in right.transposed().orders()]
-    found = []
+    ways = []
     for (row_a, lda), (row_b, ldb) in itertools.product(left.orders(), orders_b):
         layout = Layout(("t" if row_a else "n") + ("t" if row_b else "n"))
         try:
@@ -254,7 +251,7 @@ def shapes(
             problem = Problem.of(laid, m, n, k, batch)
         except InvalidProblem:  # these types have no such layout
             continue
-        found.append(
+        ways.append(
             Shape(
                 problem=problem,
                 lda=lda,
@@ -265,7 +262,7 @@ def shapes(
                 output=size,
             )
         )
-    return tuple(found)
+    return tuple(ways)
 
 
 def present_shapes(
@@ -276,7 +273,7 @@ def present_shapes(
     groups: int = 0,
     epilogue: Epilogue = Epilogue.NONE,
 ) -> tuple[Shape, ...]:
-    """`shapes`; none for a TF32 product while torch multiplies FP32 matrices in full precision."""
+    """`shapes`, but no TF32 product while torch multiplies FP32 matrices in full precision."""
     if a.dtype is torch.float32 and not allows_tf32():
         return ()
     return shapes(form, a, b, output, groups, epilogue)
@@ -285,7 +282,7 @@ def present_shapes(
 def _grouped_operands(
     a: Spec, b: Spec, groups: int
 ) -> tuple[Matrix, Matrix, tuple[int, ...]] | None:
-    """As `_operands`: what the groups share is there once, and each of them begins at its start."""
+    """As `_operands`. An operand that the groups share has a batch stride of 0."""
     by_rows = len(b.size) == 3
     if len(a.size) != 2 or len(b.size) not in (2, 3) or b.size[-1] % _GROUPED_COLUMNS:
         return None
@@ -303,8 +300,8 @@ def _grouped_operands(
 
 
 _GROUPED_COLUMNS = 8
-"""torch begins every row of a grouped result on 16 bytes. Kernels write packed rows: both agree
-where N is a multiple of this, and other products are torch's."""
+"""torch begins every row of a grouped result on 16 bytes, and kernels write packed rows. Both agree
+if N is a multiple of this; other products are torch's."""
 
 
 def _operands(form: Form, a: Spec, b: Spec) -> tuple[Matrix, Matrix, tuple[int, ...]] | None:
@@ -337,15 +334,15 @@ def _operands(form: Form, a: Spec, b: Spec) -> tuple[Matrix, Matrix, tuple[int, 
 
 
 def folded(size: tuple[int, ...], stride: tuple[int, ...]) -> Matrix | None:
-    """A tensor as one matrix, its leading dimensions run together; None if they do not."""
+    """A tensor as one matrix of all its rows. Returns None if the rows are not evenly laid."""
     rows = _collapsed(size[:-1], stride[:-1])
     return rows and Matrix(1, rows[0], size[-1], 0, rows[1], stride[-1])
 
 
 def batched(size: tuple[int, ...], stride: tuple[int, ...]) -> Matrix | None:
-    """A tensor of three or more dimensions as a batch of matrices; None if it is not evenly laid.
+    """A tensor of three or more dimensions as a batch of matrices.
 
-    An entry repeated by `expand` has stride 0, which kernels take.
+    Returns None if it is not evenly laid. A batch made by `expand` has stride 0: kernels take it.
     """
     batch = _collapsed(size[:-2], stride[:-2])
     if batch is None or batch[1] < 0:
@@ -354,7 +351,7 @@ def batched(size: tuple[int, ...], stride: tuple[int, ...]) -> Matrix | None:
 
 
 def _collapsed(size: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, int] | None:
-    """Extent and stride of dimensions run together, as `Tensor.view` would."""
+    """Extent and stride of dimensions joined as by `Tensor.view`. Returns None if it could not."""
     extent, step = 1, 1
     for length, distance in zip(reversed(size), reversed(stride), strict=True):
         if length == 1:

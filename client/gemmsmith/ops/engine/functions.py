@@ -1,23 +1,26 @@
-"""Products below the operators: who computes one now, and their gradients.
+"""Products below the operators, by kernels or by torch, and their gradients.
 
-Everything here works in three situations. *Eagerly* on plain tensors the engine is asked at once,
-past torch's dispatcher, which costs a Python operator more than the launch does. While a graph is
-*traced*, what has no tuned kernel becomes torch's own operators, so that the compiler fuses them
-as ever, and the rest an operator of `gemmsmith::`. Under a dispatch mode of the program or a
-transform of `torch.func`, torch's own operators run, so that the mode or transform sees them.
-While calls are recorded, ours are called as torch's dispatcher calls them, so that they are seen.
+Everything here works in four situations:
+
+- Eagerly on plain tensors the engine decides at once, past torch's dispatcher, which costs a Python
+  operator more time than the launch.
+- While a graph is traced, products without a tuned kernel become torch's own operators, which the
+  compiler fuses as usual. The others become operators of `gemmsmith::`.
+- Under a dispatch mode of the program or a transform of `torch.func`, torch's own operators run, so
+  that the mode or transform sees them.
+- While calls are recorded, operators of `gemmsmith::` run, so that the recorder sees them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
+from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.engine import fallback
-from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.by_triton import by_triton
 from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form, Spec
@@ -28,16 +31,80 @@ from gemmsmith.ops.engine.observers import (
     only_torch_differentiates,
     unobserved,
 )
+from gemmsmith.ops.engine.operands import Operands
 from gemmsmith.ops.engine.plan import Plan
 
 
 def engine_here() -> Engine | None:
-    """The engine in use; None if a mode or a transform must see torch's own operators."""
+    """The engine in use. Returns None if a mode or a transform must see torch's own operators."""
     return None if is_watched() else current()
 
 
+Outputs = tuple[torch.Tensor, Operands]
+"""D, and by name what else an epilogue writes."""
+
+
+class Decided(NamedTuple):
+    """A product and its epilogue that one kernel computes; see `decide`."""
+
+    engine: Engine
+    plan: Plan
+    form: Form
+    a: torch.Tensor
+    b: torch.Tensor
+    operands: Operands
+
+    def run(self) -> Outputs | None:
+        """Returns None where torch must compute them after all."""
+        engine, plan, form, a, b, operands = self
+        outputs = plan.outputs()
+        d = engine.run(plan, form, a, b, {**operands, **outputs})
+        return None if d is None else (d, outputs)
+
+
+def decide(
+    engine: Engine | None,
+    form: Form,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    epilogue: Epilogue,
+    operands: Operands,
+    output: torch.dtype | None = None,
+) -> Decided | None:
+    """A product and its epilogue, if one kernel computes them. Returns None if torch must.
+
+    Args:
+        engine: decides. None: torch computes everything.
+        form: which product.
+        a: left operand.
+        b: right operand.
+        epilogue: what follows the product.
+        operands: what the epilogue reads.
+        output: element type of D; by default torch's for such a product.
+    """
+    if engine is None:
+        return None
+    up = operands.get("up")
+    if up is not None and not lie_alike(b, up):
+        return None
+    plan = engine.plan(form, a, b, output, epilogue=epilogue)
+    if plan is None or not plan.suits(operands):
+        return None
+    return Decided(engine, plan, form, a, b, operands)
+
+
+def lie_alike(gate: torch.Tensor, up: torch.Tensor) -> bool:
+    """Whether a gated kernel can read both weights: it has one set of strides for them."""
+    return (
+        gate.stride() == up.stride()
+        and gate.size() == up.size()
+        and gate.dtype == up.dtype
+        and gate.device == up.device
+    )
+
+
 def is_reported(engine: Engine | None) -> bool:
-    """Whether a report counts every product, torch's and those of its gradients too."""
+    """Whether a report counts every product, also torch's and those of gradients."""
     return engine is not None and engine.watcher is not None and unobserved()
 
 
@@ -60,63 +127,71 @@ def product(form: Form, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """A product without bias, by a kernel or by torch. Below autograd."""
     if unobserved():
         engine = current()
-        found = engine.product(form, a, b) if engine is not None else None
-        return fallback.product(form, a, b) if found is None else found
+        d = engine.product(form, a, b) if engine is not None else None
+        return fallback.product(form, a, b) if d is None else d
     if is_watched() or torch_computes(form, a, b):
         return fallback.product(form, a, b)
     operators = torch.ops.gemmsmith
     with torch._C._AutoDispatchBelowAutograd():
         match form:
             case Form.WEIGHT_GRADIENT:
-                out: torch.Tensor = operators.weight_gradient(a, b)
+                result: torch.Tensor = operators.weight_gradient(a, b)
             case Form.LINEAR:
-                out = operators.linear(a, b)
+                result = operators.linear(a, b)
             case _:
-                out = operators.matmul(a, b)
-        return out
+                result = operators.matmul(a, b)
+        return result
 
 
 def weight_gradient(
     multiply: Callable[..., torch.Tensor], dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
-    """`dyᵀ · x`, by `product` or torch's; laid out as the weight: autograd copies none then."""
+    """`dyᵀ · x`, by `product` or torch's, in the weight's layout: autograd copies others."""
     if weight.stride(-1) == 1:
         return multiply(Form.WEIGHT_GRADIENT, dy, x)
     return multiply(Form.WEIGHT_GRADIENT, x, dy).t()
 
 
 def linear_below(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plan: Plan | None
-) -> torch.Tensor:
-    """`x · weightᵀ + bias`, by `plan` where it is this product's. Below autograd."""
-    form = Form.LINEAR if bias is None else Form.LINEAR_BIAS
-    engine = current()
-    if unobserved():
-        out = None if engine is None else linear_by_kernel(engine, plan, x, weight, bias)
-        return functional.linear(x, weight, bias) if out is None else out
-    if is_watched() or torch_computes(form, x, weight):
-        return functional.linear(x, weight, bias)
-    with torch._C._AutoDispatchBelowAutograd():
-        result: torch.Tensor = torch.ops.gemmsmith.linear(x, weight, bias)
-        return result
-
-
-def linear_by_kernel(
-    engine: Engine,
-    plan: Plan | None,
+    engine: Engine | None,
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-) -> torch.Tensor | None:
-    """The same by a kernel, which adds the bias itself or is followed by a pass that does."""
-    if bias is None:
-        return engine.run(plan, Form.LINEAR, x, weight)
-    if plan is None or not plan.adds_bias:
-        out = engine.run(plan, Form.LINEAR_BIAS, x, weight)
-        return None if out is None else out.add_(bias)
-    # A bias of another type, or with gaps, is torch's.
-    fitting = plan if plan.suits(bias, None) else None
-    return engine.run(fitting, Form.LINEAR_BIAS, x, weight, beside=Beside(bias))
+    plan: Plan | None,
+) -> torch.Tensor:
+    """`x · weightᵀ + bias`, by its plan of the engine or by torch. Below autograd."""
+    if unobserved():
+        return run_linear(engine, x, weight, bias, plan)
+    form = Form.LINEAR if bias is None else Form.LINEAR_BIAS
+    if is_watched() or torch_computes(form, x, weight):
+        return functional.linear(x, weight, bias)
+    with torch._C._AutoDispatchBelowAutograd():
+        d: torch.Tensor = torch.ops.gemmsmith.linear(x, weight, bias)
+        return d
+
+
+def run_linear(
+    engine: Engine | None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    plan: Plan | None,
+) -> torch.Tensor:
+    """The same, unobserved: the kernel adds the bias itself, or a pass follows that does."""
+    d = None
+    if engine is None:
+        pass
+    elif bias is None:
+        d = engine.run(plan, Form.LINEAR, x, weight)
+    elif plan is None or not plan.epilogue.has_bias:
+        d = engine.run(plan, Form.LINEAR_BIAS, x, weight)
+        d = None if d is None else d.add_(bias)
+    else:
+        # A bias of another type, or with gaps, is torch's.
+        operands = {"bias": bias}
+        fitting = plan if plan.suits(operands) else None
+        d = engine.run(fitting, Form.LINEAR_BIAS, x, weight, operands)
+    return functional.linear(x, weight, bias) if d is None else d
 
 
 def accumulate(into: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> None:
@@ -129,21 +204,23 @@ def accumulate(into: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> None:
 
 
 def accumulate_below(into: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> None:
-    """The same, below autograd and tracers."""
+    """The same on a device: below autograd and tracers."""
     engine = engine_here() if is_dense(dy) else None
-    if engine is None or engine.written(Form.ADDED_GRADIENT, dy, x, into.dtype, into=into) is None:
+    if engine is None or (
+        engine.product(Form.ADDED_GRADIENT, dy, x, {"d": into}, into.dtype) is None
+    ):
         fallback.accumulate(into, dy, x)
 
 
 LEAST_SUMMED = 2**22
-"""Elements from which sums of columns are our kernels' (8 MB of bf16). Not measured yet."""
+"""Least number of elements whose columns our kernels add up (8 MB of bf16). Not measured yet."""
 _SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def column_sums(dy: torch.Tensor) -> torch.Tensor:
     """The gradient of a bias: the sum of dy[..., N] over all but the last dimension, in its type.
 
-    A large one on a GPU is two kernels of ours, the same at every run.
+    On a GPU, two kernels of ours add up a large one, in the same order at every run.
     """
     rows = dy.reshape(-1, dy.shape[-1])
     if rows.numel() >= LEAST_SUMMED and rows.stride(1) == 1 and rows.dtype in _SUMMED:
@@ -173,22 +250,22 @@ class Linear(torch.autograd.Function):
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         ctx.main_grad = main_grad
-        return linear_below(x, weight, bias, plan)
+        return linear_below(current(), x, weight, bias, plan)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of x, weight and bias; that of weight into `main_grad`, if there is one."""
+        """Gradients of x, weight and bias; that of weight is added to `main_grad`, if it is set."""
         dy = dense(grads[0])
         x, weight = ctx.saved_tensors
-        wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         multiply = fallback.product if only_torch_differentiates(dy) else product
-        dx = multiply(Form.MATMUL, dy, weight) if wants_x else None
+        dx = multiply(Form.MATMUL, dy, weight) if needs_x else None
         dweight = None
-        if wants_weight and ctx.main_grad is not None:
+        if needs_weight and ctx.main_grad is not None:
             accumulate(ctx.main_grad, dy, x)
-        elif wants_weight:
+        elif needs_weight:
             dweight = multiply(Form.WEIGHT_GRADIENT, dy, x)
-        dbias = column_sums(dy) if wants_bias else None
+        dbias = column_sums(dy) if needs_bias else None
         return dx, dweight, dbias, None, None
 
 
@@ -222,7 +299,7 @@ class Matmul(torch.autograd.Function):
 def gradients_have_kernel(engine: Engine, x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether one of a linear layer's two backward products has a tuned kernel.
 
-    If none has, nor the forward one, torch's own operator and gradient are the cheapest to call.
+    If no product of a layer has one, torch's own operator and gradient cost the host least.
     """
     if x.dim() < 2 or weight.dim() != 2:
         return False
@@ -250,7 +327,7 @@ def matmul_has_kernel(engine: Engine, a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def contiguous(like: torch.Tensor | Spec, size: tuple[int, ...]) -> Spec:
-    """What a gradient of that size most likely is."""
+    """A packed tensor of that size, which a gradient most likely is."""
     stride, step = [], 1
     for extent in reversed(size):
         stride.append(step)

@@ -1,13 +1,12 @@
 """Triton kernels, launched again for little of the host's time.
 
-`kernel[grid](…)` looks at its arguments, its options and the environment at every call, to find
-what it compiled for such ones: most of its cost. Here callers hand over tensors, numbers and
-constants apart, so that a short key tells the same, and what Triton launched the first time is
-launched by Triton's own launcher. Where that is not known to be right, as with hooks of a profiler
-or another version of Triton, every launch takes the usual way.
+`kernel[grid](…)` inspects its arguments, its options and the environment at every call, to find the
+compiled kernel that fits: most of its cost. Here callers pass tensors, numbers and constants apart.
+So a short key finds the kernel, and Triton's own launcher runs it. If that may be wrong, as with
+hooks of a profiler or another version of Triton, every launch takes the usual way.
 
-A kernel that cannot be compiled, as without a C compiler, ends no program: torch's operators run
-from then on. During the capture of a CUDA graph nothing is compiled, since loading may break it.
+If a kernel cannot be compiled, for example without a C compiler, torch's operators run instead.
+During the capture of a CUDA graph nothing is compiled, because loading code may break the capture.
 
 Only imported where there is a GPU: torch's builds for CUDA bring Triton.
 """
@@ -36,7 +35,7 @@ _IS_KNOWN = (3, 6) <= _VERSION <= (3, 9)
 
 
 class TritonKernel:
-    """Decorates what `triton.jit` made; a call of it is a launch.
+    """Decorates the result of `triton.jit`. A call launches it.
 
     Its arguments must come in this order: tensors, numbers named in `do_not_specialize`, constants.
     """
@@ -57,7 +56,7 @@ class TritonKernel:
         """Launch that many programs on the current stream of the tensors' device.
 
         Args:
-            programs: none is no launch.
+            programs: how many; 0 launches nothing.
             tensors: all on one device.
             constants: the arguments that are `tl.constexpr`.
             numbers: below 2³¹.
@@ -69,13 +68,13 @@ class TritonKernel:
         if not programs:
             return
         device = tensors[0].get_device()
-        # All that Triton compiles for, and the device: what is compiled is loaded on one.
+        # Everything that Triton compiles for, and the device on which the kernel is loaded.
         key = (
             device,
             warps,
             constants,
-            *[one.dtype for one in tensors],
-            *[one.data_ptr() % ALIGNMENT == 0 for one in tensors],
+            *[tensor.dtype for tensor in tensors],
+            *[tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors],
         )
         known = self._launches.get(key)
         is_there = device == torch.cuda.current_device()  # switching costs the host
@@ -85,7 +84,7 @@ class TritonKernel:
             try:
                 made = self._usual(programs, tensors, numbers, constants, warps, is_there=is_there)
             except Exception as error:
-                if key in self._compiled:  # it ran before: this is no fault of the compiler
+                if key in self._compiled:  # it ran before, so the compiler is not at fault
                     raise
                 self._give_up(key, error)
                 raise LaunchFailed("this kernel cannot be compiled") from error
@@ -100,11 +99,11 @@ class TritonKernel:
         run(*grid, stream, function, metadata, *no_hooks, *tensors, *numbers, *constants)
 
     def _give_up(self, key: tuple[Any, ...], error: Exception) -> None:
-        """Leave this to torch from now on, and say why, once for each kernel."""
+        """Leave this to torch from now on, and log why, once for each kernel."""
         if all(tuple(self._compiled.values())):
-            why = str(error).strip().partition("\n")[0] or type(error).__name__
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
             name = getattr(self._function, "__name__", "?")
-            log.warning("torch's own operators run instead of Triton's kernel %s: %s", name, why)
+            log.warning("torch's own operators run instead of Triton's kernel %s: %s", name, reason)
         self._compiled[key] = False
 
     def _usual(
@@ -117,7 +116,7 @@ class TritonKernel:
         *,
         is_there: bool,
     ) -> Any:
-        """By Triton; gives what it compiled."""
+        """Launch by Triton. Returns the kernel that it compiled."""
         launch = self._function[(programs,)]
         if is_there:
             return launch(*tensors, *numbers, *constants, num_warps=warps)
@@ -131,12 +130,11 @@ def quotient_up(number: int, divisor: int) -> int:
 
 
 def power_of_2(number: int) -> int:
-    """The next one: `triton.next_power_of_2`, likewise."""
+    """The next power of 2: `triton.next_power_of_2`, which costs the host as much."""
     return 1 << (number - 1).bit_length()
 
 
 def _are_hooked() -> bool:
-    """Whether somebody wants to be told of launches."""
     knobs = triton.knobs.runtime
     enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))

@@ -1,4 +1,4 @@
-"""What follows the operators of a program beside autograd and autocast, and what a tensor holds."""
+"""What observes a program's operators beside autograd and autocast, and what a tensor holds."""
 
 from __future__ import annotations
 
@@ -12,39 +12,42 @@ from gemmsmith.program.calls import recording
 
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
-_keys = torch._C._dispatch_keys
+keys_of = torch._C._dispatch_keys
 _Key, _Keys = torch._C.DispatchKey, torch._C.DispatchKeySet
 
 
-def _keys_of(*keys: torch._C.DispatchKey) -> int:
-    """The set as `DispatchKeySet.raw_repr` gives it."""
+def _set_of(*keys: torch._C.DispatchKey) -> int:
+    """The number by which `DispatchKeySet.raw_repr` names the set."""
     keyset = _Keys(keys[0])
     for key in keys[1:]:
         keyset = keyset | _Keys(key)
     return keyset.raw_repr()
 
 
-_DENSE = {
-    _keys_of(device, autocast, *autograd)
+DENSE = {
+    _set_of(device, autocast, *autograd)
     for device, autocast, own in (
         (_Key.CPU, _Key.AutocastCPU, _Key.AutogradCPU),
         (_Key.CUDA, _Key.AutocastCUDA, _Key.AutogradCUDA),
     )
     for autograd in ((), (_Key.ADInplaceOrView, own))  # without: made in inference mode
 }
-"""What dispatches for a dense tensor: its memory holds its values. A lazily negated tensor has one
-key more, and so have nested, sparse, quantized and wrapped ones, and one of zeros that takes no
-memory; a tensor on `meta` has other keys."""
+"""The dispatch keys of dense tensors, whose memory holds their values. Lazily negated, nested,
+sparse, quantized and wrapped tensors, and zeros without memory, have one key more; a tensor on
+`meta` has others."""
+
+
+_recorders = recording()  # the list itself, which changes
 
 
 def unobserved() -> bool:
-    """Whether nothing but autograd and autocast looks at what operators do."""
-    return not _modes() and _transforms() is None and not recording()
+    """Whether nothing but autograd and autocast observes operators."""
+    return not _modes() and _transforms() is None and not _recorders
 
 
 _KNOWN_MODES = ("torch._functorch", "torch._subclasses", "torch.fx.experimental", "gemmsmith.")
-"""Where dispatch modes are defined that know our operators: those by which torch traces and runs
-compiled graphs, and our own that captures products without data."""
+"""Modules whose dispatch modes know our operators: by these torch traces and runs compiled graphs,
+and ours captures products without data."""
 
 
 def is_watched() -> bool:
@@ -60,17 +63,17 @@ def is_watched() -> bool:
 
 
 def is_traced(tensor: torch.Tensor) -> bool:
-    """Whether a graph is being made of what is done to it: it holds no data."""
+    """Whether it holds no data, because operators on it go into a graph."""
     return isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the memory of a tensor holds its values, on a device that kernels are for."""
-    return _keys(tensor).raw_repr() in _DENSE
+    return keys_of(tensor).raw_repr() in DENSE
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient, in memory if torch holds it lazily: negated, or as zeros."""
+    """The gradient in memory. torch may hold it lazily: negated, or as zeros without memory."""
     if is_dense(gradient) or not (gradient.is_neg() or gradient._is_zerotensor()):
         return gradient
     return gradient.clone()
@@ -79,8 +82,8 @@ def dense(gradient: torch.Tensor) -> torch.Tensor:
 def only_torch_differentiates(gradient: torch.Tensor) -> bool:
     """Whether torch's own operators must compute a backward pass.
 
-    They do so if a graph or a tangent of the backward pass itself is asked for, and for a gradient
-    that is no plain tensor, such as a batch of gradients.
+    They must if the backward pass itself gets a graph or a tangent, or if the gradient is no plain
+    tensor, such as a batch of gradients.
     """
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return True

@@ -1,8 +1,7 @@
-"""A prepared launch: everything that does not change from call to call, done once.
+"""A prepared launch: everything that does not change from call to call is done once.
 
-`Plan.prepare` makes the checks that `gemmsmith.runtime.run` makes on every call. A call then fills
-in pointers and launches: two allocations from torch's allocator at most, no lock, nothing
-synchronized. Each thread has its own arguments, as ctypes lets go of the interpreter's lock.
+Making a `Plan` makes the checks that `gemmsmith.runtime.run` makes on every call. A call then sets
+pointers and launches: it allocates D and a workspace, takes no lock and synchronizes nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from typing import Any
 import torch
 
 from gemmsmith.core.config import Config
-from gemmsmith.core.operation import Grouping, Scaling
+from gemmsmith.core.elements import Element
+from gemmsmith.core.operation import Grouping, Operation, Scaling
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.forms import Shape
+from gemmsmith.ops.engine.operands import NO_OPERANDS, OPERANDS, Operands
 from gemmsmith.ops.engine.platform import Platform
 from gemmsmith.ops.engine.settings import Permission
 from gemmsmith.runtime.abi import SCALING_CODES, Arguments, status_text
@@ -55,11 +55,27 @@ if ctypes.sizeof(Arguments) > RawPlan.arguments.size:
 
 
 class _ThreadArguments(threading.local):
-    """Copies of the arguments, one a thread."""
+    """A thread's own copy of the arguments: ctypes releases the interpreter's lock in a call."""
 
     def __init__(self, template: bytes) -> None:
         self.arguments = Arguments.from_buffer_copy(template)
         self.pointer = ctypes.byref(self.arguments)
+
+
+def _product_pointers(operation: Operation) -> dict[str, str]:
+    """The C ABI's pointers for operands that a product has apart from its epilogue, by name."""
+    names: dict[str, str] = {}
+    if operation.epilogue.is_gated:
+        names["up"] = "b_up"
+        if operation.is_grouped:
+            names["row_scale"] = "row_scale"
+    if operation.scaling is not Scaling.NONE:
+        names |= {"scale_a": "scale_a", "scale_b": "scale_b"}
+    if operation.is_grouped:
+        names["offsets"] = "offsets"
+    if operation.d is Element.E4M3:
+        names |= {"scale_d": "scale_d", "amax": "amax"}
+    return names
 
 
 class Plan:
@@ -68,28 +84,34 @@ class Plan:
     Attributes:
         config: kernel and launch.
         shape: the product.
+        epilogue: what the kernel does with it.
         needs: what torch must permit at each run; empty for most.
         has_failed: whether a launch failed. It is not tried again.
-        saving_us, time_us: µs that a call should save over torch's, and take; None: not known.
+        saving_us: µs that a call should save over torch's. None if it was not measured.
+        time_us: µs that a call should take. None if it was not measured.
     """
 
     __slots__ = (
-        "_bias_dtype",
         "_cold",
         "_device",
         "_dtype",
         "_index",
         "_kernel",
+        "_layouts",
         "_local",
         "_mask_a",
         "_mask_b",
         "_mask_d",
         "_output",
         "_platform",
+        "_reads",
         "_run",
+        "_slots",
         "_template",
         "_workspace",
+        "_writes",
         "config",
+        "epilogue",
         "has_failed",
         "needs",
         "saving_us",
@@ -105,24 +127,25 @@ class Plan:
         platform: Platform,
         device: torch.device,
         index: int,
-        saving_us: float | None,
     ) -> None:
-        self.config, self.shape, self.saving_us = config, shape, saving_us
+        self.config, self.shape = config, shape
+        self.saving_us: float | None = None
         self.time_us: float | None = None
         self.needs: tuple[Permission, ...] = ()
         self.has_failed = False
         self._platform, self._device, self._index = platform, device, index
         description = config.kernel
         operation = description.operation
-        backward = operation.epilogue.backward
+        self.epilogue = epilogue = operation.epilogue
+        backward = epilogue.backward
         halves = backward.halves if backward else 1
         self._output = (*shape.output[:-1], shape.output[-1] * halves)
         self._dtype = torch_dtype(operation.d)
-        self._bias_dtype = torch_dtype(operation.bias)
         # Alignments are powers of two.
         self._mask_a = description.alignment_a * operation.a.bytes - 1
         self._mask_b = description.alignment_b * operation.b.bytes - 1
         self._mask_d = description.alignment_d * operation.d.bytes - 1
+        self._name_operands(operation)
         arguments = self._arguments()
         status = kernel.can_implement(arguments)  # which makes them fit the pack
         if status != 0:
@@ -135,6 +158,24 @@ class Plan:
         self._kernel = kernel.index
         self._run: Any = kernel.pack.library.gs_run
         self._cold = True
+
+    def _name_operands(self, operation: Operation) -> None:
+        """Derive from the operation which operands the kernel has, and how they must lie."""
+        of = operation.epilogue
+        self._reads = {name for name, operand in OPERANDS.items() if operand.is_read(of)}
+        self._writes = tuple(name for name, operand in OPERANDS.items() if operand.is_written(of))
+        pointers = {name: name for name in (*self._reads, *self._writes)}
+        pointers |= _product_pointers(operation)
+        self._layouts = {"c": (self._dtype, self._output), "d": (self._dtype, self._output)}
+        masks = {"up": self._mask_b}
+        for name in pointers.keys() & OPERANDS.keys():
+            operand = OPERANDS[name]
+            self._layouts[name] = torch_dtype(operand.element(operation)), operand.size(self.shape)
+            if operand.leading is not None:
+                masks[name] = self._mask_d
+        self._slots = tuple(
+            (name, pointer, masks.get(name, 0)) for name, pointer in pointers.items()
+        )
 
     def _arguments(self) -> Arguments:
         problem, shape = self.shape.problem, self.shape
@@ -150,8 +191,8 @@ class Plan:
             d=_SAMPLE_POINTER,
             lda=shape.lda,
             ldb=shape.ldb,
-            ldc=problem.columns,
-            ldd=problem.columns,
+            ldc=self._output[-1],
+            ldd=self._output[-1],
             batch_stride_a=shape.stride_a,
             batch_stride_b=shape.stride_b,
             batch_stride_c=shape.stride_d,
@@ -162,26 +203,14 @@ class Plan:
             device=self._index,
             offsets=_SAMPLE_POINTER if operation.is_grouped else None,
         )
-        if operation.epilogue.has_bias:
-            arguments.bias = _SAMPLE_POINTER
-        if operation.epilogue.has_residual:
-            arguments.residual, arguments.ld_residual = _SAMPLE_POINTER, problem.n
-        if operation.epilogue.has_column_scale:
-            arguments.column_scale = _SAMPLE_POINTER
-        if operation.epilogue.has_row_scale:
-            arguments.row_scale = _SAMPLE_POINTER
-        if operation.epilogue.stores_aux:
-            arguments.aux, arguments.ld_aux = _SAMPLE_POINTER, problem.n
+        for name in (*self._reads, *self._writes):
+            setattr(arguments, name, _SAMPLE_POINTER)
+            leading = OPERANDS[name].leading
+            if leading is not None:
+                setattr(arguments, leading, self._layouts[name][1][-1])
         if operation.epilogue.is_gated:
             rows = problem.n // 2 * shape.ldb
             arguments.b_up = _SAMPLE_POINTER + rows * operation.b.bytes
-        if backward := operation.epilogue.backward:
-            arguments.aux, arguments.ld_aux = _SAMPLE_POINTER, problem.n * backward.halves
-            arguments.ldc = arguments.ldd = problem.n * backward.halves
-            if backward.activated:
-                arguments.activated, arguments.ld_activated = _SAMPLE_POINTER, problem.n
-            if backward.bias_gradient:
-                arguments.bias_gradient = _SAMPLE_POINTER
         if operation.scaling is Scaling.ROW:
             arguments.scale_a = arguments.scale_b = _SAMPLE_POINTER
             # Tokens have one factor each; a group's own matrix has its own.
@@ -192,7 +221,7 @@ class Plan:
         return arguments
 
     def raw(self, dtype: int) -> RawPlan:
-        """The same for C; `dtype` is torch's number for the output's type."""
+        """The plan for C; `dtype` is torch's number for D's type."""
         template = self._template
         raw = RawPlan(
             run=ctypes.cast(self._run, ctypes.c_void_p).value,
@@ -213,167 +242,86 @@ class Plan:
         ctypes.memmove(raw.arguments, template, len(template))
         return raw
 
+    def suits(self, operands: Operands) -> bool:
+        """Whether these are the epilogue's operands, and lie as the kernel reads and writes them.
+
+        Tensors may be traced ones: their addresses are not read.
+        """
+        for name, tensor in operands.items():
+            layout = self._layouts.get(name)
+            if layout is None:
+                if name in OPERANDS:
+                    return False
+                continue
+            dtype, size = layout
+            if (
+                tensor.dtype != dtype
+                or tensor.device != self._device
+                or tensor.size() != size
+                or not tensor.is_contiguous()
+            ):
+                return False
+        return self._reads <= operands.keys()
+
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """New tensors for what the epilogue writes beside D."""
+        return {name: self._empty(self._layouts[name][1]) for name in self._writes}
+
+    def _empty(self, size: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(size, dtype=self._dtype, device=self._device)
+
     def __call__(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale_a: torch.Tensor | None = None,
-        scale_b: torch.Tensor | None = None,
-        into: torch.Tensor | None = None,
-        added: torch.Tensor | None = None,
-        offs: torch.Tensor | None = None,
-        beside: Beside | None = None,
+        self, a: torch.Tensor, b: torch.Tensor, operands: Operands = NO_OPERANDS
     ) -> torch.Tensor | None:
-        """The product; None where these very operands are not aligned, or it is too early.
+        """D, a new tensor without `d`. Returns None if an address is not aligned, or too early.
+
+        A kernel that adds to its output adds to `d` without `c`.
 
         Args:
             a: as the plan's shape says.
-            b: likewise.
-            scale_a: contiguous FP32 factors: one element, or one for each row of a.
-            scale_b: one element, or one for each column of b.
-            into: where to write, if the plan `accepts` it; None: a new tensor.
-            added: what a plan that accumulates adds, likewise; None: what `into` holds.
-            offs: contiguous int32 on the device, where each group of a grouped product ends.
-            beside: what the epilogue has, if there is one.
+            b: as the plan's shape says.
+            operands: those that the plan `suits`, and its `outputs`.
 
         Raises:
             LaunchFailed: the kernel or CUDA refused; nothing was launched.
         """
-        platform, index = self._platform, self._index
         at_a, at_b = a.data_ptr(), b.data_ptr()
         if at_a & self._mask_a or at_b & self._mask_b:
             return None
-        if beside is not None and beside.up is not None and beside.up.data_ptr() & self._mask_b:
+        pointers = []
+        for name, field, mask in self._slots:
+            operand = operands.get(name)
+            address = 0 if operand is None else operand.data_ptr()
+            if address & mask:
+                return None
+            pointers.append((field, address))
+        d, c = operands.get("d"), operands.get("c")
+        if d is None:
+            d = self._empty(self._output)
+        at_d = d.data_ptr()
+        at_c = at_d if c is None else c.data_ptr()
+        if (at_c | at_d) & self._mask_d:
             return None
+        platform, index = self._platform, self._index
         if self._cold:
             # The driver loads a kernel's code when it is first launched, which no capture allows.
             if platform.capturing():
                 return None
             self._cold = False
+        matrices = (at_a, at_b, at_c, at_d)
         if platform.current() != index:
             with platform.guard(index):
-                return self._launch(at_a, at_b, scale_a, scale_b, into, added, offs, beside)
-        return self._launch(at_a, at_b, scale_a, scale_b, into, added, offs, beside)
+                self._launch(matrices, pointers)
+        else:
+            self._launch(matrices, pointers)
+        return d
 
-    @property
-    def adds_bias(self) -> bool:
-        """Whether the kernel adds a bias itself."""
-        return self.shape.problem.operation.epilogue.has_bias
-
-    def empty(self) -> torch.Tensor:
-        """Memory for the result."""
-        return torch.empty(self._output, dtype=self._dtype, device=self._device)
-
-    def empty_aux(self) -> torch.Tensor:
-        """Memory for what the activation is applied to: N columns, where D may have fewer."""
-        size = (*self._output[:-1], self.shape.problem.n)
-        return torch.empty(size, dtype=self._dtype, device=self._device)
-
-    def pairs(self, gate: torch.Tensor, up: torch.Tensor) -> bool:
-        """Whether a gated kernel can read both as they lie; of traced tensors too."""
-        return (gate.dtype, gate.device, gate.size(), gate.stride()) == (
-            up.dtype,
-            up.device,
-            up.size(),
-            up.stride(),
-        )
-
-    def backward_outputs(self, aux: torch.Tensor) -> Beside:
-        """What its backward epilogue reads and writes beside D: `aux`, and new tensors."""
-        parts = self.shape.problem.operation.epilogue.backward
-        output, activated, bias_gradient = self.shape.output, None, None
-        if parts is not None and parts.activated:
-            activated = torch.empty(output, dtype=self._dtype, device=self._device)
-        if parts is not None and parts.bias_gradient:
-            bias_gradient = torch.empty(output[-1], dtype=self._dtype, device=self._device)
-        return Beside(aux=aux, activated=activated, bias_gradient=bias_gradient)
-
-    def accepts(self, into: torch.Tensor) -> bool:
-        """Whether the kernel can write to this tensor: packed, aligned, of the result's type."""
-        return self._is_packed(into) and not into.data_ptr() & self._mask_d
-
-    def suits(
-        self,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        column_scale: torch.Tensor | None = None,
-        row_scale: torch.Tensor | None = None,
-    ) -> bool:
-        """Whether the epilogue has these and can read them as they lie; of traced tensors too."""
-        epilogue = self.shape.problem.operation.epilogue
-        added = (epilogue.has_bias, epilogue.has_residual)
-        factors = (epilogue.has_column_scale, epilogue.has_row_scale)
-        given = (bias, residual, column_scale, row_scale)
-        if (*added, *factors) != tuple(one is not None for one in given):
-            return False
-        if residual is not None and not self._is_packed(residual):
-            return False
-        if row_scale is not None and not self._is_of_rows(row_scale):
-            return False
-        return all(self._is_of_columns(one) for one in (bias, column_scale) if one is not None)
-
-    def _is_of_columns(self, vector: torch.Tensor) -> bool:
-        n = self.shape.problem.n
-        return (
-            vector.dtype == self._bias_dtype
-            and vector.device == self._device
-            and vector.size() == (n,)
-            and (n == 1 or vector.stride() == (1,))
-        )
-
-    def _is_of_rows(self, vector: torch.Tensor) -> bool:
-        return (
-            vector.dtype == torch.float32
-            and vector.device == self._device
-            and vector.size() == torch.Size(self._output[:-1])
-            and vector.is_contiguous()
-        )
-
-    def _is_packed(self, tensor: torch.Tensor) -> bool:
-        return (
-            tensor.dtype == self._dtype
-            and tensor.device == self._device
-            and tensor.size() == torch.Size(self._output)
-            and tensor.is_contiguous()
-        )
-
-    def _launch(
-        self,
-        at_a: int,
-        at_b: int,
-        scale_a: torch.Tensor | None,
-        scale_b: torch.Tensor | None,
-        into: torch.Tensor | None,
-        added: torch.Tensor | None,
-        offs: torch.Tensor | None,
-        beside: Beside | None,
-    ) -> torch.Tensor:
-        out = into
-        if out is None:
-            out = self.empty()
+    def _launch(self, matrices: tuple[int, ...], pointers: list[tuple[str, int]]) -> None:
         local = self._local
         arguments = local.arguments
-        arguments.a = at_a
-        arguments.b = at_b
-        arguments.c = arguments.d = out.data_ptr()
-        if added is not None:
-            arguments.c = added.data_ptr()
-        if scale_a is not None and scale_b is not None:
-            arguments.scale_a, arguments.scale_b = scale_a.data_ptr(), scale_b.data_ptr()
-        if offs is not None:
-            arguments.offsets = offs.data_ptr()
-        if beside is not None:
-            bias, residual, aux, up, activated, bias_gradient, scale_d, amax, rows, columns = beside
-            arguments.bias = None if bias is None else bias.data_ptr()
-            arguments.residual = None if residual is None else residual.data_ptr()
-            arguments.aux = None if aux is None else aux.data_ptr()
-            arguments.b_up = None if up is None else up.data_ptr()
-            arguments.activated = None if activated is None else activated.data_ptr()
-            arguments.bias_gradient = None if bias_gradient is None else bias_gradient.data_ptr()
-            arguments.scale_d = None if scale_d is None else scale_d.data_ptr()
-            arguments.amax = None if amax is None else amax.data_ptr()
-            arguments.row_scale = None if rows is None else rows.data_ptr()
-            arguments.column_scale = None if columns is None else columns.data_ptr()
+        arguments.a, arguments.b, arguments.c, arguments.d = matrices
+        for field, address in pointers:
+            setattr(arguments, field, address)
         workspace = 0
         if self._workspace:
             # Freed on return, but to this stream only: the next owner's work comes after ours.
@@ -383,4 +331,3 @@ class Plan:
         status = self._run(self._kernel, local.pointer, workspace, stream)
         if status != 0:
             raise LaunchFailed(f"{self.config.kernel.name}: {status_text(status)}", status)
-        return out

@@ -1,4 +1,4 @@
-"""From a product's shapes to a kernel that is loaded and takes it."""
+"""From a product's shapes to a loaded kernel that takes it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ log = logging.getLogger("gemmsmith")
 
 
 class Planner:
-    """Makes plans. Whatever goes wrong is logged once per pack and reason, and torch computes.
+    """Makes plans. Each fault is logged once per pack and reason, and torch computes the product.
 
     Args:
-        chooser: which kernel to run.
-        packs: where compiled kernels lie.
+        chooser: says which kernel to run.
+        packs: holds compiled kernels.
         deterministic: as of `Engine`.
         platform: the devices.
     """
@@ -44,7 +44,7 @@ class Planner:
         self._complaints: set[tuple[str, str]] = set()
 
     def plan(self, shapes: Sequence[Shape], form: Form, a: Spec) -> tuple[Plan | None, bool]:
-        """The plan, and whether that answer holds for good.
+        """The plan, and whether that answer may be kept.
 
         Args:
             shapes: the ways in which kernels could run the product, the best first.
@@ -78,38 +78,32 @@ class Planner:
                 continue
             if self._platform.capturing():
                 return None, False  # loading a pack would break the capture; the next call may
-            plan = self._load(config, shape, a.device, index, saving)
+            plan = self._load(config, shape, a.device, index)
             if plan is not None:
+                plan.saving_us = saving
                 plan.time_us = getattr(chosen, "time_us", None)
                 fixed_order = chosen.deterministic or self._deterministic is False
                 plan.needs = needed(config, fixed_order=fixed_order)
                 return plan, True
         return None, True
 
-    def _load(
-        self,
-        config: Config,
-        shape: Shape,
-        device: torch.device,
-        index: int,
-        saving: float | None,
-    ) -> Plan | None:
+    def _load(self, config: Config, shape: Shape, device: torch.device, index: int) -> Plan | None:
         pack = str(config.pack)
         try:
             kernel = LoadedPack.open(self._packs.path(pack)).kernel(config.kernel.name)
-        except Exception as error:  # noqa: BLE001 - whatever keeps a pack away, torch computes it
+        except Exception as error:  # noqa: BLE001 - without a pack torch computes the product
             self._broken.add(pack)
             self.complain(config, error)
             return None
         try:
-            return Plan(config, shape, kernel, self._platform, device, index, saving)
+            return Plan(config, shape, kernel, self._platform, device, index)
         except GemmsmithError as error:
             if getattr(error, "status", None) != NO_ALGORITHM:
                 self.complain(config, error)
             return None
 
     def try_packs_again(self) -> None:
-        """Ask for packs that could not be had, once more."""
+        """Load packs again that could not be loaded."""
         self._broken.clear()
 
     def complain(self, config: Config | None, error: Exception) -> None:
@@ -119,14 +113,14 @@ class Planner:
         reason = f"{type(error).__name__} {getattr(error, 'status', '')}"
         if (pack, reason) not in self._complaints:
             self._complaints.add((pack, reason))
-            what = f"kernel pack {pack[:16]}" if pack else "the lookup"
-            log.warning("torch's own operators run instead of %s: %s", what, error)
+            source = f"kernel pack {pack[:16]}" if pack else "the lookup"
+            log.warning("torch's own operators run instead of %s: %s", source, error)
 
 
 def misalignment(config: Config, shape: Shape) -> bool:
     """Whether rows or batch entries do not start where the kernel's loads and stores must.
 
-    `can_implement` sees it too; but it is no fault of the pack, so it is asked before, silently.
+    `can_implement` would refuse it too, but with a line in the log. This is no fault of the pack.
     """
     kernel, problem = config.kernel, shape.problem
     batched = problem.batch > 1

@@ -1,6 +1,6 @@
-"""What the engine asks of the device that tensors live on; CUDA is the only real one.
+"""The devices that an engine runs on. CUDA is the only real platform.
 
-Tests put the host in its place: kernels in C then run on CPU tensors through the same engine.
+In tests the host replaces it: kernels in C then run on CPU tensors through the same engine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Platform(Protocol):
     kind: str | None
 
     def index(self, device: torch.device) -> int | None:
-        """The ordinal kernels know the device by; None for one that kernels cannot run on."""
+        """The device's ordinal. Returns None if kernels cannot run on it."""
 
     def arch(self, index: int) -> str:
         """Architecture of a device, as kernels name it: `sm90`."""
@@ -37,7 +37,7 @@ class Platform(Protocol):
         """Ordinal of this thread's current device."""
 
     def guard(self, index: int) -> AbstractContextManager[object]:
-        """Makes a device the current one for a while."""
+        """A context in which the device is the current one."""
 
     def capturing(self) -> bool:
         """Whether the current stream is being captured in a graph."""
@@ -56,28 +56,23 @@ class Cuda:
         self.current = fast_device or torch.cuda.current_device
 
     def index(self, device: torch.device) -> int | None:
-        """The ordinal of a CUDA device."""
         if device.type != "cuda" or torch.version.cuda is None:
             return None
         return torch.cuda.current_device() if device.index is None else device.index
 
     @functools.cache  # noqa: B019 - one object a process
     def arch(self, index: int) -> str:
-        """`sm90` and so on."""
         major, minor = torch.cuda.get_device_capability(index)
         return f"sm{major}{minor}"
 
     @functools.cache  # noqa: B019 - one object a process
     def sm_count(self, index: int) -> int:
-        """As the driver reports it."""
         return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
     def guard(self, index: int) -> AbstractContextManager[object]:
-        """`torch.cuda.device`."""
         return cast("AbstractContextManager[object]", torch.cuda.device(index))
 
     def capturing(self) -> bool:
-        """Whether launches are recorded and not run."""
         return torch.cuda.is_current_stream_capturing()
 
 

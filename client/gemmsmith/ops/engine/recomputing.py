@@ -1,18 +1,18 @@
 """A checkpointed region is recomputed as it was computed.
 
-`torch.utils.checkpoint` without reentry forgets what a region of a model saves for its gradients,
-and runs the region once more in the backward pass. Then the same tensors must be saved in the same
-order, or the program ends. Which layers save what depends on decisions of ours: whether a fused
-kernel has won, say, or whether a patch is open. So the first question that is asked in a region
-fixes its answer, and the recomputation gets that answer and the patched layers of that time.
+`torch.utils.checkpoint` without reentry drops the tensors that a region of a model saves for its
+gradients, and runs the region again in the backward pass. Then the same tensors must be saved in
+the same order, or torch raises. Which tensors a layer saves depends on decisions of ours: whether a
+fused kernel has won, for example, or whether a patch is open. So the first question in a region
+fixes the answer. The recomputation gets that answer and the layers that were patched then.
 
-The alternative is that layers of ours always save the same tensors, whatever the decisions. Then
-layers without a winner would pay for autograd functions in Python, or layers with one would not be
-fused wherever torch lets programs look at saved tensors.
+Alternatively, layers of ours could save the same tensors whatever the decisions. Then layers that
+have no winner would pay for autograd functions in Python, or layers with one would not be fused
+wherever torch lets programs hook saved tensors.
 
 torch has no interface that identifies a region, so this file knows two names of
-`torch.utils.checkpoint`. Elsewhere, saved tensors that are moved or compressed are not recomputed.
-A region with reentry is recomputed and differentiated at once, and needs nothing.
+`torch.utils.checkpoint`. Other hooks move or compress saved tensors, and recompute nothing. A
+region with reentry is recomputed and differentiated at once, and needs nothing.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from torch.utils.checkpoint import _CheckpointFrame
 T = TypeVar("T")
 
 Again = Callable[[], AbstractContextManager[None]]
-"""Restores something for the time of a recomputation."""
+"""A context in which something is as it was, for a recomputation."""
 
 saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-"""Functions that pack and unpack what autograd saves in this thread; None if there are no such."""
+"""The functions that pack and unpack what autograd saves in this thread. Returns None without."""
 
 _KEPT = "_gemmsmith"
 _remembered: list[Callable[[], Again]] = []
 
 
 class _Recomputing(threading.local):
-    """The answer in this thread's recomputation, in a tuple. None outside of one."""
+    """The answer that holds in this thread's recomputation, in a tuple. None outside of one."""
 
     kept: tuple[Any] | None = None
 
@@ -47,22 +47,22 @@ class _Recomputing(threading.local):
 _recomputing = _Recomputing()
 
 
-def remember(what: Callable[[], Again]) -> None:
-    """Have `what` called in each region, to restore for its recomputation what is so now."""
-    _remembered.append(what)
+def remember(keep: Callable[[], Again]) -> None:
+    """Have `keep` called in each region; its result restores that state for the recomputation."""
+    _remembered.append(keep)
 
 
 def as_computed(
     pack: Callable[..., Any], ask: Callable[[], T | None], elsewhere: T | None
 ) -> T | None:
-    """What `ask` gave when this region first asked; `elsewhere` outside of a region.
+    """The first result of `ask` in this region; `elsewhere` outside of a region.
 
     Returns None in the recomputation of a region that did not ask: nothing of ours computed it.
 
     Args:
         pack: the first of `saved_tensors_hooks`.
-        ask: the question; always the same one.
-        elsewhere: its answer at present.
+        ask: the same function at every call.
+        elsewhere: what `ask` returns outside of regions.
     """
     kept = _recomputing.kept
     if kept is None:
@@ -73,7 +73,7 @@ def as_computed(
         kept = vars(region).get(_KEPT)
         if kept is None:
             kept = (ask(),)
-            again = [what() for what in _remembered]
+            again = [keep() for keep in _remembered]
             setattr(region, _KEPT, kept)
             region.recompute_fn = partial(_recompute, region.recompute_fn, kept, again)
     answer: T | None = kept[0]

@@ -1,11 +1,11 @@
-"""torch's global settings that forbid a kernel: asked at each call, as torch's own products do.
+"""torch's global settings that forbid a kernel. Each call reads them, as torch's own products do.
 
 A kernel runs only while torch's own product might be computed as the kernel computes it:
 
 - `torch.use_deterministic_algorithms` (and its debug mode): sums in a fixed order only.
 - TF32 (`allow_tf32`, `fp32_precision`, `set_float32_matmul_precision`): of FP32 operands.
-- `allow_bf16_reduced_precision_reduction` and its fp16 twin: no parts of sums that are rounded to
-  the output's type, and, if split-K is forbidden with them, no parts at all.
+- `allow_bf16_reduced_precision_reduction` and the same for fp16: no partial sums that are rounded
+  to the output's type, and, if split-K is forbidden with them, no partial sums at all.
 
 Other settings forbid nothing. `allow_fp16_accumulation` permits sums with fewer bits, and kernels
 keep them in FP32. `preferred_blas_library`, TunableOp, and the sizes of workspaces choose among
@@ -29,7 +29,6 @@ _deterministic = torch._C._get_deterministic_algorithms
 
 
 def allows_any_order() -> bool:
-    """Whether sums may be made in another order at each run."""
     return not _deterministic()
 
 
@@ -39,7 +38,7 @@ def allows_tf32() -> bool:
 
 
 def _of_matmul(name: str) -> Permission:
-    # A torch without the setting cannot forbid what the setting would.
+    # A torch without the setting forbids nothing.
     return lambda: bool(getattr(torch.backends.cuda.matmul, name, True))
 
 

@@ -52,7 +52,7 @@ def use(
     operators run, and the log `gemmsmith` gives the reason.
 
     Raises:
-        TypeError: `source` is none of these.
+        TypeError: `source` has another type.
         ValueError: the URL is invalid.
         OSError: there is no such bundle.
     """
@@ -67,9 +67,9 @@ def use(
     except GemmsmithError as error:
         _refuse(str(error))
         return
-    found = getattr(getattr(chooser, "snapshot", None), "device", model)
-    if model is not None and not called(model, [str(found)]):
-        _refuse(f"the winners are for {found}, and this GPU is {model}")
+    tuned_for = getattr(getattr(chooser, "snapshot", None), "device", model)
+    if model is not None and not called(model, [str(tuned_for)]):
+        _refuse(f"the winners are for {tuned_for}, and this GPU is {model}")
         return
     install(Engine(chooser, packs, deterministic=deterministic))
 
@@ -80,7 +80,7 @@ def _refuse(reason: str) -> None:
 
 
 def on_use(react: Callable[[], object]) -> None:
-    """Have `react` called when the program calls `use` next, which goes before its environment."""
+    """Have `react` called at the program's next call of `use`, which overrides its environment."""
     _before_use[:] = [react]
 
 
@@ -98,7 +98,7 @@ def _opened(source: Source, pin: bool, device: str | None) -> tuple[Chooser, Pac
         check = partial(believe, how=asking(client))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             shared = shared_snapshot(lambda: client.snapshot(device), check=check)
-            assert shared is not None  # noqa: S101 - a client gives one or raises
+            assert shared is not None  # noqa: S101 - a client returns a snapshot or raises
             lookup = Lookup(shared, pin=True)
         else:
             lookup = Lookup.of(client, device, pin=pin)
@@ -116,14 +116,14 @@ def _opened(source: Source, pin: bool, device: str | None) -> tuple[Chooser, Pac
 
 
 def local_model() -> str | None:
-    """Slug of this process's GPU; None without one."""
+    """Slug of this process's GPU. Returns None without a GPU."""
     if not torch.cuda.is_available():
         return None
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     return DeviceModel(
-        name=found.name,
-        arch=f"sm{found.major}{found.minor}",
-        sm_count=found.multi_processor_count,
-        memory_bytes=found.total_memory,
-        l2_bytes=getattr(found, "L2_cache_size", 0),
+        name=gpu.name,
+        arch=f"sm{gpu.major}{gpu.minor}",
+        sm_count=gpu.multi_processor_count,
+        memory_bytes=gpu.total_memory,
+        l2_bytes=getattr(gpu, "L2_cache_size", 0),
     ).slug

@@ -20,14 +20,14 @@ from gemmsmith.errors import LaunchFailed
 from gemmsmith.ops.engine.launching import TritonKernel, power_of_2, quotient_up
 
 TILE, WIDEST = 4096, 256
-"""Elements that a thread block adds at a time, and columns of these at most: 16 bytes a thread of a
-warp, of 16-bit elements."""
+"""Elements that a thread block adds at a time, and their columns at most: 16 bytes for each thread
+of a warp, of 16-bit elements."""
 BLOCKS = 8
-"""Thread blocks for each SM: loads of 64 KiB are on their way then. No other was measured."""
+"""Thread blocks for each SM, which keep loads of 64 KiB in flight. No other number was measured."""
 PARTS = 128
-"""Of the rows, at most: all are added up by one thread block for each of `COLUMNS` columns."""
+"""Parts of the rows, at most: one thread block adds up all of them for `COLUMNS` columns."""
 MOST_ROWS = 2**30
-"""That the kernel counts, in 32 bits."""
+"""Rows that the kernel counts, in 32 bits."""
 COLUMNS, ROWS = 64, 64
 """Tile in which sums of parts are added up."""
 
@@ -69,9 +69,9 @@ def _add_parts(
 
 
 def sums_of_columns(x: torch.Tensor) -> torch.Tensor:
-    """The sum of all rows of x[M, N], whose columns lie together: [N], of its type.
+    """The sum of all rows of x[M, N], whose columns have stride 1: [N], of its type.
 
-    By torch where no kernel can be launched.
+    torch adds them up if no kernel can be launched.
     """
     try:
         return _column_sums(x.resolve_neg())

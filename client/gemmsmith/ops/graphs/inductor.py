@@ -1,10 +1,10 @@
 """`gemmsmith.inductor_pass`: fused products in graphs that `torch.compile` makes.
 
-Works on the graph of both passes before it is parted, or on that of inference: products followed by
-an activation, a gate or a residual (LayerScale before it, too), and gradients that are products
-followed by an activation's gradient, become one operator each where a winner computes just that, of
-that size. All else is left as it is. What replaces them asks for its kernel when it runs, and is
-torch's own steps where there is none any more.
+The pass works on the joint graph of both passes before torch splits it, or on that of inference. It
+replaces products that an activation, a gate or a residual (also after LayerScale) follows, and
+gradients that are a product and an activation's gradient, by one operator each, if a winner
+computes exactly that for that size. Everything else stays as it is. The operator looks up its
+kernel when it runs, and runs torch's own operators if the winner is gone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from gemmsmith.core.epilogue import GATES, Epilogue
 from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.functions import lie_alike
+from gemmsmith.ops.engine.operands import present
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.graphs.matching import (
     Product,
@@ -39,8 +41,8 @@ from gemmsmith.ops.graphs.matching import (
     value,
 )
 from gemmsmith.ops.products import backward as _backward  # noqa: F401 - registers gemmsmith::…
-from gemmsmith.ops.products import fused as _fused  # noqa: F401 - likewise
-from gemmsmith.ops.products import gated as _gated  # noqa: F401 - likewise
+from gemmsmith.ops.products import fused as _fused  # noqa: F401 - this too
+from gemmsmith.ops.products import gated as _gated  # noqa: F401 - this too
 
 _aten = torch.ops.aten
 
@@ -65,7 +67,7 @@ class FusingPass(CustomGraphPass):
     """See `inductor_pass`."""
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Put fused products in."""
+        """Replace what one kernel computes."""
         engine = current()
         if engine is None:
             return
@@ -81,7 +83,7 @@ class FusingPass(CustomGraphPass):
             _refresh(graph)
 
     def uuid(self) -> Any | None:
-        """What the graphs depend on, for Inductor's caches; None where that cannot be told."""
+        """What the graphs depend on, for Inductor's caches. Returns None if that is not known."""
         engine = current()
         state = "none" if engine is None else engine.state
         return None if state is None else f"gemmsmith {_sources()} {state}"
@@ -95,12 +97,12 @@ def _sources() -> str:
 
 def _activation(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
     """`activation(x · w + bias)`."""
-    found = activated(node)
-    product = None if found is None else Product.at(found.of)
-    if found is None or product is None:
+    match = activated(node)
+    product = None if match is None else Product.at(match.of)
+    if match is None or product is None:
         return False
-    aux = escapes({*product.passed, *found.steps}, node)
-    epilogue = Epilogue.made_of(bias=product.bias is not None, activation=found.activation, aux=aux)
+    aux = escapes({*product.passed, *match.steps}, node)
+    epilogue = Epilogue.made_of(bias=product.bias is not None, activation=match.activation, aux=aux)
     return _fuse(engine, graph, node, product, None, epilogue)
 
 
@@ -132,19 +134,19 @@ def _gate(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
     if node.target is not _aten.mul.Tensor or node.kwargs:
         return False
     for first, second in (node.args, node.args[::-1]):
-        found = activated(first) if isinstance(first, fx.Node) else None
-        if found is None or found.activation not in GATES:
+        match = activated(first) if isinstance(first, fx.Node) else None
+        if match is None or match.activation not in GATES:
             continue
-        gate, up = Product.at(found.of), Product.at(second)
+        gate, up = Product.at(match.of), Product.at(second)
         if gate is None or up is None or gate.node is up.node:
             continue
         if gate.bias is not None or up.bias is not None or not same_value(gate.x, up.x):
             continue
-        aux = escapes({*gate.passed, *up.passed, *found.steps, node}, node)
-        epilogue = Epilogue.made_of(activation=found.activation, gate=True, aux=aux)
+        aux = escapes({*gate.passed, *up.passed, *match.steps, node}, node)
+        epilogue = Epilogue.made_of(activation=match.activation, gate=True, aux=aux)
         weights = _rows(gate.weight), _rows(up.weight)
         plan = _plan(engine, gate.x, weights[0], epilogue)
-        if plan is None or not plan.pairs(weights[0], weights[1]) or epilogue is None:
+        if plan is None or not lie_alike(*weights) or epilogue is None:
             continue
         with graph.inserting_before(node):
             operands = (_transposed(graph, gate.weight), _transposed(graph, up.weight))
@@ -165,24 +167,24 @@ def _gate(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
 
 
 def _gradient(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
-    """`(dy · w) * activation'(aux)`, and the sum of its rows, a bias's gradient, if it is there."""
-    found = activation_gradient(node)
-    product = None if found is None else Product.at(found.of)
-    if found is None or product is None or product.bias is not None:
+    """`(dy · w) * activation'(aux)`, and the sum of its rows, if the graph has that too."""
+    match = activation_gradient(node)
+    product = None if match is None else Product.at(match.of)
+    if match is None or product is None or product.bias is not None:
         return False
-    if escapes({*product.passed, *found.steps}, node) or value(found.at).shape != value(node).shape:
+    if escapes({*product.passed, *match.steps}, node) or value(match.at).shape != value(node).shape:
         return False
-    if not value(found.at).is_contiguous():
+    if not value(match.at).is_contiguous():
         return False
     sums = _sum_of_rows(node)
     for sum_of_rows in (sums, None) if sums is not None else (None,):
-        epilogue = Epilogue.backward_of(found.activation, bias_gradient=sum_of_rows is not None)
+        epilogue = Epilogue.backward_of(match.activation, bias_gradient=sum_of_rows is not None)
         plan = _plan(engine, product.x, value(product.weight), epilogue, Form.MATMUL)
         if plan is None or epilogue is None:
             continue
         with graph.inserting_before(node):
             size = list(value(product.node).shape)
-            aux = found.at
+            aux = match.at
             if value(aux).dim() != 2:
                 aux = _call(graph, _aten.reshape.default, (aux, size))
             out = _call(
@@ -198,14 +200,14 @@ def _gradient(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
 
 
 def _sum_of_rows(of: fx.Node) -> fx.Node | None:
-    """The sum over all but the last dimension of what a node gives, in its type."""
+    """The node that sums another over all but its last dimension, in its type."""
     for user in of.users:
         if is_view(user) and value(user).shape[-1] == value(of).shape[-1]:
-            found = _sum_of_rows(user)
-            if found is not None:
-                return found
+            sum_of_view = _sum_of_rows(user)
+            if sum_of_view is not None:
+                return sum_of_view
         if user.target is _aten.sum.dim_IntList and not user.kwargs:
-            over = [int(one) % value(of).dim() for one in user.args[1]]  # type: ignore[union-attr, arg-type]
+            over = [int(dim) % value(of).dim() for dim in user.args[1]]  # type: ignore[union-attr, arg-type]
             if sorted(over) == list(range(value(of).dim() - 1)):
                 return user
     return None
@@ -228,13 +230,14 @@ def _fuse(
     epilogue: Epilogue | None,
     scale: fx.Node | None = None,
 ) -> bool:
-    """Put one operator in the place of a product and what follows it, if a winner computes that."""
+    """Replace a product and what follows it by one operator, if a winner computes both."""
     plan = _plan(engine, product.x, _rows(product.weight), epilogue)
     if plan is None or epilogue is None:
         return False
     flat = None if residual is None else value(residual).reshape(value(product.node).shape)
-    bias, factors = (None if one is None else value(one) for one in (product.bias, scale))
-    if not plan.suits(bias, flat, factors):
+    bias = None if product.bias is None else value(product.bias)
+    factors = None if scale is None else value(scale)
+    if not plan.suits(present(bias=bias, residual=flat, column_scale=factors)):
         return False
     with graph.inserting_before(node):
         added = residual
@@ -242,9 +245,9 @@ def _fuse(
             size = list(value(product.node).shape)
             added = _call(graph, _aten.reshape.default, (residual, size))
         weight = _transposed(graph, product.weight)
-        given: tuple[Any, ...] = (product.x, weight, product.bias, added, epilogue.value)
-        given = given if scale is None else (*given, scale)
-        out = _call(graph, torch.ops.gemmsmith.fused_product.default, given)
+        arguments: tuple[Any, ...] = (product.x, weight, product.bias, added, epilogue.value)
+        arguments = arguments if scale is None else (*arguments, scale)
+        out = _call(graph, torch.ops.gemmsmith.fused_product.default, arguments)
         _put(graph, node, _item(graph, out, 0))
         if epilogue.stores_aux:
             _put(graph, product.node, _item(graph, out, 1))
@@ -261,24 +264,19 @@ def _plan(
     a = value(x)
     if epilogue is None or not _has_numbers(a) or not _has_numbers(weight):
         return None
-    return engine.plan(form, _spec(a), _spec(weight), epilogue=epilogue)
-
-
-def _spec(tensor: torch.Tensor) -> Spec:
-    return Spec(tensor.dtype, tensor.device, tensor.size(), tensor.stride())
+    return engine.plan(form, Spec.of(a), Spec.of(weight), epilogue=epilogue)
 
 
 def _has_numbers(tensor: torch.Tensor) -> bool:
-    return all(type(one) is int for one in (*tensor.size(), *tensor.stride()))
+    return all(type(extent) is int for extent in (*tensor.size(), *tensor.stride()))
 
 
 def _rows(weight: fx.Node) -> torch.Tensor:
-    """[K, N] as [N, K]."""
     return value(weight).t()
 
 
 def _transposed(graph: fx.Graph, weight: fx.Node) -> fx.Node:
-    """The same in the graph, without turning over twice."""
+    """The transposed weight in the graph; a transposed one is not transposed again."""
     if weight.target is _aten.permute.default and list(weight.args[1]) == [1, 0]:  # type: ignore[arg-type]
         inner = weight.args[0]
         assert isinstance(inner, fx.Node)  # noqa: S101 - permute's first argument is a tensor
@@ -287,14 +285,14 @@ def _transposed(graph: fx.Graph, weight: fx.Node) -> fx.Node:
 
 
 def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...]) -> fx.Node:
-    """A new node, with what it gives as far as tracers know."""
+    """A new node with its traced value."""
     node = graph.call_function(target, args)
-    node.meta["val"] = _given(target, args, {})
+    node.meta["val"] = _traced(target, args, {})
     return node
 
 
 def _refresh(graph: fx.Graph) -> None:
-    """Say of every step what it gives now: halves of one tensor have other strides than two."""
+    """Trace again the values that changed: halves of one tensor have other strides than two."""
     changed: set[fx.Node] = set()
     for node in graph.nodes:
         known = node.meta.get("val")
@@ -302,17 +300,17 @@ def _refresh(graph: fx.Graph) -> None:
             continue
         if node.target is _aten.slice.Tensor or changed.intersection(node.all_input_nodes):
             before = known.stride()
-            found = _given(node.target, node.args, node.kwargs)
-            if found.stride() != before or node.target is _aten.slice.Tensor:
-                node.meta["val"] = found
+            now = _traced(node.target, node.args, node.kwargs)
+            if now.stride() != before or node.target is _aten.slice.Tensor:
+                node.meta["val"] = now
                 changed.add(node)
 
 
-def _given(target: Any, args: Any, kwargs: Any) -> Any:
-    """What a step gives, as far as tracers know."""
+def _traced(target: Any, args: Any, kwargs: Any) -> Any:
+    """A step's value, traced without data."""
     args, kwargs = fx.node.map_arg((args, kwargs), value)
     mode = detect_fake_mode(args)
-    assert mode is not None  # noqa: S101 - Inductor's graphs are made of such
+    assert mode is not None  # noqa: S101 - Inductor traces with fake tensors
     with mode:
         return target(*args, **kwargs)
 
@@ -324,7 +322,7 @@ def _item(graph: fx.Graph, of: fx.Node, at: int) -> fx.Node:
 
 
 def _put(graph: fx.Graph, old: fx.Node, new: fx.Node) -> None:
-    """Have all that uses a node use another, of as many elements."""
+    """Replace a node everywhere by another with as many elements."""
     shape = value(old).shape
     if value(new).shape != shape:
         new = _call(graph, _aten.reshape.default, (new, list(shape)))

@@ -1,8 +1,8 @@
 """Products and what follows them in Inductor's graphs.
 
-A graph holds an activation as the pointwise steps that it was taken apart into. So each of ours is
-taken apart by the same rules, and compared step by step from its last one, whatever torch's version
-makes of it. What comes out differently there, is not found, and stays as it is.
+A graph holds an activation as pointwise steps. So our activations are decomposed by the same rules
+of the installed torch, and compared with the graph step by step, the last step first. An activation
+with other steps is not recognized, and stays as it is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VIEWS = (
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node holds its argument's elements; dropout that is off leaves a copy of them."""
+    """Whether a node has its argument's elements. Dropout that is off leaves a copy of them."""
     return node.target in VIEWS or (node.target is _aten.clone.default and not node.kwargs)
 
 
@@ -40,8 +40,8 @@ class Product:
         node: `mm` or `addmm`.
         x: [M, K].
         weight: [K, N].
-        bias: [N]; None: none.
-        view: the node that has the product's value, perhaps with other leading dimensions.
+        bias: [N], or None.
+        view: a node with the product's value, perhaps with other leading dimensions.
         passed: the nodes from `node` to `view`.
     """
 
@@ -54,7 +54,7 @@ class Product:
 
     @classmethod
     def at(cls, view: object) -> Product | None:
-        """The one whose value a node is; None: it is another's."""
+        """The product whose value a node has. Returns None for other nodes."""
         passed: list[fx.Node] = []
         node = view
         while isinstance(node, fx.Node) and is_view(node):
@@ -77,18 +77,18 @@ class Product:
 
 
 def value(node: Any) -> torch.Tensor:
-    """What a tracer knows of a node's tensor."""
-    found: torch.Tensor = node.meta["val"]
-    return found
+    """A node's traced tensor, without data."""
+    traced: torch.Tensor = node.meta["val"]
+    return traced
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundActivation:
+class ActivationMatch:
     """An activation in a graph.
 
     Attributes:
-        activation: which.
-        of: what it is applied to.
+        activation: which activation.
+        of: its argument.
         steps: the nodes that it consists of, without `of`.
     """
 
@@ -97,29 +97,30 @@ class FoundActivation:
     steps: frozenset[fx.Node]
 
 
-def activated(node: fx.Node) -> FoundActivation | None:
+def activated(node: fx.Node) -> ActivationMatch | None:
     """The activation that ends in this node."""
     dtype = value(node).dtype
     for activation, pattern in _activations(dtype):
-        (output,) = (one for one in pattern.nodes if one.op == "output")
-        found: dict[fx.Node, Any] = {}
-        if _agree(output.args[0], node, found):
-            (given,) = (one for one in pattern.nodes if one.op == "placeholder")
-            steps = (real for step, real in found.items() if step is not given)
-            return FoundActivation(activation=activation, of=found[given], steps=frozenset(steps))
+        pairs = _matched(pattern, node)
+        if pairs is not None:
+            (argument,) = _placeholders(pattern)
+            steps = (real for step, real in pairs.items() if step is not argument)
+            return ActivationMatch(
+                activation=activation, of=pairs[argument], steps=frozenset(steps)
+            )
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundGradient:
+class GradientMatch:
     """The gradient of an activation's argument, in a graph.
 
     Attributes:
-        activation: which.
+        activation: which activation.
         of: the gradient of its result.
-        at: what it was applied to.
-        steps: the nodes that it consists of, without these two and without those that are of `at`
-            alone: the activation itself may share them.
+        at: its argument.
+        steps: the nodes that it consists of, without these two and without those that depend on
+            `at` alone: the activation itself may share them.
     """
 
     activation: Activation
@@ -128,52 +129,62 @@ class FoundGradient:
     steps: frozenset[fx.Node]
 
 
-def activation_gradient(node: fx.Node) -> FoundGradient | None:
+def activation_gradient(node: fx.Node) -> GradientMatch | None:
     """The gradient of an activation that ends in this node."""
     for activation, pattern in _gradients(value(node).dtype):
-        (output,) = (one for one in pattern.nodes if one.op == "output")
-        found: dict[fx.Node, Any] = {}
-        if _agree(output.args[0], node, found):
-            gradient, at = (one for one in pattern.nodes if one.op == "placeholder")
+        pairs = _matched(pattern, node)
+        if pairs is not None:
+            gradient, at = _placeholders(pattern)
             later = {gradient}
             for step in pattern.nodes:
                 if not later.isdisjoint(step.all_input_nodes):
                     later.add(step)
-            return FoundGradient(
+            return GradientMatch(
                 activation=activation,
-                of=found[gradient],
-                at=found[at],
-                steps=frozenset(found[step] for step in later - {gradient} if step in found),
+                of=pairs[gradient],
+                at=pairs[at],
+                steps=frozenset(pairs[step] for step in later - {gradient} if step in pairs),
             )
     return None
 
 
-def _agree(step: Any, real: Any, found: dict[fx.Node, Any]) -> bool:
+def _placeholders(pattern: fx.Graph) -> list[fx.Node]:
+    return [node for node in pattern.nodes if node.op == "placeholder"]
+
+
+def _matched(pattern: fx.Graph, last: fx.Node) -> dict[fx.Node, Any] | None:
+    """The graph's nodes by the pattern's steps. Returns None if it does not match."""
+    (output,) = (node for node in pattern.nodes if node.op == "output")
+    pairs: dict[fx.Node, Any] = {}
+    return pairs if _agree(output.args[0], last, pairs) else None
+
+
+def _agree(step: Any, real: Any, pairs: dict[fx.Node, Any]) -> bool:
     """Whether a step of a pattern and an argument in a graph are the same computation."""
     step, real = _without_aliases(step), _without_aliases(real)
     if isinstance(step, fx.Node):
         if not isinstance(real, fx.Node):
             return False
-        if step in found:
-            return found[step] is real
+        if step in pairs:
+            return pairs[step] is real
         if step.op != "placeholder":
             if step.target is not real.target or step.kwargs.keys() != real.kwargs.keys():
                 return False
             if len(step.args) != len(real.args):
                 return False
-            pairs = [
+            arguments = [
                 *zip(step.args, real.args, strict=True),
                 *((step.kwargs[name], real.kwargs[name]) for name in step.kwargs),
             ]
-            if not all(_agree(one, other, found) for one, other in pairs):
+            if not all(_agree(ours, theirs, pairs) for ours, theirs in arguments):
                 return False
-        found[step] = real
+        pairs[step] = real
         return True
     return type(step) is type(real) and bool(step == real)
 
 
 def _without_aliases(argument: Any) -> Any:
-    """What autograd has stored for a gradient is an alias of it in some graphs."""
+    """In some graphs, what autograd saved for a gradient is an alias."""
     while isinstance(argument, fx.Node) and argument.target is _aten.alias.default:
         argument = argument.args[0]
     return argument
@@ -184,19 +195,19 @@ Patterns = tuple[tuple[Activation, fx.Graph], ...]
 
 @functools.cache
 def _activations(dtype: torch.dtype) -> Patterns:
-    """Ours, taken apart."""
+    """Our activations, decomposed."""
     if dtype not in (torch.bfloat16, torch.float16):
         return ()
     sample = torch.ones(2, 2, dtype=dtype)
-    ours = [(one, ACTIVATIONS[one]) for one in Activation]
+    ours = [(activation, ACTIVATIONS[activation]) for activation in Activation]
     return tuple(
-        (one, _taken_apart(function, sample))
-        for one, function in (*ours, (Activation.GELU_TANH, _gelu_in_steps))
+        (activation, _decomposed(function, sample))
+        for activation, function in (*ours, (Activation.GELU_TANH, _gelu_in_steps))
     )
 
 
 def _gelu_in_steps(x: torch.Tensor) -> torch.Tensor:
-    """As GPT-2 and models after it write it down: `gelu_new` in transformers."""
+    """As GPT-2 and later models write it: `gelu_new` in transformers."""
     return (
         0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
     )
@@ -204,10 +215,10 @@ def _gelu_in_steps(x: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _gradients(dtype: torch.dtype) -> Patterns:
-    """Their gradients' steps."""
+    """The gradients of activations, decomposed."""
     if dtype not in (torch.bfloat16, torch.float16):
         return ()
-    # A tracer takes one tensor given twice for one operand.
+    # A tracer takes one tensor that is passed twice for one operand.
     samples = (torch.ones(2, 2, dtype=dtype), torch.ones(2, 2, dtype=dtype))
     gelu = _aten.gelu_backward
     steps = (
@@ -216,42 +227,41 @@ def _gradients(dtype: torch.dtype) -> Patterns:
         (Activation.SILU, _aten.silu_backward),
         (Activation.GELU_TANH, _gradient_of_gelu_in_steps),
     )
-    return tuple((one, _taken_apart(step, *samples)) for one, step in steps)
+    return tuple((activation, _decomposed(step, *samples)) for activation, step in steps)
 
 
 def _gradient_of_gelu_in_steps(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """As autograd makes it."""
     with torch.enable_grad():
         at = x.requires_grad_()
-        (found,) = torch.autograd.grad(_gelu_in_steps(at), at, gradient)
-    return found
+        (of_argument,) = torch.autograd.grad(_gelu_in_steps(at), at, gradient)
+    return of_argument
 
 
-def _taken_apart(function: Any, *samples: torch.Tensor) -> fx.Graph:
+def _decomposed(function: Any, *samples: torch.Tensor) -> fx.Graph:
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.no_grad():
-        traced = make_fx(lambda *given: function(*given), select_decomp_table())(*samples)
+        traced = make_fx(lambda *operands: function(*operands), select_decomp_table())(*samples)
     return traced.graph
 
 
-def same_value(one: Any, other: Any) -> bool:
-    """Whether two nodes hold the same: views of one node, written down twice."""
-    if one is other:
+def same_value(first: Any, second: Any) -> bool:
+    """Whether two nodes are the same, or equal views of one node."""
+    if first is second:
         return True
-    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
+    if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
         return False
     return (
-        is_view(one)
-        and is_view(other)
-        and one.args[0] is other.args[0]
-        and value(one).shape == value(other).shape
+        is_view(first)
+        and is_view(second)
+        and first.args[0] is second.args[0]
+        and value(first).shape == value(second).shape
     )
 
 
 def scaled_columns(node: Any) -> tuple[Product | None, fx.Node | None]:
-    """A product, and a factor for each of its columns if it is multiplied by such; or neither."""
+    """The product whose value a node has, and the factors of its columns, if there are any."""
     product = Product.at(node)
     multiplied = isinstance(node, fx.Node) and node.target is _aten.mul.Tensor and not node.kwargs
     if product is not None or not multiplied:
@@ -270,17 +280,17 @@ def depends(node: fx.Node, other: fx.Node) -> bool:
     seen: set[fx.Node] = set()
     left = [node]
     while left:
-        one = left.pop()
-        if one is other:
+        last = left.pop()
+        if last is other:
             return True
-        if one not in seen:
-            seen.add(one)
-            left.extend(one.all_input_nodes)
+        if last not in seen:
+            seen.add(last)
+            left.extend(last.all_input_nodes)
     return False
 
 
 def escapes(inside: set[fx.Node], last: fx.Node) -> bool:
-    """Whether somebody else uses what these nodes compute on the way to the last of them."""
+    """Whether a node outside uses the value of one of these nodes other than the last."""
     return any(user not in inside for node in inside - {last} for user in node.users)
 
 

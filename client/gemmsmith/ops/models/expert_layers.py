@@ -22,7 +22,7 @@ from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.models.forwards import has_no_global_hooks, is_plain
 from gemmsmith.ops.models.originals import Original, originals, still
-from gemmsmith.ops.products import telling
+from gemmsmith.ops.products import recording
 from gemmsmith.ops.products.grouped import grouped_mm
 from gemmsmith.ops.products.mixture import computed, experts, refusal
 from gemmsmith.ops.products.registry import ours
@@ -95,7 +95,7 @@ def _pays(recipe: ExpertsRecipe, module: Any, tokens: Any, index: Any, shares: A
     operands = (tokens, index, shares, gate_up, down)
     if not all(isinstance(operand, torch.Tensor) for operand in operands):
         return False
-    if telling.is_told() or torch.is_autocast_enabled(tokens.device.type):
+    if recording.is_recording() or torch.is_autocast_enabled(tokens.device.type):
         return False
     if not ours(*operands) or refusal(*operands) is not None:
         return False

@@ -6,147 +6,154 @@ without a patch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from gemmsmith.core.epilogue import GATES, Activation, Epilogue
-from gemmsmith.ops.engine import functions, observers
-from gemmsmith.ops.engine.engine import current
+from gemmsmith.core.epilogue import GATES
+from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.engine.plan import Plan
+from gemmsmith.ops.engine.operands import present
 from gemmsmith.ops.models.forwards import has_no_global_hooks
-from gemmsmith.ops.products import backward, feedforward, fused, operators, telling
-from gemmsmith.ops.products.gated import gated_linear, parts
-from gemmsmith.ops.products.registry import are_torchs, ours, wants_gradient
+from gemmsmith.ops.products import backward, feedforward, fused, gated, recording
+from gemmsmith.ops.products.registry import CallWay, are_torchs, cast, wants_gradient, way_of
 
 
-def may_fuse(operands: tuple[Any, ...]) -> bool:
-    """Whether kernels or a recording are in use, and the operands are floating-point tensors."""
-    if current() is None and not telling.is_told():
+def may_fuse(arguments: tuple[Any, ...]) -> bool:
+    """Whether kernels may have these operands, and something has kernels or records."""
+    if current() is None and not recording.is_recording():
         return False
-    if not all(
-        isinstance(operand, torch.Tensor) and operand.is_floating_point() for operand in operands
-    ):
-        return False
+    for argument in arguments:  # no `all`: this runs at every call of a layer
+        if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
+            return False
     return has_no_global_hooks()
 
 
-def may_be_ours(*operands: torch.Tensor | None) -> bool:
-    """Whether a kernel may compute with the operands, or a recording may count the product."""
-    return are_torchs(*operands) if telling.is_told() else ours(*operands)
+def linear(call: fused.LinearCall, way: CallWay = CallWay.TORCH) -> torch.Tensor | None:
+    """`gemmsmith.linear` if one kernel computes all of it; else None. `way`: if it is known."""
+    if way is CallWay.TORCH:
+        way = way_of(*call)
+    if _is_plain(way, call.x):
+        return fused.run_if_fused(way, current(), call)
+    x, weight, bias, residual, activation, *_ = call
 
+    def note() -> None:
+        epilogue = call.epilogue()
+        if epilogue is not None:
+            recording.record(x, weight, epilogue)
 
-def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: Activation | None = None,
-    residual: torch.Tensor | None = None,
-) -> torch.Tensor | None:
-    """`gemmsmith.linear` with a single kernel; None if no kernel computes all of it."""
-    if not may_be_ours(x, weight, bias, residual):
-        return None
-    if torch.compiler.is_compiling():
-        if current() is None:
-            return None
+    def wins(engine: Engine) -> bool:
+        epilogue = call.epilogue()
+        if epilogue is None or not functions.sizes_are_numbers(x, weight):
+            return False
+        plan = engine.plan(Form.LINEAR, _as_cast(x), _as_cast(weight), epilogue=epilogue)
+        operands = present(bias=_cast(bias), residual=residual)
+        return plan is not None and plan.suits(operands)
+
+    def run() -> torch.Tensor:
         return fused.linear(x, weight, bias, activation=activation, residual=residual)
-    epilogue = Epilogue.made_of(
-        bias=bias is not None,
-        activation=activation,
-        residual=residual is not None,
-        aux=activation is not None and wants_gradient(x, weight, bias),
-    )
-    if epilogue is None:
-        return None
-    if telling.is_told():  # torch runs the plain product, which is recorded as well
-        telling.tell(x, weight, epilogue)
-        return None
-    plan = _plan(x, weight, epilogue)
-    if plan is None or not plan.suits(_cast(bias), residual):
-        return None
-    return fused.linear(x, weight, bias, activation=activation, residual=residual)
+
+    return _run_observed(way, call, note, wins, run)
 
 
-def gated(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    activation: Activation,
-) -> torch.Tensor | None:
-    """`gemmsmith.gated_linear` with a single kernel; None if no kernel computes all of it."""
-    weights = [gate] if up is None else [gate, up]
-    # Kernels with a gate do not add a bias.
-    if bias is not None or activation not in GATES or not may_be_ours(x, *weights):
+def gate(call: gated.GatedCall, way: CallWay = CallWay.TORCH) -> torch.Tensor | None:
+    """`gemmsmith.gated_linear` if one kernel computes all of it; else None. `way`: if known."""
+    x, weight, up, bias, activation, *_ = call
+    # No kernel has a gate and a bias.
+    if bias is not None or activation not in GATES:
         return None
-    if torch.compiler.is_compiling():
-        return None if current() is None else gated_linear(x, gate, up, activation=activation)
-    if up is None and gate.shape[0] % 2:
+    if weight.shape[0] % 2 if up is None else up.shape != weight.shape:
         return None
-    first, second = parts(gate.detach(), None if up is None else up.detach())
-    aux = wants_gradient(x, *weights)
-    epilogue = Epilogue.made_of(activation=activation, gate=True, aux=aux)
-    if epilogue is None or first.shape != second.shape:
-        return None
-    if telling.is_told():
-        telling.tell(x, first, epilogue)
-        return None
-    plan = _plan(x, first, epilogue)
-    if plan is None or not plan.pairs(first, second):
-        return None
-    return gated_linear(x, gate, up, activation=activation)
+    if way is CallWay.TORCH:
+        way = way_of(*call)
+    if _is_plain(way, x):
+        return gated.run_if_fused(way, current(), call)
+
+    def note() -> None:
+        recording.record(x, gated.parts(weight, up)[0].detach(), call.epilogue())
+
+    def wins(engine: Engine) -> bool:
+        first, second = (part.detach() for part in gated.parts(weight, up))
+        if not functions.lie_alike(first, second) or not functions.sizes_are_numbers(x, first):
+            return False
+        operands = (_as_cast(x), _as_cast(first))
+        return engine.plan(Form.LINEAR, *operands, epilogue=call.epilogue()) is not None
+
+    def run() -> torch.Tensor:
+        return gated.gated_linear(x, weight, up, activation=activation)
+
+    return _run_observed(way, call, note, wins, run)
 
 
-def mlp(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    up: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    activation: Activation,
-    *,
-    is_gated: bool,
-) -> torch.Tensor | None:
-    """`gemmsmith.mlp`; None if its backward pass has no fused kernel.
+def feed_forward(call: feedforward.MlpCall, *, is_gated: bool) -> tuple[torch.Tensor | None, bool]:
+    """Two layers, or the first with its activation: by kernels if they win, else None.
 
-    Without a gradient, `linear` and `gated` are as good, so the result is None as well.
+    Both run as one function where their backward product has a fused kernel. Where no gradient is
+    needed, nothing is gained beyond `linear` and `gate`.
+
+    Returns the result, and whether it is that of both layers.
     """
-    shapes_match = is_gated is feedforward.is_gated(weight, up, down)
-    if not shapes_match or not may_be_ours(x, weight, up, bias, down, down_bias):
-        return None
-    if (is_gated and activation not in GATES) or not wants_gradient(x, weight, up, bias):
-        return None
-    if not torch.compiler.is_compiling():
-        choices = feedforward.backward_epilogues(activation, is_gated=is_gated, bias=bias)
-        if telling.is_told():
-            backward.tell(x, down, choices)
-            return None
+    x, weight, _, up, bias, *_ = call
+    way = CallWay.TORCH
+    has_backward = is_gated is call.is_gated and (not is_gated or call.activation in GATES)
+    if has_backward and wants_gradient(x, weight, up, bias):
+        way = way_of(*call)
+        both = _both(call, way)
+        if both is not None:
+            return both, True
+    if is_gated:
+        return gate(gated.GatedCall(x, weight, up, bias, call.activation), way), False
+    return linear(fused.LinearCall(x, weight, bias, activation=call.activation), way), False
+
+
+def _both(call: feedforward.MlpCall, way: CallWay) -> torch.Tensor | None:
+    x, weight, down, up, bias, down_bias, _, activation, *_ = call
+    if _is_plain(way, x):
+        return feedforward.run_if_fused(current(), call)
+
+    def note() -> None:
+        backward.record(x, down, call.backward_epilogues)
+
+    def wins(engine: Engine) -> bool:
         if not functions.sizes_are_numbers(x, weight, down):
-            return None
-        epilogue = backward.chosen(_as_cast(x), _as_cast(down), choices)
-        if epilogue is None:
-            return None
-        if observers.unobserved() and not torch.is_autocast_enabled(x.device.type):
-            # `feedforward.mlp` would do the same after repeating all checks and the choice.
-            d: torch.Tensor = feedforward.MLP.apply(  # type: ignore[no-untyped-call]
-                x, weight, down, up, bias, down_bias, None, epilogue
-            )[0]
-            return d
-    elif current() is None:
+            return False
+        operands = (_as_cast(x), _as_cast(down))
+        return backward.choose(engine, *operands, call.backward_epilogues) is not None
+
+    def run() -> torch.Tensor:
+        return feedforward.mlp(
+            x, weight, down, up=up, bias=bias, down_bias=down_bias, activation=activation
+        )
+
+    return _run_observed(way, call, note, wins, run)
+
+
+def _is_plain(way: CallWay, x: torch.Tensor) -> bool:
+    return way is CallWay.EAGER and not torch.is_autocast_enabled(x.device.type)
+
+
+def _run_observed(
+    way: CallWay,
+    call: tuple[Any, ...],
+    note: Callable[[], None],
+    wins: Callable[[Engine], bool],
+    run: Callable[[], torch.Tensor],
+) -> torch.Tensor | None:
+    """A call under autocast, or while something records, traces or compiles.
+
+    A recorder notes what could be fused, and torch runs the products, which are noted too. A
+    compiler gets an operator, which becomes torch's own where no kernel wins.
+    """
+    if recording.is_recording():
+        if are_torchs(*call):
+            note()
         return None
-    return feedforward.mlp(
-        x, weight, down, up=up, bias=bias, down_bias=down_bias, activation=activation
-    )
-
-
-def _plan(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> Plan | None:
-    """The plan for the product, in the types after autocast."""
     engine = current()
-    if engine is None or not functions.sizes_are_numbers(x, weight):
+    if engine is None or way is CallWay.TORCH:
         return None
-    return engine.plan(Form.LINEAR, _as_cast(x), _as_cast(weight), epilogue=epilogue)
+    return run() if torch.compiler.is_compiling() or wins(engine) else None
 
 
 def _as_cast(tensor: torch.Tensor) -> torch.Tensor | Spec:
@@ -160,5 +167,5 @@ def _as_cast(tensor: torch.Tensor) -> torch.Tensor | Spec:
 def _cast(bias: torch.Tensor | None) -> torch.Tensor | None:
     if bias is None or not torch.is_autocast_enabled(bias.device.type):
         return bias
-    cast: torch.Tensor = operators.cast(bias, torch.get_autocast_dtype(bias.device.type))
-    return cast
+    as_cast: torch.Tensor = cast(bias, torch.get_autocast_dtype(bias.device.type))
+    return as_cast

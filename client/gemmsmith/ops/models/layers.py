@@ -35,7 +35,7 @@ from gemmsmith.ops.models.recipes import (
     recipes,
     weight_of,
 )
-from gemmsmith.ops.products import operators
+from gemmsmith.ops.products import feedforward, fused, gated, operators
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,15 +129,14 @@ def _run_activated(
     weight, up_weight = weight_of(layer), None if up is None else weight_of(up)
     down, count = second(following)
     if down is not None:
-        value = fusing.mlp(
-            *(x, weight, up_weight, layer.bias, weight_of(down), down.bias, first.activation),
-            is_gated=is_gated,
+        call = feedforward.MlpCall(
+            *(x, weight, weight_of(down), up_weight, layer.bias, down.bias, None, first.activation)
         )
-        if value is not None:
-            return value, count
+        value, is_whole = fusing.feed_forward(call, is_gated=is_gated)
+        return value, count if is_whole else 0
     if is_gated:
-        return fusing.gated(x, weight, up_weight, layer.bias, first.activation), 0
-    return fusing.linear(x, weight, layer.bias, first.activation), 0
+        return fusing.gate(gated.GatedCall(x, weight, up_weight, layer.bias, first.activation)), 0
+    return fusing.linear(fused.LinearCall(x, weight, layer.bias, activation=first.activation)), 0
 
 
 def _by_part(part: Part) -> Run:
@@ -194,7 +193,7 @@ def _residual(
     if dropout is not None and _drops(getattr(module, dropout)):
         return None, 0
     x, residual = operands
-    return fusing.linear(x, weight_of(layer), layer.bias, residual=residual), 0
+    return fusing.linear(fused.LinearCall(x, weight_of(layer), layer.bias, residual)), 0
 
 
 def _sequence(

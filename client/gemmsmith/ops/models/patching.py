@@ -49,7 +49,7 @@ from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.norms import NormRecipe, kind_in_use
 from gemmsmith.ops.models.reporting import ProductsReport
-from gemmsmith.ops.products import telling
+from gemmsmith.ops.products import recording
 
 
 def patch(
@@ -78,7 +78,7 @@ def patch(
             gain; for a patch that is never undone, at the end of the process.
         file: where to print; None is standard error.
     """
-    if in_use() is None and not report and not telling.is_told():
+    if in_use() is None and not report and not recording.is_recording():
         _warn_once()
     return open_patch(model, report=report, file=file)
 

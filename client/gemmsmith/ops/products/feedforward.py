@@ -1,14 +1,13 @@
 """`gemmsmith.mlp`: a feed-forward layer, plain or gated, whose passes are fused where kernels win.
 
-Forwards it is `linear` or `gated_linear`, then `linear`. Backwards two layers can do what one
-cannot: the gradient of the activation needs the next layer's input gradient, and one kernel
-computes both. `MLP` is the layers as one autograd function, where such a backward product
-(`gemmsmith.ops.products.backward`) has a winner for these sizes; else they are composed, as anyone
-would write them.
+The forward pass is `linear` or `gated_linear`, then `linear`. In the backward pass the gradient of
+the activation needs the next layer's input gradient, and one kernel computes both. Where such a
+backward product (`gemmsmith.ops.products.backward`) has a winner for these sizes, `MLP` runs both
+layers as one autograd function. Elsewhere they are composed.
 
-Kept for the backward pass are x, what the activation is applied to (of a gated layer gate and up in
-one tensor) and what the second layer takes: no more than torch keeps, and of a gated layer less.
-With `recompute` the last is not kept either, and the backward product gives it again.
+The backward pass keeps x, what the activation is applied to (of a gated layer gate and up in one
+tensor) and the input of the second layer: no more than torch keeps, and of a gated layer less. With
+`recompute` that input is not kept either: the backward product computes it again.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ import torch
 from gemmsmith.core.activations import check_activation
 from gemmsmith.core.epilogue import Activation, Backward, Epilogue
 from gemmsmith.ops.engine import fallback, functions, observers
-from gemmsmith.ops.engine.engine import current
+from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.products import backward, fused, gated, operators, telling
-from gemmsmith.ops.products.registry import ours, register, wants_gradient
+from gemmsmith.ops.engine.operands import present
+from gemmsmith.ops.products import backward, fused, gated, recording
+from gemmsmith.ops.products.registry import CallWay, register, wants_gradient
 
 
 def mlp(
@@ -61,21 +61,31 @@ def mlp(
             `gated_linear` say.
         RuntimeError: raised by torch if sizes or types do not match.
     """
-    call = _Call(x, weight, down, up, bias, down_bias, residual, activation, interleaved, recompute)
+    layers = Layers(x, weight, down, up, bias, down_bias, residual)
+    call = MlpCall(*layers, activation, interleaved, recompute)
     _check(call)
-    if telling.is_told():
-        _tell(call)
-        return _composed(call)
-    if current() is None or not ours(*call.operands):
-        return _composed(call)
-    if torch.compiler.is_compiling() or not observers.unobserved():
-        out: torch.Tensor = torch.ops.gemmsmith.mlp(*call)
-        return out
-    return (_autocast if torch.is_autocast_enabled(x.device.type) else _autograd)(*call)
+    if recording.is_recording():
+        if wants_gradient(x, weight, up, bias) and not interleaved:
+            backward.record(x, down, call.backward_epilogues)
+        return run_composed(*call)
+    result: torch.Tensor = _mlp(*call)
+    return result
 
 
-class _Call(NamedTuple):
-    """What `mlp` and its operator are called with."""
+class Layers(NamedTuple):
+    """The tensors of `mlp`, in the order of its operator."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    down: torch.Tensor
+    up: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+
+
+class MlpCall(NamedTuple):
+    """The arguments of the operator `mlp`, in its order; see `mlp`."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -85,18 +95,25 @@ class _Call(NamedTuple):
     down_bias: torch.Tensor | None
     residual: torch.Tensor | None
     activation: str
-    interleaved: bool
-    recompute: bool
+    interleaved: bool = False
+    recompute: bool = False
 
     @property
-    def operands(self) -> tuple[torch.Tensor | None, ...]:
-        """All tensors."""
-        return self[:7]
+    def layers(self) -> Layers:
+        """The tensors among them."""
+        return Layers(*self[:7])
 
     @property
     def is_gated(self) -> bool:
         """Whether half of the first product gates the other half."""
         return is_gated(self.weight, self.up, self.down)
+
+    @property
+    def backward_epilogues(self) -> tuple[Epilogue, ...]:
+        """See the function of that name."""
+        return backward_epilogues(
+            self.activation, is_gated=self.is_gated, bias=self.bias, recompute=self.recompute
+        )
 
 
 def is_gated(weight: torch.Tensor, up: torch.Tensor | None, down: torch.Tensor) -> bool:
@@ -104,7 +121,7 @@ def is_gated(weight: torch.Tensor, up: torch.Tensor | None, down: torch.Tensor) 
     return up is not None or weight.shape[0] == 2 * down.shape[1]
 
 
-def _check(call: _Call) -> None:
+def _check(call: MlpCall) -> None:
     weight, down = call.weight, call.down
     if call.is_gated:
         gated.check(weight, call.up, call.activation, interleaved=call.interleaved)
@@ -118,8 +135,9 @@ def _check(call: _Call) -> None:
         )
 
 
-def _composed(call: _Call) -> torch.Tensor:
+def run_composed(*arguments: Any) -> torch.Tensor:
     """Layer after layer."""
+    call = MlpCall(*arguments)
     x, weight, down, up, bias, down_bias, residual, activation, interleaved, _ = call
     if call.is_gated:
         hidden = gated.gated_linear(
@@ -133,179 +151,162 @@ def _composed(call: _Call) -> torch.Tensor:
 def backward_epilogues(
     activation: str, *, is_gated: bool, bias: torch.Tensor | None, recompute: bool = False
 ) -> tuple[Epilogue, ...]:
-    """What the backward product of the second layer may take with it, the best first."""
+    """The epilogues that the backward product of the second layer may have, the best first."""
     sums = bias is not None and bias.requires_grad and not is_gated
     of = Epilogue.backward_of
-    found = (
+    choices = (
         of(activation, gated=is_gated, activated=True) if recompute else None,
         of(activation, gated=is_gated, bias_gradient=True) if sums else None,
         of(activation, gated=is_gated),
     )
-    return tuple(one for one in found if one is not None)
+    return tuple(epilogue for epilogue in choices if epilogue is not None)
 
 
-def _tell(call: _Call) -> None:
-    """Tell listeners of what the backward product could take with it."""
-    x, weight, down, up, bias, *_ = call
-    if wants_gradient(x, weight, up, bias) and not call.interleaved:
-        wanted = backward_epilogues(
-            call.activation, is_gated=call.is_gated, bias=bias, recompute=call.recompute
-        )
-        backward.tell(x, down, wanted)
+def run_if_fused(engine: Engine | None, call: MlpCall) -> torch.Tensor | None:
+    """Both layers as one function. Returns None if no backward product with an epilogue has won."""
+    x, residual = call.x, call.residual
+    if call.interleaved or not wants_gradient(x, call.weight, call.up, call.bias):
+        return None
+    if not functions.sizes_are_numbers(x, call.weight, call.down):
+        return None
+    epilogue = backward.choose(engine, x, call.down, call.backward_epilogues)
+    if epilogue is None:
+        return None
+    layers = call.layers
+    if residual is None or _adds(engine, call):
+        return _apply(layers, epilogue)
+    return _apply(layers._replace(residual=None), epilogue) + residual
 
 
-def _autograd(*given: Any) -> torch.Tensor:
-    call = _Call(*given)
-    x, weight, down, up, bias, down_bias, residual, activation, interleaved, recompute = call
-    wanted = wants_gradient(x, weight, up, bias) and not interleaved
-    if wanted and functions.sizes_are_numbers(x, weight, down):
-        choices = backward_epilogues(
-            activation, is_gated=call.is_gated, bias=bias, recompute=recompute
-        )
-        epilogue = backward.chosen(x, down, choices)
-        if epilogue is not None:
-            within = residual if _adds(call) else None
-            out: torch.Tensor = MLP.apply(  # type: ignore[no-untyped-call]
-                x, weight, down, up, bias, down_bias, within, epilogue
-            )[0]
-            return out if within is residual or residual is None else out + residual
-    return _composed(call)
+def _apply(layers: Layers, epilogue: Epilogue) -> torch.Tensor:
+    d: torch.Tensor = MLP.apply(*layers, epilogue)[0]  # type: ignore[no-untyped-call]
+    return d
 
 
-def _adds(call: _Call) -> bool:
+def _autograd(_way: CallWay, engine: Engine | None, *arguments: Any) -> torch.Tensor:
+    call = MlpCall(*arguments)
+    d = run_if_fused(engine, call)
+    return run_composed(*call) if d is None else d
+
+
+def _adds(engine: Engine | None, call: MlpCall) -> bool:
     """Whether a kernel computes the second product and adds the residual."""
-    engine, x, down = current(), call.x, call.down
+    x, down = call.x, call.down
     epilogue = Epilogue.made_of(bias=call.down_bias is not None, residual=True)
-    if engine is None or epilogue is None or call.residual is None:
+    if engine is None or epilogue is None:
         return False
     hidden = functions.contiguous(x, (*x.shape[:-1], down.shape[1]))
     plan = engine.plan(Form.LINEAR, hidden, down, epilogue=epilogue)
-    return plan is not None and plan.suits(call.down_bias, call.residual)
-
-
-def _autocast(*given: Any) -> torch.Tensor:
-    call = _Call(*given)
-    dtype = torch.get_autocast_dtype(call.x.device.type)
-    cast = (operators.cast(one, dtype) for one in call.operands[:-1])
-    return _autograd(*cast, *call[6:])
+    return plan is not None and plan.suits(present(bias=call.down_bias, residual=call.residual))
 
 
 class MLP(torch.autograd.Function):
-    """`mlp` with a backward epilogue; gate and up lie in one tensor throughout.
+    """`mlp` with a backward epilogue. Gate and up lie in one tensor in both passes.
 
     Gives what the activation is applied to as well, so that gradients of gradients need no more
-    than is kept.
+    than is kept. Its arguments are those of `Layers`, and the epilogue.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        down: torch.Tensor,
-        up: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        epilogue: Epilogue,
-    ) -> fused.Outputs:
+    def forward(ctx: Any, *arguments: Any) -> fused.Outputs:
         """The second layer's output, and aux."""
+        epilogue, layers = arguments[-1], Layers(*arguments[:-1])
         parts = epilogue.backward
         assert parts is not None  # noqa: S101 - chosen among such
-        hidden, aux = _hidden(x, weight, up, bias, parts)
-        wants_x, wants_weight, wants_down, wants_up, wants_bias = ctx.needs_input_grad[:5]
-        wants_weights = wants_weight or wants_up
-        of_first = (weight, up) if wants_x or wants_weights else (None, None)
+        hidden, aux = _hidden(layers, parts)
+        x, weight, down, up, _, down_bias, residual = layers
+        needs_x, needs_weight, needs_down, needs_up, needs_bias = ctx.needs_input_grad[:5]
+        needs_weights = needs_weight or needs_up
+        first_weights = (weight, up) if needs_x or needs_weights else (None, None)
         ctx.save_for_backward(
-            x if wants_weights else None,
-            *of_first,
-            down if wants_x or wants_weights or wants_bias or wants_down else None,
+            x if needs_weights else None,
+            *first_weights,
+            down if needs_x or needs_weights or needs_bias or needs_down else None,
             aux,
-            hidden if wants_down and not parts.activated else None,
+            hidden if needs_down and not parts.activated else None,
         )
         ctx.epilogue = epilogue
         ctx.set_materialize_grads(False)
         adding = Epilogue.made_of(bias=down_bias is not None, residual=residual is not None)
         if residual is not None and adding is not None:
-            return fused.with_aux(hidden, down, down_bias, residual, adding)[0], aux
+            operands = present(bias=down_bias, residual=residual)
+            return fused.run_fused(hidden, down, operands, fused.LinearFusion(adding))[0], aux
         return backward.linear(hidden, down, down_bias), aux
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of all operands."""
+        """Gradients of all tensors."""
         dy: Any
         daux: Any
         dy, daux = (None if grad is None else observers.dense(grad) for grad in grads)
         if dy is None and daux is None:
             return (None,) * 8
         x, weight, up, down, aux, hidden = ctx.saved_tensors
-        wants_x, *wants_weights = (ctx.needs_input_grad[at] for at in (0, 1, 3))
-        wants_down, wants_bias, wants_down_bias, wants_residual = (
-            ctx.needs_input_grad[at] for at in (2, 4, 5, 6)
-        )
-        parts, sums, ddown = ctx.epilogue.backward, None, None
-        again = observers.only_torch_differentiates(dy if daux is None else daux)
+        needs: Any = Layers(*ctx.needs_input_grad[:7])
+        epilogue: Epilogue = ctx.epilogue
+        parts, sums, ddown = epilogue.backward, None, None
+        assert parts is not None  # noqa: S101 - chosen among such
+        is_torchs = observers.only_torch_differentiates(dy if daux is None else daux)
         if dy is not None:
-            if not again:
+            if not is_torchs:
                 dy = dy.contiguous()
-            if wants_x or wants_bias or any(wants_weights):
-                through, value, sums = _through(ctx.epilogue, dy, down, aux, again=again)
-                hidden = value if hidden is None else hidden
+            if needs.x or needs.bias or needs.weight or needs.up:
+                if is_torchs:  # by torch's operators, to be differentiated
+                    product = fallback.product(Form.MATMUL, dy, down)
+                    part = backward.through(parts, product, aux)
+                else:
+                    part, value, sums = backward.product(dy, down, aux, epilogue)
+                    hidden = value if hidden is None else hidden
                 if daux is not None:
-                    through, sums = daux + through, None
-                daux = through
-            if wants_down and (again or hidden is None):
+                    part, sums = daux + part, None
+                daux = part
+            if needs.down and (is_torchs or hidden is None):
                 hidden = backward.activated(parts, aux)
-            _, ddown = backward.gradients(False, wants_down, dy, hidden, down)
+            _, ddown = backward.gradients((False, needs.down), dy, hidden, down)
         dx: torch.Tensor | None = None
         dweights: list[torch.Tensor | None] = [None, None]
         products = [] if daux is None else [daux] if up is None else daux.chunk(2, -1)
-        for at, (dp, rows) in enumerate(zip(products, (weight, up), strict=False)):
-            part, dweights[at] = backward.gradients(wants_x, wants_weights[at], dp, x, rows)
-            dx = part if dx is None or part is None else dx + part if again else dx.add_(part)
+        weights = zip(products, (weight, up), (needs.weight, needs.up), strict=False)
+        for at, (dp, rows, needs_weight) in enumerate(weights):
+            more, dweights[at] = backward.gradients((needs.x, needs_weight), dp, x, rows)
+            dx = more if dx is None or more is None else dx + more if is_torchs else dx.add_(more)
         dbias = None
-        if wants_bias and daux is not None:
+        if needs.bias and daux is not None:
             dbias = functions.column_sums(daux) if sums is None or not sums.numel() else sums
-        ddown_bias = functions.column_sums(dy) if wants_down_bias and dy is not None else None
-        dweight, dup = dweights
-        return dx, dweight, ddown, dup, dbias, ddown_bias, dy if wants_residual else None, None
+        return (
+            dx,
+            dweights[0],
+            ddown,
+            dweights[1],
+            dbias,
+            functions.column_sums(dy) if needs.down_bias and dy is not None else None,
+            dy if needs.residual else None,
+            None,
+        )
 
 
-def _through(
-    epilogue: Epilogue, dy: torch.Tensor, down: torch.Tensor, aux: torch.Tensor, *, again: bool
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """The gradient of aux; the activation's value and the bias gradient where a kernel gives them.
-
-    `again`: by torch's operators, to be differentiated.
-    """
-    if not again:
-        return backward.product(dy, down, aux, epilogue)
-    parts = epilogue.backward
-    assert parts is not None  # noqa: S101 - chosen among such
-    return backward.through(parts, fallback.product(Form.MATMUL, dy, down), aux), None, None
-
-
-def _hidden(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    up: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    parts: Backward,
-) -> fused.Outputs:
-    """What the second layer takes, and aux: by one kernel where one wins. Below autograd."""
-    engine, is_gated = functions.engine_here(), parts.gated
+def _hidden(layers: Layers, parts: Backward) -> tuple[torch.Tensor, torch.Tensor]:
+    """The input of the second layer, and aux: by one kernel where one wins. Below autograd."""
+    x, weight, _, up, bias, *_ = layers
     epilogue = Epilogue.made_of(
-        bias=bias is not None, activation=parts.activation, gate=is_gated, aux=True
+        bias=bias is not None, activation=parts.activation, gate=parts.gated, aux=True
     )
-    first, second = gated.parts(weight, up) if is_gated else (weight, weight)
-    if engine is not None and epilogue is not None:
-        plan = engine.plan(Form.LINEAR, x, first, epilogue=epilogue)
-        if plan is not None and is_gated and plan.pairs(first, second):
-            return gated.with_aux(x, weight, up, False, epilogue)
-        if plan is not None and not is_gated and plan.suits(bias, None):
-            return fused.with_aux(x, weight, bias, None, epilogue)
-    apart = up is not None
-    aux = _side_by_side(x, first, second, bias) if apart else backward.linear(x, weight, bias)
+    outputs: fused.Outputs | None = None
+    engine = functions.engine_here()
+    if epilogue is not None and parts.gated:
+        weights = (weight,) if up is None else (weight, up)
+        decided = gated.decide(engine, x, weights, epilogue, interleaved=False)
+        if decided is not None:
+            outputs = gated.run_fused(x, weight, up, gated.GatedFusion(epilogue, decided=decided))
+    elif epilogue is not None:
+        operands = present(bias=bias)
+        decided = functions.decide(engine, Form.LINEAR, x, weight, epilogue, operands)
+        if decided is not None:
+            fusion = fused.LinearFusion(epilogue, decided=decided)
+            outputs = fused.run_fused(x, weight, operands, fusion)
+    if outputs is not None and outputs[1] is not None:
+        return outputs[0], outputs[1]
+    aux = backward.linear(x, weight, bias) if up is None else _side_by_side(x, weight, up, bias)
     aux = aux.contiguous()
     return backward.activated(parts, aux), aux
 
@@ -319,35 +320,36 @@ def _side_by_side(
     """
     biases = (None, None) if bias is None else bias.chunk(2)
     if not observers.unobserved():
-        halves = [backward.linear(x, *one) for one in zip((gate, up), biases, strict=True)]
-        return torch.cat(halves, -1)
-    engine, rows, width = current(), backward.rows(x), gate.shape[0]
-    found = x.new_empty((rows.shape[0], 2 * width))
-    halves = list(found.chunk(2, -1))
-    for weight, added, half in zip((gate, up), biases, halves, strict=True):
+        layers = zip((gate, up), biases, strict=True)
+        return torch.cat([backward.linear(x, weight, part) for weight, part in layers], -1)
+    engine, rows, width = current(), x.reshape(-1, x.shape[-1]), gate.shape[0]
+    both = x.new_empty((rows.shape[0], 2 * width))
+    for weight, part, half in zip((gate, up), biases, both.chunk(2, -1), strict=True):
         if engine is not None:
-            engine.run(None, Form.LINEAR, x, weight)  # torch's: whoever counts products is told
-        if added is None:
+            engine.run(None, Form.LINEAR, x, weight)  # for the report: torch computes it
+        if part is None:
             torch.mm(rows, weight.t(), out=half)
         else:
-            torch.addmm(added, rows, weight.t(), out=half)
-    return found.view(*x.shape[:-1], 2 * width)
+            torch.addmm(part, rows, weight.t(), out=half)
+    return both.view(*x.shape[:-1], 2 * width)
 
 
-def _compute(*given: Any) -> torch.Tensor:
-    return _composed(_Call(*given)).contiguous()
+def _compute(*arguments: Any) -> torch.Tensor:
+    return run_composed(*arguments).contiguous()
 
 
-def _fake(*given: Any) -> torch.Tensor:
-    call = _Call(*given)
-    return fused.fake(call.x, call.down, residual=call.residual)
+def _fake(*arguments: Any) -> torch.Tensor:
+    call = MlpCall(*arguments)
+    return fused.fake(call.x, call.down, call.residual)
 
 
-register(
+_mlp = register(
     "mlp(Tensor x, Tensor weight, Tensor down, Tensor? up, Tensor? bias, Tensor? down_bias, "
     "Tensor? residual, str activation, bool interleaved, bool recompute) -> Tensor",
     _compute,
     _fake,
     _autograd,
-    _autocast,
+    by_torch=run_composed,
+    needs_engine=True,
+    casts=6,
 )

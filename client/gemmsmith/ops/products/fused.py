@@ -1,14 +1,14 @@
 """`gemmsmith.linear`: a linear layer and what follows it, in one kernel where one wins.
 
-Where the operation has a winner (`gemmsmith.core.epilogue`), that kernel runs; else torch's own
-steps follow whatever computes the product. Which it is, is decided once for each size, with a
-gradient wanted and without: then what the activation or a factor is applied to is stored for the
-backward pass, whose products have winners of their own.
+Where the operation has a winner (`gemmsmith.core.epilogue`), its kernel runs. Elsewhere torch's
+operators follow the product. This is decided once for each size, with and without gradients: for
+these the kernel also stores what the activation or a factor is applied to. The products of the
+backward pass have winners of their own.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -16,11 +16,13 @@ from torch.nn import functional
 from gemmsmith.core.activations import ACTIVATIONS, check_activation, through
 from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine import fallback, functions, observers
-from gemmsmith.ops.engine.engine import current
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.functions import Decided
+from gemmsmith.ops.engine.operands import Operands, present
 from gemmsmith.ops.products import operators
-from gemmsmith.ops.products.registry import ours, register, wants_gradient
-from gemmsmith.ops.products.telling import is_told, tell
+from gemmsmith.ops.products.recording import is_recording, record
+from gemmsmith.ops.products.registry import CallWay, register, wants_gradient
 
 
 def linear(
@@ -72,9 +74,9 @@ def linear(
             has, wants = tuple(row_scale.shape), tuple(x.shape[:-1])
             raise ValueError(f"row_scale must be of x's leading dimensions {wants}, got {has}")
         follows = (activation, column_scale, residual)
-        if any(one is not None for one in follows):  # no kernel has it and one of these
-            out = linear(x, weight, bias, row_scale=row_scale, main_grad=main_grad)
-            return _after(out, *follows)
+        if any(step is not None for step in follows):  # no kernel has it and one of these
+            d = linear(x, weight, bias, row_scale=row_scale, main_grad=main_grad)
+            return _follow(d, *follows)
     elif residual is None:
         if column_scale is not None:  # kernels that have it add a residual
             return (
@@ -83,281 +85,267 @@ def linear(
         if activation is None:
             return operators.linear(x, weight, bias, main_grad=main_grad)
     elif activation is not None:  # no kernel has both
-        out = linear(x, weight, bias, activation=activation, main_grad=main_grad)
-        return _after(out, None, column_scale, residual)
-    if is_told():
-        _tell(x, weight, bias, residual, activation, column_scale, row_scale)
-    operands = (x, weight, bias, residual, column_scale, row_scale, main_grad)
-    if current() is None or not ours(*operands):
-        return _composed(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
+        d = linear(x, weight, bias, activation=activation, main_grad=main_grad)
+        return _follow(d, None, column_scale, residual)
+    call = LinearCall(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
+    if is_recording():
+        epilogue = call.epilogue()
+        if epilogue is not None:
+            record(x, weight, epilogue)
     if main_grad is not None:
         operators.check_main_grad(main_grad, weight)
-    if torch.compiler.is_compiling() or not observers.unobserved():
-        result: torch.Tensor = torch.ops.gemmsmith.fused_linear(
-            x, weight, bias, residual, activation, main_grad, column_scale, row_scale
+    result: torch.Tensor = _fused_linear(*call)
+    return result
+
+
+class LinearCall(NamedTuple):
+    """The arguments of the operator `fused_linear`, in its order; see `linear`."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    activation: str | None = None
+    main_grad: torch.Tensor | None = None
+    column_scale: torch.Tensor | None = None
+    row_scale: torch.Tensor | None = None
+
+    @property
+    def operands(self) -> dict[str, torch.Tensor]:
+        """What an epilogue reads, by name."""
+        return present(
+            bias=self.bias,
+            residual=self.residual,
+            column_scale=self.column_scale,
+            row_scale=self.row_scale,
         )
-        return result
-    call = _autocast if torch.is_autocast_enabled(x.device.type) else _autograd
-    return call(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether autograd needs a gradient of any operand that has one in `FusedLinear`."""
+        return wants_gradient(self.x, self.weight, self.bias, self.residual, self.column_scale)
+
+    def epilogue(self) -> Epilogue | None:
+        """What follows the product, and what the gradients need stored.
+
+        Returns None if no kernel has all of it.
+        """
+        if wants_gradient(self.row_scale):
+            return None
+        if self.activation is None:
+            return self._epilogue(aux=wants_gradient(self.column_scale))
+        return self._epilogue(aux=self.has_gradient)
+
+    def forward_epilogue(self) -> Epilogue | None:
+        """What follows the product if no gradient is needed. Returns None if no kernel has it."""
+        return self._epilogue(aux=False)
+
+    def _epilogue(self, *, aux: bool) -> Epilogue | None:
+        return Epilogue.made_of(
+            bias=self.bias is not None,
+            activation=self.activation,
+            residual=self.residual is not None,
+            aux=aux,
+            column_scale=self.column_scale is not None,
+            row_scale=self.row_scale is not None,
+        )
 
 
-def _tell(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str | None,
-    column_scale: torch.Tensor | None,
-    row_scale: torch.Tensor | None,
-) -> None:
-    wanted = wants_gradient(x, weight, bias, residual, column_scale)
-    epilogue = _chosen(bias, residual, activation, column_scale, row_scale, wanted=wanted)
-    if epilogue is not None:
-        tell(x, weight, epilogue)
+class LinearFusion(NamedTuple):
+    """How a product and its epilogue are computed.
+
+    Attributes:
+        epilogue: what follows the product.
+        names: of the operands that the epilogue reads, in the order in which they are passed.
+        main_grad: as of `linear`.
+        decided: None: it is decided where the product is computed.
+    """
+
+    epilogue: Epilogue
+    names: tuple[str, ...] = ()
+    main_grad: torch.Tensor | None = None
+    decided: Decided | None = None
 
 
-def _composed(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str | None,
-    main_grad: torch.Tensor | None,
-    column_scale: torch.Tensor | None,
-    row_scale: torch.Tensor | None,
-) -> torch.Tensor:
-    """The product by whoever computes it, then torch's steps."""
+def run_composed(*arguments: Any) -> torch.Tensor:
+    """The product by its own winner or by torch, then torch's operators."""
+    x, weight, bias, residual, activation, main_grad, column_scale, row_scale = LinearCall(
+        *arguments
+    )
     if row_scale is not None:
-        return _rows_scaled(operators.linear(x, weight, main_grad=main_grad), row_scale, bias)
-    out = operators.linear(x, weight, bias, main_grad=main_grad)
-    return _after(out, activation, column_scale, residual)
+        return _scale_rows(operators.linear(x, weight, main_grad=main_grad), row_scale, bias)
+    d = operators.linear(x, weight, bias, main_grad=main_grad)
+    return _follow(d, activation, column_scale, residual)
 
 
-def _rows_scaled(
+def _scale_rows(
     product: torch.Tensor, row_scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """The product times its factors, plus bias: in their type, rounded to the product's."""
-    out = product * row_scale.unsqueeze(-1)
-    return (out if bias is None else out + bias).to(product.dtype)
+    d = product * row_scale.unsqueeze(-1)
+    return (d if bias is None else d + bias).to(product.dtype)
 
 
-def _after(
-    out: torch.Tensor,
+def _follow(
+    d: torch.Tensor,
     activation: str | None,
     column_scale: torch.Tensor | None,
     residual: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Torch's steps after a linear layer."""
+    """Torch's operators after a linear layer."""
     if activation is not None:
-        out = ACTIVATIONS[activation](out)
+        d = ACTIVATIONS[activation](d)
     if column_scale is not None:
-        out = out * column_scale
-    return out if residual is None else out + residual
+        d = d * column_scale
+    return d if residual is None else d + residual
 
 
-def _autograd(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    activation: str | None = None,
-    main_grad: torch.Tensor | None = None,
-    column_scale: torch.Tensor | None = None,
-    row_scale: torch.Tensor | None = None,
-) -> torch.Tensor:
-    engine = current()
-    wanted = wants_gradient(x, weight, bias, residual, column_scale)
-    epilogue = _chosen(bias, residual, activation, column_scale, row_scale, wanted=wanted)
-    if epilogue is not None and engine is not None and functions.sizes_are_numbers(x, weight):
-        plan = engine.plan(Form.LINEAR, x, weight, epilogue=epilogue)
-        if plan is not None and plan.suits(bias, residual, column_scale, row_scale):
-            if not wanted:
-                return with_aux(x, weight, bias, residual, epilogue, column_scale, row_scale)[0]
-            out: torch.Tensor = FusedLinear.apply(  # type: ignore[no-untyped-call]
-                x, weight, bias, residual, column_scale, row_scale, main_grad, epilogue
-            )[0]
-            return out
-    return _composed(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
-
-
-def _chosen(
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str | None,
-    column_scale: torch.Tensor | None,
-    row_scale: torch.Tensor | None,
-    *,
-    wanted: bool,
-) -> Epilogue | None:
-    """The epilogue that stores what the gradients need, if any is `wanted`; None: there is none."""
-    if wants_gradient(row_scale):
+def run_if_fused(way: CallWay, engine: Engine | None, call: LinearCall) -> torch.Tensor | None:
+    """The layer by one kernel of the engine. Returns None if no winner computes all of it."""
+    epilogue = call.epilogue()
+    if epilogue is None:
         return None
-    aux = wants_gradient(column_scale) if activation is None else wanted
-    return _epilogue(bias, residual, activation, column_scale, row_scale, aux=aux)
+    if way is not CallWay.EAGER and not functions.sizes_are_numbers(call.x, call.weight):
+        return None
+    operands = call.operands
+    decided = functions.decide(engine, Form.LINEAR, call.x, call.weight, epilogue, operands)
+    if decided is None:
+        return None
+    if not call.has_gradient:
+        return run_fused(call.x, call.weight, operands, LinearFusion(epilogue, decided=decided))[0]
+    fusion = LinearFusion(epilogue, tuple(operands), call.main_grad, decided)
+    d: torch.Tensor = FusedLinear.apply(call.x, call.weight, *operands.values(), fusion)[0]  # type: ignore[no-untyped-call]
+    return d
 
 
-def _epilogue(
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str | None,
-    column_scale: torch.Tensor | None,
-    row_scale: torch.Tensor | None,
-    *,
-    aux: bool,
-) -> Epilogue | None:
-    """What kernels call it; `aux`: what the activation or factors are applied to is wanted too."""
-    return Epilogue.made_of(
-        bias=bias is not None,
-        activation=activation,
-        residual=residual is not None,
-        aux=aux,
-        column_scale=column_scale is not None,
-        row_scale=row_scale is not None,
-    )
+def _autograd(way: CallWay, engine: Engine | None, *arguments: Any) -> torch.Tensor:
+    call = LinearCall(*arguments)
+    d = run_if_fused(way, engine, call)
+    return run_composed(*call) if d is None else d
 
 
-def _autocast(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    activation: str | None = None,
-    main_grad: torch.Tensor | None = None,
-    column_scale: torch.Tensor | None = None,
-    row_scale: torch.Tensor | None = None,
-) -> torch.Tensor:
-    dtype = torch.get_autocast_dtype(x.device.type)
-    x, weight, bias = (operators.cast(one, dtype) for one in (x, weight, bias))
-    return _autograd(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
+Outputs = tuple[torch.Tensor, torch.Tensor | None]
+"""D, and aux if the epilogue stores it."""
 
 
-Outputs = tuple[torch.Tensor, torch.Tensor]
-"""D, and aux; empty where the epilogue stores none."""
-
-
-def with_aux(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    epilogue: Epilogue,
-    column_scale: torch.Tensor | None = None,
-    row_scale: torch.Tensor | None = None,
+def run_fused(
+    x: torch.Tensor, weight: torch.Tensor, operands: Operands, fusion: LinearFusion
 ) -> Outputs:
-    """Both outputs, by a kernel or by torch. Below autograd."""
-    if observers.unobserved() or observers.is_watched():
-        return _computed(x, weight, bias, residual, epilogue, column_scale, row_scale)
+    """The product and its epilogue, by a kernel or by torch. Below autograd."""
+    if observers.unobserved():
+        return _run(x, weight, operands, fusion)
+    if observers.is_watched():
+        return _run_by_torch(x, weight, operands, fusion.epilogue)
     with torch._C._AutoDispatchBelowAutograd():
-        found: Outputs = torch.ops.gemmsmith.fused_product(
-            x, weight, bias, residual, epilogue.value, column_scale, row_scale
+        outputs: Outputs = torch.ops.gemmsmith.fused_product(
+            *(x, weight, operands.get("bias"), operands.get("residual"), fusion.epilogue.value),
+            *(operands.get("column_scale"), operands.get("row_scale")),
         )
-        return found
+        return outputs
 
 
-def _computed(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    epilogue: str,
-    column_scale: torch.Tensor | None = None,
-    row_scale: torch.Tensor | None = None,
+def _run(
+    x: torch.Tensor, weight: torch.Tensor, operands: Operands, fusion: LinearFusion
 ) -> Outputs:
-    """The same, below tracers."""
-    what, engine = Epilogue(epilogue), functions.engine_here()
-    if engine is not None:
-        found = engine.fused(
-            *(Form.LINEAR, x, weight, what, bias, residual),
-            column_scale=column_scale,
-            row_scale=row_scale,
-        )
-        if found is not None:
-            out, aux = found
-            return out, x.new_empty(0) if aux is None else aux
+    decided = fusion.decided or functions.decide(
+        functions.engine_here(), Form.LINEAR, x, weight, fusion.epilogue, operands
+    )
+    outputs = None if decided is None else decided.run()
+    if outputs is None:
+        return _run_by_torch(x, weight, operands, fusion.epilogue)
+    d, written = outputs
+    return d, written.get("aux")
+
+
+def _run_by_torch(
+    x: torch.Tensor, weight: torch.Tensor, operands: Operands, epilogue: Epilogue
+) -> Outputs:
+    bias, row_scale = operands.get("bias"), operands.get("row_scale")
     if row_scale is not None:
-        return _rows_scaled(functional.linear(x, weight), row_scale, bias), x.new_empty(0)
+        return _scale_rows(functional.linear(x, weight), row_scale, bias), None
     linear = functional.linear(x, weight, bias).contiguous()
-    out = _after(linear, what.activation, column_scale, residual)
-    return out, linear if what.stores_aux else x.new_empty(0)
+    column_scale, residual = operands.get("column_scale"), operands.get("residual")
+    d = _follow(linear, epilogue.activation, column_scale, residual)
+    return d, linear if epilogue.stores_aux else None
 
 
 class FusedLinear(torch.autograd.Function):
-    """`linear` with an epilogue; gives aux too, so that gradients have gradients."""
+    """`linear` with an epilogue; gives aux too, so that gradients have gradients.
+
+    Its arguments are x, weight, the epilogue's operands, and a `LinearFusion` that names these.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        column_scale: torch.Tensor | None,
-        row_scale: torch.Tensor | None,
-        main_grad: torch.Tensor | None,
-        epilogue: Epilogue,
-    ) -> Outputs:
+    def forward(ctx: Any, *arguments: Any) -> Outputs:
         """D, and aux."""
-        out, aux = with_aux(x, weight, bias, residual, epilogue, column_scale, row_scale)
-        wants_x, wants_weight = ctx.needs_input_grad[:2]
-        operands = (x if wants_weight else None, weight if wants_x or wants_weight else None)
-        ctx.save_for_backward(*operands, column_scale, row_scale, aux)
-        ctx.main_grad, ctx.activation = main_grad, epilogue.activation
+        x, weight, *tensors, fusion = arguments
+        operands = dict(zip(fusion.names, tensors, strict=True))
+        d, aux = run_fused(x, weight, operands, fusion)
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(
+            x if needs_weight else None,
+            weight if needs_x or needs_weight else None,
+            operands.get("column_scale"),
+            operands.get("row_scale"),
+            aux,
+        )
+        ctx.fusion = fusion._replace(decided=None)
         ctx.set_materialize_grads(False)
-        return out, aux
+        return d, aux
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Of all but factors of rows; that of weight into `main_grad`, if there is one."""
+        """Gradients of all but row_scale; that of weight is added to `main_grad`, if it is set."""
         dy: Any
         dy, dlinear = (None if grad is None else observers.dense(grad) for grad in grads)
         x, weight, column_scale, row_scale, aux = ctx.saved_tensors
-        wants_x, wants_weight, wants_bias, wants_residual, wants_scale = ctx.needs_input_grad[:5]
-        dx = dweight = dbias = dscale = None
+        fusion: LinearFusion = ctx.fusion
+        names = ("x", "weight", *fusion.names)
+        needs = dict(zip(names, ctx.needs_input_grad, strict=False))
+        gradients: dict[str, torch.Tensor] = {}
+        activation = fusion.epilogue.activation
         if dy is not None:
             part = dy if column_scale is None else dy * column_scale
-            part = part if ctx.activation is None else through(ctx.activation, dy, aux)
+            part = part if activation is None else through(activation, dy, aux)
             dlinear = part if dlinear is None else dlinear + part
-            dscale = (dy * aux).reshape(-1, dy.shape[-1]).sum(0) if wants_scale else None
-        if dlinear is not None:  # of what the bias is added to
-            again = observers.only_torch_differentiates(dlinear)
-            multiply = fallback.product if again else functions.product
+            if needs.get("column_scale"):
+                gradients["column_scale"] = (dy * aux).reshape(-1, dy.shape[-1]).sum(0)
+            if needs.get("residual"):
+                gradients["residual"] = dy
+        if dlinear is not None:  # the gradient of what the bias is added to
+            is_torchs = observers.only_torch_differentiates(dlinear)
+            multiply = fallback.product if is_torchs else functions.product
             scaled = dlinear if row_scale is None else dlinear * row_scale.unsqueeze(-1)
             dp = scaled.to(dlinear.dtype)
-            dx = multiply(Form.MATMUL, dp, weight) if wants_x else None
-            if wants_weight and ctx.main_grad is not None:
-                functions.accumulate(ctx.main_grad, dp, x)
-            elif wants_weight:
-                dweight = functions.weight_gradient(multiply, dp, x, weight)
-            dbias = functions.column_sums(dlinear) if wants_bias else None
-        return dx, dweight, dbias, dy if wants_residual else None, dscale, None, None, None
+            if needs["x"]:
+                gradients["x"] = multiply(Form.MATMUL, dp, weight)
+            if needs["weight"] and fusion.main_grad is not None:
+                functions.accumulate(fusion.main_grad, dp, x)
+            elif needs["weight"]:
+                gradients["weight"] = functions.weight_gradient(multiply, dp, x, weight)
+            if needs.get("bias"):
+                gradients["bias"] = functions.column_sums(dlinear)
+        return (*(gradients.get(name) for name in names), None)
 
 
-def _compute(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    activation: str | None = None,
-    main_grad: torch.Tensor | None = None,  # noqa: ARG001 - the gradient's affair
-    column_scale: torch.Tensor | None = None,
-    row_scale: torch.Tensor | None = None,
-) -> torch.Tensor:
-    epilogue = _epilogue(bias, residual, activation, column_scale, row_scale, aux=False)
+def _compute(*arguments: Any) -> torch.Tensor:
+    call = LinearCall(*arguments)
+    epilogue = call.forward_epilogue()
     if epilogue is None:
-        out = _composed(x, weight, bias, residual, activation, None, column_scale, row_scale)
-        return out.contiguous()
-    return _computed(x, weight, bias, residual, epilogue, column_scale, row_scale)[0].contiguous()
+        return run_composed(*call._replace(main_grad=None)).contiguous()
+    return _run(call.x, call.weight, call.operands, LinearFusion(epilogue))[0].contiguous()
+
+
+def _fake(*arguments: Any) -> torch.Tensor:
+    call = LinearCall(*arguments)
+    return fake(call.x, call.weight, call.residual, call.column_scale)
 
 
 def fake(
     x: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None = None,  # noqa: ARG001 - does not change the shape
-    residual: torch.Tensor | None = None,
-    activation: str | None = None,  # noqa: ARG001 - likewise
-    main_grad: torch.Tensor | None = None,  # noqa: ARG001 - likewise
+    residual: torch.Tensor | None,
     column_scale: torch.Tensor | None = None,
-    row_scale: torch.Tensor | None = None,  # noqa: ARG001 - likewise
 ) -> torch.Tensor:
     """`linear`'s result without data."""
     size: tuple[Any, ...] = (*x.shape[:-1], weight.shape[0])
@@ -370,31 +358,42 @@ def fake(
     return x.new_empty(whole, dtype=dtype)
 
 
-def _fake_product(
+def _compute_product(
     x: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None,  # noqa: ARG001 - does not change the shape
-    residual: torch.Tensor | None,  # noqa: ARG001 - likewise
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
     epilogue: str,
-    column_scale: torch.Tensor | None = None,  # noqa: ARG001 - likewise
-    row_scale: torch.Tensor | None = None,  # noqa: ARG001 - likewise
-) -> Outputs:
+    column_scale: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    operands = present(bias=bias, residual=residual, column_scale=column_scale, row_scale=row_scale)
+    d, aux = _run(x, weight, operands, LinearFusion(Epilogue(epilogue)))
+    return d, x.new_empty(0) if aux is None else aux
+
+
+def _fake_product(
+    x: torch.Tensor, weight: torch.Tensor, *others: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     size = (*x.shape[:-1], weight.shape[0])
-    return x.new_empty(size), x.new_empty(size if Epilogue(epilogue).stores_aux else (0,))
+    epilogue = Epilogue(others[2])
+    return x.new_empty(size), x.new_empty(size if epilogue.stores_aux else (0,))
 
 
-register(
+_fused_linear = register(
     "fused_linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, "
     "str? activation=None, Tensor? main_grad=None, Tensor? column_scale=None, "
     "Tensor? row_scale=None) -> Tensor",
     _compute,
-    fake,
+    _fake,
     _autograd,
-    _autocast,
+    by_torch=run_composed,
+    needs_engine=True,
+    casts=3,
 )
 register(
     "fused_product(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str epilogue, "
     "Tensor? column_scale=None, Tensor? row_scale=None) -> (Tensor, Tensor)",
-    _computed,
+    _compute_product,
     _fake_product,
 )

@@ -1,15 +1,14 @@
-"""`gemmsmith.gated_linear`: SwiGLU, GeGLU and their like, in one kernel where one wins.
+"""`gemmsmith.gated_linear`: SwiGLU, GeGLU and similar layers, in one kernel where one wins.
 
 Gate and up are two products of the same x. Where the operation has a winner
-(`gemmsmith.core.epilogue`), one kernel reads x once, multiplies it with both and stores the gated
-result alone; else torch's own steps follow whatever computes the products. With a gradient wanted,
-gate and up are stored as well, gate first whatever the weight's order, and nothing else is kept for
-the backward pass.
+(`gemmsmith.core.epilogue`), one kernel reads x once, multiplies it with both and stores only the
+gated result. Elsewhere torch's operators follow the products. For gradients the kernel also stores
+gate and up, the gate first whatever the weight's order. The backward pass needs nothing else.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -17,14 +16,18 @@ from torch.nn import functional
 from gemmsmith.core.activations import ACTIVATIONS, through
 from gemmsmith.core.epilogue import GATES, Activation, Epilogue
 from gemmsmith.ops.engine import fallback, functions, observers
-from gemmsmith.ops.engine.beside import Beside
-from gemmsmith.ops.engine.engine import Engine, current
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.products import operators, telling
-from gemmsmith.ops.products.registry import ours, register, wants_gradient
+from gemmsmith.ops.engine.functions import Decided
+from gemmsmith.ops.products import operators
+from gemmsmith.ops.products.recording import is_recording, record
+from gemmsmith.ops.products.registry import CallWay, register, wants_gradient
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Gate, then up."""
+
+Outputs = tuple[torch.Tensor, torch.Tensor | None]
+"""D, and aux if it is stored."""
 
 
 def gated_linear(
@@ -58,20 +61,47 @@ def gated_linear(
         RuntimeError: raised by torch if sizes or types do not match.
     """
     check(weight, up, activation, interleaved=interleaved)
-    of_gate, of_up = _main_grads(main_grad, weight, up)
-    if telling.is_told():
-        wanted = wants_gradient(x, weight, up, bias)
-        if bias is None:
-            telling.tell(x, parts(weight, up, interleaved)[0], _epilogue(activation, aux=wanted))
-    arguments = (x, weight, up, bias, activation, interleaved, of_gate, of_up)
-    if current() is None or not ours(x, weight, up, bias, of_gate, of_up):
-        return _composed(*arguments)
-    if torch.compiler.is_compiling() or not observers.unobserved():
-        result: torch.Tensor = torch.ops.gemmsmith.gated_linear(*arguments)
-        return result
-    if torch.is_autocast_enabled(x.device.type):
-        return _autocast(*arguments)
-    return _autograd(*arguments)
+    call = GatedCall(
+        x, weight, up, bias, activation, interleaved, *_main_grads(main_grad, weight, up)
+    )
+    if is_recording() and bias is None:
+        gate, _ = parts(weight, up, interleaved)
+        record(x, gate, call.epilogue())
+    result: torch.Tensor = _gated_linear(*call)
+    return result
+
+
+class GatedCall(NamedTuple):
+    """The arguments of the operator `gated_linear`, in its order; see there."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    up: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    activation: str = Activation.SILU.value
+    interleaved: bool = False
+    main_grad: torch.Tensor | None = None
+    up_main_grad: torch.Tensor | None = None
+
+    def epilogue(self) -> Epilogue:
+        """The gate's, which stores gate and up if a gradient needs them."""
+        return gate_epilogue(self.activation, aux=wants_gradient(self.x, self.weight, self.up))
+
+
+class GatedFusion(NamedTuple):
+    """How a gated layer is computed.
+
+    Attributes:
+        epilogue: the gate's, with or without aux.
+        interleaved: as of `gated_linear`.
+        main_grads: of the weights, as of `gated_linear`.
+        decided: None: it is decided where the layer is computed.
+    """
+
+    epilogue: Epilogue
+    interleaved: bool = False
+    main_grads: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    decided: Decided | None = None
 
 
 def check(
@@ -91,7 +121,6 @@ def check(
 def _main_grads(
     main_grad: torch.Tensor | Pair | None, weight: torch.Tensor, up: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """One for each weight."""
     if main_grad is None:
         return None, None
     if (up is None) is not isinstance(main_grad, torch.Tensor):
@@ -99,10 +128,9 @@ def _main_grads(
     if isinstance(main_grad, torch.Tensor):
         operators.check_main_grad(main_grad, weight)
         return main_grad, None
-    of_gate, of_up = main_grad
-    for one in (of_gate, of_up):
-        operators.check_main_grad(one, weight)
-    return of_gate, of_up
+    for of_weight in main_grad:
+        operators.check_main_grad(of_weight, weight)
+    return main_grad
 
 
 def parts(whole: torch.Tensor, up: torch.Tensor | None, interleaved: bool = False) -> Pair:
@@ -115,30 +143,24 @@ def parts(whole: torch.Tensor, up: torch.Tensor | None, interleaved: bool = Fals
     return whole[:half], whole[half:]
 
 
-def _epilogue(activation: str, *, aux: bool) -> Epilogue:
-    """What kernels call it; `aux`: gate and up are wanted too."""
-    found = Epilogue.made_of(activation=activation, gate=True, aux=aux)
-    assert found is not None  # noqa: S101 - each of GATES has both
-    return found
+def halves(both: torch.Tensor, interleaved: bool) -> Pair:
+    """The gate's columns and up's."""
+    return (both[..., 0::2], both[..., 1::2]) if interleaved else both.chunk(2, -1)  # type: ignore[return-value]
 
 
-def _composed(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    up: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    activation: str,
-    interleaved: bool,
-    main_grad: torch.Tensor | None,
-    up_main_grad: torch.Tensor | None,
-) -> torch.Tensor:
-    """The products by whoever computes them, then torch's steps."""
+def gate_epilogue(activation: str, *, aux: bool) -> Epilogue:
+    """The epilogue of one of `GATES`; `aux`: it stores gate and up."""
+    epilogue = Epilogue.made_of(activation=activation, gate=True, aux=aux)
+    assert epilogue is not None  # noqa: S101 - each of GATES has both
+    return epilogue
+
+
+def run_composed(*arguments: Any) -> torch.Tensor:
+    """The products by their own winners or by torch, then torch's operators."""
+    x, weight, up, bias, activation, interleaved, main_grad, up_main_grad = GatedCall(*arguments)
     if up is None:
         both = operators.linear(x, weight, bias, main_grad=main_grad)
-        gate, raised = both[..., 0::2], both[..., 1::2]
-        if not interleaved:
-            half = weight.shape[0] // 2
-            gate, raised = both[..., :half], both[..., half:]
+        gate, raised = halves(both, interleaved)
     else:
         first, second = (None, None) if bias is None else bias.chunk(2)
         gate = operators.linear(x, weight, first, main_grad=main_grad)
@@ -146,100 +168,86 @@ def _composed(
     return ACTIVATIONS[activation](gate) * raised
 
 
-def _autograd(
+def run_if_fused(way: CallWay, engine: Engine | None, call: GatedCall) -> torch.Tensor | None:
+    """The layer by one kernel of the engine. Returns None if no winner computes all of it."""
+    x, weight, up = call.x, call.weight, call.up
+    if call.bias is not None:
+        return None
+    weights = (weight,) if up is None else (weight, up)
+    if way is not CallWay.EAGER and not functions.sizes_are_numbers(x, *weights):
+        return None
+    epilogue = call.epilogue()
+    decided = decide(engine, x, weights, epilogue, call.interleaved)
+    if decided is None:
+        return None
+    main_grads = (call.main_grad, call.up_main_grad)
+    fusion = GatedFusion(epilogue, call.interleaved, main_grads, decided)
+    if not epilogue.stores_aux:
+        return run_fused(x, weight, up, fusion)[0]
+    d: torch.Tensor = GatedLinear.apply(x, weight, up, fusion)[0]  # type: ignore[no-untyped-call]
+    return d
+
+
+def decide(
+    engine: Engine | None,
     x: torch.Tensor,
-    weight: torch.Tensor,
-    up: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    activation: str = Activation.SILU.value,
-    interleaved: bool = False,
-    main_grad: torch.Tensor | None = None,
-    up_main_grad: torch.Tensor | None = None,
-) -> torch.Tensor:
-    engine = current()
-    weights = [weight] if up is None else [weight, up]
-    wanted = wants_gradient(x, *weights)
-    if bias is None and engine is not None and functions.sizes_are_numbers(x, *weights):
-        epilogue = _epilogue(activation, aux=wanted)
-        gate, raised = parts(weight.detach(), None if up is None else up.detach(), interleaved)
-        plan = engine.plan(Form.LINEAR, x, gate, epilogue=epilogue)
-        if plan is not None and plan.pairs(gate, raised):
-            if not wanted:
-                return with_aux(x, weight, up, interleaved, epilogue)[0]
-            out: torch.Tensor = GatedLinear.apply(  # type: ignore[no-untyped-call]
-                x, weight, up, interleaved, epilogue, main_grad, up_main_grad
-            )[0]
-            return out
-    return _composed(x, weight, up, bias, activation, interleaved, main_grad, up_main_grad)
-
-
-def _autocast(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    up: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    *others: Any,
-) -> torch.Tensor:
-    dtype = torch.get_autocast_dtype(x.device.type)
-    x, weight, up, bias = (operators.cast(one, dtype) for one in (x, weight, up, bias))
-    return _autograd(x, weight, up, bias, *others)
-
-
-def with_aux(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    up: torch.Tensor | None,
-    interleaved: bool,
+    weights: tuple[torch.Tensor, ...],
     epilogue: Epilogue,
-) -> Pair:
-    """D, and aux (empty where none is stored), by a kernel or by torch. Below autograd."""
-    if observers.unobserved() or observers.is_watched():
-        return _computed(x, weight, up, interleaved, epilogue)
-    with torch._C._AutoDispatchBelowAutograd():
-        found: Pair = torch.ops.gemmsmith.gated_product(x, weight, up, interleaved, epilogue.value)
-        return found
-
-
-def _computed(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    up: torch.Tensor | None,
     interleaved: bool,
-    epilogue: str,
-) -> Pair:
-    """The same, below tracers."""
-    what, engine = Epilogue(epilogue), functions.engine_here()
-    gate, raised = parts(weight, up, interleaved)
-    if engine is not None:
-        found = _by_kernel(engine, x, gate, raised, what)
-        if found is not None:
-            out, aux = found
-            return out, x.new_empty(0) if aux is None else aux
-    assert what.activation is not None  # noqa: S101 - every gate has one
+) -> Decided | None:
+    """See `functions.decide`. `weights` is the whole weight, or the gate's and up's."""
+    if torch.is_grad_enabled():  # autograd would note the slices of a weight
+        weights = tuple(weight.detach() for weight in weights)
+    gate, up = weights if len(weights) == 2 else parts(weights[0], None, interleaved)
+    return functions.decide(engine, Form.LINEAR, x, gate, epilogue, {"up": up})
+
+
+def _autograd(way: CallWay, engine: Engine | None, *arguments: Any) -> torch.Tensor:
+    d = run_if_fused(way, engine, GatedCall(*arguments))
+    return run_composed(*arguments) if d is None else d
+
+
+def run_fused(
+    x: torch.Tensor, weight: torch.Tensor, up: torch.Tensor | None, fusion: GatedFusion
+) -> Outputs:
+    """The layer without a bias, by a kernel or by torch. Below autograd."""
+    if observers.unobserved():
+        return _run(x, weight, up, fusion)
+    if observers.is_watched():
+        return _run_by_torch(x, weight, up, fusion)
+    with torch._C._AutoDispatchBelowAutograd():
+        outputs: Outputs = torch.ops.gemmsmith.gated_product(
+            x, weight, up, fusion.interleaved, fusion.epilogue.value
+        )
+        return outputs
+
+
+def _run(
+    x: torch.Tensor, weight: torch.Tensor, up: torch.Tensor | None, fusion: GatedFusion
+) -> Outputs:
+    decided = fusion.decided
+    if decided is None:
+        weights = (weight,) if up is None else (weight, up)
+        engine = functions.engine_here()
+        decided = decide(engine, x, weights, fusion.epilogue, fusion.interleaved)
+    outputs = None if decided is None else decided.run()
+    if outputs is None:
+        return _run_by_torch(x, weight, up, fusion)
+    return outputs[0], outputs[1].get("aux")
+
+
+def _run_by_torch(
+    x: torch.Tensor, weight: torch.Tensor, up: torch.Tensor | None, fusion: GatedFusion
+) -> Outputs:
+    epilogue, interleaved = fusion.epilogue, fusion.interleaved
+    assert epilogue.activation is not None  # noqa: S101 - every gate has one
     # One product where the weight is whole: torch's own way.
     both = functional.linear(x, weight)
-    first, second = (
-        (both, functional.linear(x, raised))
-        if up is not None
-        else ((both[..., 0::2], both[..., 1::2]) if interleaved else both.chunk(2, -1))
-    )
-    out = ACTIVATIONS[what.activation](first) * second
-    if not what.stores_aux:
-        return out, x.new_empty(0)
-    whole = up is None and not interleaved
-    return out, both.contiguous() if whole else torch.cat([first, second], -1)
-
-
-def _by_kernel(
-    engine: Engine, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, epilogue: Epilogue
-) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """D and aux, where it is stored, by one tuned kernel; None where torch computes them."""
-    plan = engine.plan(Form.LINEAR, x, gate, epilogue=epilogue)
-    if plan is None or not plan.pairs(gate, up):
-        return None
-    beside = Beside(aux=plan.empty_aux() if epilogue.stores_aux else None, up=up)
-    out = engine.run(plan, Form.LINEAR, x, gate, beside=beside)
-    return None if out is None else (out, beside.aux)
+    gate, raised = halves(both, interleaved) if up is None else (both, functional.linear(x, up))
+    d = ACTIVATIONS[epilogue.activation](gate) * raised
+    if not epilogue.stores_aux:
+        return d, None
+    return d, both.contiguous() if up is None and not interleaved else torch.cat([gate, raised], -1)
 
 
 class GatedLinear(torch.autograd.Function):
@@ -249,47 +257,41 @@ class GatedLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        up: torch.Tensor | None,
-        interleaved: bool,
-        epilogue: Epilogue,
-        main_grad: torch.Tensor | None,
-        up_main_grad: torch.Tensor | None,
-    ) -> Pair:
+    def forward(ctx: Any, *arguments: Any) -> Outputs:
         """D, and aux."""
-        out, aux = with_aux(x, weight, up, interleaved, epilogue)
-        wants_x, *wants_weights = ctx.needs_input_grad[:3]
-        weights = (weight, up) if wants_x else (None, None)
-        ctx.save_for_backward(x if any(wants_weights) else None, *weights, aux)
-        ctx.interleaved, ctx.activation = interleaved, epilogue.activation
-        ctx.main_grads, ctx.is_joined = (main_grad, up_main_grad), up is None
+        x, weight, up, fusion = arguments
+        d, aux = run_fused(x, weight, up, fusion)
+        needs_x, *needs_weights = ctx.needs_input_grad[:3]
+        weights = (weight, up) if needs_x else (None, None)
+        ctx.save_for_backward(x if any(needs_weights) else None, *weights, aux)
+        ctx.fusion, ctx.is_joined = fusion._replace(decided=None), up is None
         ctx.set_materialize_grads(False)
-        return out, aux
+        return d, aux
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of x and the weights (into their main_grads, if there are any)."""
+        """Gradients of x and the weights, which are added to their main_grads, if these are set."""
         dy: Any
         daux: Any
         dy, daux = (None if grad is None else observers.dense(grad) for grad in grads)
         if dy is None and daux is None:
-            return (None,) * 7
+            return (None,) * 4
         x, weight, up, aux = ctx.saved_tensors
-        again = observers.only_torch_differentiates(dy if daux is None else daux)
-        if ctx.is_joined and daux is None and not again and observers.unobserved():
-            products = [(_joined_in_place(ctx.activation, dy, aux, ctx.interleaved), weight)]
+        fusion: GatedFusion = ctx.fusion
+        activation: Any = fusion.epilogue.activation
+        interleaved = fusion.interleaved
+        is_torchs = observers.only_torch_differentiates(dy if daux is None else daux)
+        if ctx.is_joined and daux is None and not is_torchs and observers.unobserved():
+            products = [(_joined_in_place(activation, dy, aux, interleaved), weight)]
         else:
-            pair: Any = None if dy is None else gate_gradients(ctx.activation, dy, aux)
+            pair: Any = None if dy is None else gate_gradients(activation, dy, aux)
             if daux is not None:
                 halves = daux.chunk(2, -1)
                 pair = halves if pair is None else (pair[0] + halves[0], pair[1] + halves[1])
             products = list(zip(pair, (weight, up), strict=True))
             if ctx.is_joined:
-                products = [(_joined(pair, ctx.interleaved), weight)]
-        multiply = fallback.product if again else functions.product
+                products = [(_joined(pair, interleaved), weight)]
+        multiply = fallback.product if is_torchs else functions.product
         dx: torch.Tensor | None = None
         dweights: list[torch.Tensor | None] = [None, None]
         for i, (dp, rows) in enumerate(products):
@@ -298,11 +300,12 @@ class GatedLinear(torch.autograd.Function):
                 dx = part if dx is None else dx + part
             if not ctx.needs_input_grad[1 + i]:
                 continue
-            if ctx.main_grads[i] is not None:
-                functions.accumulate(ctx.main_grads[i], dp, x)
+            main_grad = fusion.main_grads[i]
+            if main_grad is not None:
+                functions.accumulate(main_grad, dp, x)
             else:
                 dweights[i] = multiply(Form.WEIGHT_GRADIENT, dp, x)
-        return dx, *dweights, None, None, None, None
+        return dx, *dweights, None
 
 
 def gate_gradients(activation: Activation, dy: torch.Tensor, aux: torch.Tensor) -> Pair:
@@ -328,7 +331,7 @@ def _joined_in_place(
     """The same of `dy`'s, each gradient written where it belongs; not differentiable."""
     gate, up = aux.chunk(2, -1)
     out = torch.empty_like(aux)
-    of_gate, of_up = (out[..., 0::2], out[..., 1::2]) if interleaved else out.chunk(2, -1)
+    of_gate, of_up = halves(out, interleaved)
     torch.mul(dy, ACTIVATIONS[activation](gate), out=of_up)
     aten = torch.ops.aten
     match activation:
@@ -341,21 +344,23 @@ def _joined_in_place(
     return out
 
 
-def _compute(
+def _compute(*arguments: Any) -> torch.Tensor:
+    call = GatedCall(*arguments)
+    if call.bias is not None:
+        return run_composed(*call._replace(main_grad=None, up_main_grad=None)).contiguous()
+    fusion = GatedFusion(gate_epilogue(call.activation, aux=False), call.interleaved)
+    return _run(call.x, call.weight, call.up, fusion)[0].contiguous()
+
+
+def _compute_product(
     x: torch.Tensor,
     weight: torch.Tensor,
-    up: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    activation: str = Activation.SILU.value,
-    interleaved: bool = False,
-    main_grad: torch.Tensor | None = None,  # noqa: ARG001 - the gradient's affair
-    up_main_grad: torch.Tensor | None = None,  # noqa: ARG001 - likewise
-) -> torch.Tensor:
-    if bias is not None:
-        found = _composed(x, weight, up, bias, activation, interleaved, None, None)
-    else:
-        found = _computed(x, weight, up, interleaved, _epilogue(activation, aux=False))[0]
-    return found.contiguous()
+    up: torch.Tensor | None,
+    interleaved: bool,
+    epilogue: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    d, aux = _run(x, weight, up, GatedFusion(Epilogue(epilogue), interleaved))
+    return d, x.new_empty(0) if aux is None else aux
 
 
 def _fake(
@@ -370,24 +375,26 @@ def _fake_product(
     up: torch.Tensor | None,
     interleaved: bool,  # noqa: ARG001 - does not change the shape
     epilogue: str,
-) -> Pair:
-    out = _fake(x, weight, up)
-    whole = (*x.shape[:-1], 2 * out.shape[-1])
-    return out, x.new_empty(whole if Epilogue(epilogue).stores_aux else (0,))
+) -> tuple[torch.Tensor, torch.Tensor]:
+    d = _fake(x, weight, up)
+    whole = (*x.shape[:-1], 2 * d.shape[-1])
+    return d, x.new_empty(whole if Epilogue(epilogue).stores_aux else (0,))
 
 
-register(
+_gated_linear = register(
     "gated_linear(Tensor x, Tensor weight, Tensor? up=None, Tensor? bias=None, "
     "str activation='silu', bool interleaved=False, Tensor? main_grad=None, "
     "Tensor? up_main_grad=None) -> Tensor",
     _compute,
     _fake,
     _autograd,
-    _autocast,
+    by_torch=run_composed,
+    needs_engine=True,
+    casts=4,
 )
 register(
     "gated_product(Tensor x, Tensor weight, Tensor? up, bool interleaved, str epilogue) "
     "-> (Tensor, Tensor)",
-    _computed,
+    _compute_product,
     _fake_product,
 )

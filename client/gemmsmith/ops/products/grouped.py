@@ -11,12 +11,11 @@ from torch.autograd import forward_ad
 from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.below import experts
 from gemmsmith.ops.engine import functions, observers
-from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.by_triton import is_derived
-from gemmsmith.ops.engine.engine import current
+from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.plan import Plan
-from gemmsmith.ops.products.registry import ours, register, wants_gradient
+from gemmsmith.ops.products.registry import CallWay, register, wants_gradient
 
 BEGIN = 16
 """Bytes: where rows of a grouped product's operands begin."""
@@ -31,9 +30,8 @@ def grouped_mm(
 ) -> torch.Tensor:
     """`torch.nn.functional.grouped_mm`: each expert's tokens times that expert's matrix.
 
-    Rows of `a` after the last end belong to no expert. These rows of the result are not written,
-    and neither are those of the gradient. Under autocast both operands are cast, as in
-    `gemmsmith.matmul`.
+    Rows of `a` after the last end belong to no expert. These rows of the result and of the gradient
+    are not written. Under autocast both operands are cast, as in `gemmsmith.matmul`.
 
     Args:
         a: [T, K], tokens sorted by expert; or [M, T] with a `b` of two dimensions.
@@ -49,28 +47,27 @@ def grouped_mm(
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         a, b = a.to(dtype), b.to(dtype)
-    plain = ours(a, b) and out_dtype in (None, a.dtype) and a.dim() == 2 and b.dim() in (2, 3)
-    if current() is None or not plain:
+    if out_dtype not in (None, a.dtype) or a.dim() != 2 or b.dim() not in (2, 3):
         return torch._grouped_mm(a, b, offs=offs, out_dtype=out_dtype)
-    if torch.compiler.is_compiling() or not observers.unobserved():
-        result: torch.Tensor = torch.ops.gemmsmith.grouped_mm(a, b, offs)
-        return result
-    return _autograd(a, b, offs)
+    result: torch.Tensor = _grouped_mm(a, b, offs)
+    return result
 
 
-def _autograd(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+def _autograd(
+    _way: CallWay, _engine: Engine | None, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor
+) -> torch.Tensor:
     if not wants_gradient(a, b):
         return grouped_below(a, b, offs)
-    if b.dim() == 2:  # whose gradients have three dimensions on one side: no kernel is for them
+    if b.dim() == 2:  # no kernel takes the gradients' operands of three dimensions
         return torch._grouped_mm(a, b, offs=offs)
-    out: torch.Tensor = GroupedMm.apply(a, b, offs)  # type: ignore[no-untyped-call]
-    return out
+    d: torch.Tensor = GroupedMm.apply(a, b, offs)  # type: ignore[no-untyped-call]
+    return d
 
 
 def grouped_below(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     """The product, by a kernel or by torch. Below autograd."""
     if observers.unobserved():
-        return _computed(a, b, offs)
+        return _run(a, b, offs)
     engine = functions.engine_here()
     if engine is None or (
         functions.sizes_are_numbers(a, b, offs)
@@ -78,25 +75,24 @@ def grouped_below(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch
     ):
         return torch._grouped_mm(a, b, offs=offs)  # a tracer sees torch's own
     with torch._C._AutoDispatchBelowAutograd():
-        out: torch.Tensor = torch.ops.gemmsmith.grouped_mm(a, b, offs)
-        return out
+        d: torch.Tensor = torch.ops.gemmsmith.grouped_mm(a, b, offs)
+        return d
 
 
-def _computed(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """The same, below tracers."""
+def _run(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     engine = current()
-    # Torch's own comes to the same kernel where a block of `patch` is open, and is told of once.
+    # While `patch` replaces torch's operator, that runs the same kernel and is counted once.
     if engine is not None and not experts.takes(a, b):
-        out = experts.by_kernel(engine, a, b, offs)
-        if out is not None:
-            return out
+        d = experts.by_kernel(engine, a, b, offs)
+        if d is not None:
+            return d
     return torch._grouped_mm(a, b, offs=offs)
 
 
 def derivable(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """The product by torch's operators, of any tensors and any number of times differentiable.
+    """The product by torch's operators, for any tensors. It has gradients of any order.
 
-    Rows that are no expert's hold zeros, in its result and in gradients.
+    Rows that belong to no expert hold zeros, in the result and in gradients.
     """
     by_depth = b.dim() == 2
     row = torch.arange(b.shape[0] if by_depth else a.shape[0], device=b.device)
@@ -115,7 +111,7 @@ def derivable(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Ten
 
 
 def aligned(weight: torch.Tensor) -> torch.Tensor:
-    """Experts' weights as grouped products take them; a copy where they lie otherwise."""
+    """Experts' weights, or a copy that grouped products can read."""
     if not observers.is_dense(weight):
         return weight
     step = BEGIN // weight.element_size()
@@ -134,10 +130,10 @@ PASS_BYTES_PER_US = 4.8e6
 
 
 def gated_plan(rows: Spec, gate_up: torch.Tensor, gate: torch.Tensor, *, keep: bool) -> Plan | None:
-    """How a layer of experts is opened by one kernel; None where a product and a pass do it.
+    """The plan of the first product with its gate. Returns None if a product and a pass are faster.
 
-    A gated kernel has won over torch's product and a pass. Where a kernel of the product alone has
-    won as well, the pass must be worth the difference: never slower.
+    A gated kernel has won over torch's product and a pass. If a kernel for the product alone has
+    won too, the gated one must save as much time as the pass takes.
 
     Args:
         rows: [R, K], tokens sorted by expert.
@@ -160,7 +156,6 @@ def gated_plan(rows: Spec, gate_up: torch.Tensor, gate: torch.Tensor, *, keep: b
 
 
 def gate_epilogue(*, keep: bool) -> Epilogue:
-    """SwiGLU, of a layer of experts."""
     return Epilogue.SILU_GATE_AUX if keep else Epilogue.SILU_GATE
 
 
@@ -172,17 +167,17 @@ def gated_by(
     factors: torch.Tensor,
     offs: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """`factors[R] * silu(gate) * up`, [R, I], and gate and up, [R, 2 * I], which is empty where the
-    plan does not store them; None where the kernel does not take these very operands.
+    """`factors[R] * silu(gate) * up`, [R, I], and gate and up, [R, 2 * I], empty if not stored.
+
+    Returns None if the kernel does not take these very operands.
     """
     engine = current()
     if engine is None:
         return None
-    stores = plan.shape.problem.operation.epilogue.stores_aux
-    opened = plan.empty_aux() if stores else rows.new_empty(0)
-    beside = Beside(aux=opened if stores else None, up=up, row_scale=factors)
-    out = engine.run(plan, Form.GROUPED, rows, gate, offs=offs, beside=beside)
-    return None if out is None else (out, opened)
+    outputs = plan.outputs()
+    operands = {**outputs, "up": up, "row_scale": factors, "offsets": offs}
+    d = engine.run(plan, Form.GROUPED, rows, gate, operands)
+    return None if d is None else (d, outputs["aux"] if outputs else rows.new_empty(0))
 
 
 class GroupedMm(torch.autograd.Function):
@@ -202,7 +197,7 @@ class GroupedMm(torch.autograd.Function):
         a, b, offs = ctx.saved_tensors
         # A gradient that was expanded, as a sum's, suits neither kernels nor torch.
         dy = observers.dense(grads[0]).contiguous()
-        # Of a gradient that is derived again, or of a batch of them, torch's operator knows how.
+        # torch's operator also takes a batch of gradients, and has gradients of gradients.
         multiply = torch._grouped_mm if is_derived(a, b, dy) else grouped_below
         da = db = None
         if ctx.needs_input_grad[0]:
@@ -213,7 +208,7 @@ class GroupedMm(torch.autograd.Function):
 
 
 def _compute(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    return _computed(a, b, offs).contiguous()
+    return _run(a, b, offs).contiguous()
 
 
 def _fake(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
@@ -221,4 +216,11 @@ def _fake(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     return a.new_empty(size if b.dim() == 3 else (offs.shape[0], *size))
 
 
-register("grouped_mm(Tensor a, Tensor b, Tensor offs) -> Tensor", _compute, _fake, _autograd)
+_grouped_mm = register(
+    "grouped_mm(Tensor a, Tensor b, Tensor offs) -> Tensor",
+    _compute,
+    _fake,
+    _autograd,
+    by_torch=torch._grouped_mm,
+    needs_engine=True,
+)

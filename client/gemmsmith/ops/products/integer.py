@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from gemmsmith.ops.engine import fallback, observers
+from gemmsmith.ops.engine import fallback
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.products.registry import ours, register, wants_gradient, without_gradient
+from gemmsmith.ops.products.registry import refuse_gradient, register
 
 
 def int8_mm(
@@ -35,11 +35,12 @@ def int8_mm(
         NotImplementedError: a factor requires a gradient.
     """
     _check(a, b, scale_a, scale_b, out_dtype)
-    observed = torch.compiler.is_compiling() or not observers.unobserved()
-    if (observed and ours(a, b, scale_a, scale_b)) or wants_gradient(scale_a, scale_b):
-        result: torch.Tensor = torch.ops.gemmsmith.int8_mm(a, b, scale_a, scale_b, out_dtype)
-        return result
-    return _int8_mm(a, b, scale_a, scale_b, out_dtype)
+    refuse_gradient("int8_mm", _ADVICE, scale_a, scale_b)
+    result: torch.Tensor = _int8_mm(a, b, scale_a, scale_b, out_dtype)
+    return result
+
+
+_ADVICE = "quantize and scale inside an autograd function"
 
 
 def _check(
@@ -58,8 +59,8 @@ def _check(
         )
     if out_dtype not in (torch.bfloat16, torch.int32):
         raise ValueError(f"out_dtype must be bfloat16 or int32, got {out_dtype}")
-    wanted = (("scale_a", scale_a, (a.shape[0], 1)), ("scale_b", scale_b, (1, b.shape[1])))
-    for name, scale, size in wanted:
+    factors = (("scale_a", scale_a, (a.shape[0], 1)), ("scale_b", scale_b, (1, b.shape[1])))
+    for name, scale, size in factors:
         if scale is None:
             continue
         if out_dtype == torch.int32:
@@ -71,46 +72,57 @@ def _check(
             )
 
 
-def _int8_mm(
+def _compute(
     a: torch.Tensor,
     b: torch.Tensor,
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    engine = current() if ours(a, b, scale_a, scale_b) else None
-    if engine is not None:
-        out = None
-        if scale_a is not None and scale_b is not None:
-            # Vectors of any stride are few bytes to copy.
-            factors = scale_a.contiguous(), scale_b.contiguous()
-            out = engine.product(Form.ROW_SCALED, a, b, *factors)
-        elif scale_a is None and scale_b is None:
-            out = engine.product(Form.MATMUL, a, b, output=out_dtype)
-        if out is not None:
-            return out
-    sums = None
-    if engine is not None and out_dtype != torch.int32:
+    engine, d, sums = current(), None, None
+    if engine is None:
+        return _by_torch(a, b, scale_a, scale_b, out_dtype)
+    if scale_a is not None and scale_b is not None:
+        # Vectors of any stride are few bytes to copy.
+        factors = {"scale_a": scale_a.contiguous(), "scale_b": scale_b.contiguous()}
+        d = engine.product(Form.ROW_SCALED, a, b, factors)
+    elif scale_a is None and scale_b is None:
+        d = engine.product(Form.MATMUL, a, b, output=out_dtype)
+    if d is not None:
+        return d
+    if out_dtype != torch.int32:
         sums = engine.product(Form.MATMUL, a, b, output=torch.int32)
     if sums is None:
-        sums = fallback.int8(a, b)
+        return _by_torch(a, b, scale_a, scale_b, out_dtype)
+    return fallback.scale_sums(sums, scale_a, scale_b)
+
+
+def _by_torch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    sums = fallback.int8(a, b)
     return sums if out_dtype == torch.int32 else fallback.scale_sums(sums, scale_a, scale_b)
 
 
-def _int8_mm_fake(
+def _fake(
     a: torch.Tensor,
     b: torch.Tensor,
     scale_a: torch.Tensor | None = None,  # noqa: ARG001 - does not change the shape
-    scale_b: torch.Tensor | None = None,  # noqa: ARG001 - likewise
+    scale_b: torch.Tensor | None = None,  # noqa: ARG001 - nor does this
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
 
-register(
+_int8_mm = register(
     "int8_mm(Tensor a, Tensor b, Tensor? scale_a=None, Tensor? scale_b=None, "
     "ScalarType out_dtype=bfloat16) -> Tensor",
-    _int8_mm,
-    _int8_mm_fake,
-    without_gradient("int8_mm", "quantize and scale inside an autograd function"),
+    _compute,
+    _fake,
+    by_torch=_by_torch,
+    advice=_ADVICE,
 )

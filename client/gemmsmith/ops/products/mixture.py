@@ -1,23 +1,26 @@
 """`gemmsmith.experts`: a mixture of experts' layer, from its router's choice to its output.
 
-Two grouped products forwards and four backwards, each by its winner or by torch, and few passes
-over memory between them (passes.py): tokens are gathered once, the router's shares are multiplied
-in with the activation (by the first product's kernel, where one that does it wins), so that a
-token's experts are just added up, and the backward pass gathers again instead of keeping what was
-gathered. It computes only the gradients that are needed. Nothing waits for the device.
+A layer is two grouped products in the forward pass and four in the backward pass, each by its
+winner or by torch, and few passes over memory between them (passes.py). Tokens are gathered once.
+The activation multiplies by the router's shares (in the first product's kernel, if one with a gate
+wins), so that a token's experts are just added up. The backward pass gathers again instead of
+keeping the gathered tokens, and computes only the gradients that are needed. Nothing waits for the
+device.
 
-Tensors that kernels cannot have (`registry.ours`), and gradients that are differentiated again, are
-computed by the same steps of torch's own operators.
+torch's own operators compute the same steps for tensors that kernels cannot have (`registry.ours`),
+and for gradients of gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from gemmsmith.ops.engine.by_triton import is_derived
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.observers import is_traced
 from gemmsmith.ops.products import passes
@@ -30,14 +33,14 @@ from gemmsmith.ops.products.grouped import (
     gated_plan,
     grouped_below,
 )
-from gemmsmith.ops.products.registry import ours, register, wants_gradient
+from gemmsmith.ops.products.recording import Multiplied, is_recording, record
+from gemmsmith.ops.products.registry import CallWay, ours, register, wants_gradient
 from gemmsmith.ops.products.routing import Routing, route
-from gemmsmith.ops.products.telling import Multiplied, is_told, tell
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Tokens, index, shares, gate_up, down."""
+"""Tokens, index, shares, gate_up and down of `experts`."""
 
 
 def experts(
@@ -74,10 +77,11 @@ def experts(
 
 
 def computed(*operands: *Operands) -> torch.Tensor:
-    """`experts` of what is `ours`, and not refused."""
-    compute = torch.ops.gemmsmith.experts if torch.compiler.is_compiling() else _autograd
-    out: torch.Tensor = compute(*operands, wants_gradient(*operands))[0]
-    return out
+    """`experts` of operands that are `ours` and have no `refusal`."""
+    keep, is_compiling = wants_gradient(*operands), torch.compiler.is_compiling()
+    run = torch.ops.gemmsmith.experts if is_compiling else partial(_autograd, CallWay.EAGER, None)
+    result: torch.Tensor = run(*operands, keep)[0]
+    return result
 
 
 def refusal(
@@ -87,7 +91,7 @@ def refusal(
     gate_up: torch.Tensor,
     down: torch.Tensor,
 ) -> str | None:
-    """What keeps `experts` from computing with these; None: nothing does."""
+    """Why `experts` does not take these operands. Returns None if it does."""
     operands = (tokens, index, shares, gate_up, down)
     if tokens.dim() != 2 or gate_up.dim() != 3 or down.dim() != 3 or index.dim() != 2:
         return (
@@ -128,12 +132,11 @@ def refusal(
 
 
 Computed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""The result; what the backward pass needs: gate and up of each row, empty if not kept, and the
-routing."""
+"""The result; for the backward pass gate and up of each row, empty if not kept, and the routing."""
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """A grouped product by its winner or by torch, of any number of rows and weights anywhere."""
+    """A grouped product by its winner or by torch, also of no rows and of any layout of weights."""
     if 0 in (*a.shape, *b.shape):
         size = (a.shape[0], b.shape[-1])
         return a.new_zeros(size if b.dim() == 3 else (len(ends), *size))
@@ -164,8 +167,9 @@ def _open(
     keep: bool,
     multiply: Callable[..., torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gate and up of each row, which may be empty where they are not kept, and what the second
-    product reads: by one kernel, or by a product and a pass.
+    """Gate and up of each row, which may be empty if not kept, and the second product's operand.
+
+    One kernel computes them, or a product and a pass.
     """
     slots = routing.slots
     gate, up = gate_up.chunk(2, dim=-1)
@@ -174,14 +178,14 @@ def _open(
     plan = gated_plan(of_rows, gate_up, gate, keep=keep) if multiply is _product else None
     if plan is not None:
         rows, factors = passes.scatter_with_shares(tokens, shares, routing.places)
-        found = gated_by(plan, rows, gate, up, factors, routing.ends)
-        if found is not None:
-            hidden, opened = found
+        outputs = gated_by(plan, rows, gate, up, factors, routing.ends)
+        if outputs is not None:
+            hidden, opened = outputs
             return opened, hidden
     else:
         rows = passes.scatter(tokens, routing.places)
-    if is_told():
-        tell(rows, gate, gate_epilogue(keep=keep), gate_up.shape[0])
+    if is_recording():
+        record(rows, gate, gate_epilogue(keep=keep), gate_up.shape[0])
     opened = multiply(rows, gate_up, routing.ends)
     return opened, passes.activate(opened, shares, slots, routing.used)
 
@@ -199,20 +203,20 @@ def _differentiate(
     places: torch.Tensor,
     ends: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of tokens, shares, gate_up and down; None if there is no such or it is not needed.
+    """Gradients of tokens, shares, gate_up and down; None for those that are not needed.
 
     Args:
         needs: which of the four.
-        gradient: of the result; None: it has none.
-        of_opened: gradient of `opened` itself, where gradients are differentiated again.
-        tokens: None, where gate_up's gradient is not needed.
+        gradient: of the result, if it has one.
+        of_opened: gradient of `opened` itself, in gradients of gradients.
+        tokens: None if gate_up's gradient is not needed.
         shares: of the layer.
-        gate_up: None, where the tokens' gradient is not needed.
-        down: None, where only its own gradient is needed.
-        opened: what the first product gave.
-        slots: of the routing, as places and ends.
-        places: see there.
-        ends: see there.
+        gate_up: None if the tokens' gradient is not needed.
+        down: None if only its own gradient is needed.
+        opened: result of the first product.
+        slots: of the routing.
+        places: of the routing.
+        ends: of the routing.
     """
     needs_tokens, needs_shares, needs_gate_up, needs_down = needs
     opens, used = needs_tokens or needs_gate_up, ends[-1:]
@@ -247,7 +251,7 @@ def _differentiate(
 def _gradients(
     needs: Sequence[bool], gradient: torch.Tensor, *saved: Any
 ) -> tuple[torch.Tensor, ...]:
-    """The same as an operator: empty where a gradient is not needed."""
+    """The operator's results: empty for gradients that are not needed."""
     gradients = _differentiate(needs, gradient, None, *saved)
     return tuple(gradient.new_empty(0) if made is None else made for made in gradients)
 
@@ -269,15 +273,14 @@ class Experts(torch.autograd.Function):
             *results[1:],
         )
         ctx.mark_non_differentiable(*results[2:])
-        ctx.set_materialize_grads(False)  # or zeros as large as each output are written for nothing
+        ctx.set_materialize_grads(False)  # else torch writes zeros as large as each output
         return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Gradients of the tokens, the shares and both weights.
 
-        Gate and up of each row are a result too: where gradients are differentiated again, they
-        have one.
+        Gate and up of each row are results too, and have a gradient in gradients of gradients.
         """
         gradient, of_opened, *_ = gradients
         needs = [ctx.needs_input_grad[at] for at in (0, 2, 3, 4)]
@@ -285,22 +288,18 @@ class Experts(torch.autograd.Function):
         if gradient is None and of_opened is None:
             return (None,) * 5
         if of_opened is None and _is_traced(gradient) and not wants_gradient(gradient, *saved):
-            made = torch.ops.gemmsmith.experts_backward(needs, gradient, *saved)
-            made = tuple(part if need else None for part, need in zip(made, needs, strict=True))
+            parts = torch.ops.gemmsmith.experts_backward(needs, gradient, *saved)
+            parts = tuple(part if need else None for part, need in zip(parts, needs, strict=True))
         else:
-            made = _differentiate(needs, gradient, of_opened, *saved)
-        return made[0], None, *made[1:]
+            parts = _differentiate(needs, gradient, of_opened, *saved)
+        return parts[0], None, *parts[1:]
 
 
-def _autograd(
-    tokens: torch.Tensor,
-    index: torch.Tensor,
-    shares: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    keep: bool = True,
-) -> Any:
-    operands = (tokens, index, shares, gate_up, down)
+def _autograd(_way: CallWay, _engine: Engine | None, *arguments: Any) -> Any:
+    return _run(arguments[:5], keep=arguments[5:] != (False,))
+
+
+def _run(operands: Operands, *, keep: bool) -> Any:
     if wants_gradient(*operands):
         return Experts.apply(*operands)  # type: ignore[no-untyped-call]
     return _below(operands, keep=keep)
@@ -355,23 +354,23 @@ def _fake_gradients(
     )
 
 
-def products(given: dict[str, Any]) -> Iterator[Multiplied]:
-    """What a call of the operator multiplies, by its arguments."""
-    tokens, gate_up, down = given["tokens"], given["gate_up"].mT, given["down"].mT
-    number, count = gate_up.shape[0], given["index"].numel()
+def products(arguments: dict[str, Any]) -> Iterator[Multiplied]:
+    """What a call of the operator multiplies."""
+    tokens, gate_up, down = arguments["tokens"], arguments["gate_up"].mT, arguments["down"].mT
+    number, count = gate_up.shape[0], arguments["index"].numel()
     rows = tokens.new_empty(count, tokens.shape[1])
     hidden = tokens.new_empty(count, down.shape[1])
     yield Multiplied(Form.GROUPED, rows, gate_up, groups=number)
     yield Multiplied(Form.GROUPED, hidden, down, groups=number)
-    gate, epilogue = gate_up.chunk(2, dim=-1)[0], gate_epilogue(keep=given.get("keep", True))
+    gate, epilogue = gate_up.chunk(2, dim=-1)[0], gate_epilogue(keep=arguments.get("keep", True))
     yield Multiplied(Form.GROUPED, rows, gate, epilogue=epilogue, groups=number)
 
 
-def products_of_gradients(given: dict[str, Any]) -> Iterator[Multiplied]:
-    """The same of its backward pass."""
-    needs_tokens, needs_shares, needs_gate_up, needs_down = given["needs"]
-    gate_up, down, opened = given["gate_up"], given["down"], given["opened"]
-    rows = opened.new_empty(opened.shape[0], given["gradient"].shape[1])
+def products_of_gradients(arguments: dict[str, Any]) -> Iterator[Multiplied]:
+    """The same for the operator of the backward pass."""
+    needs_tokens, needs_shares, needs_gate_up, needs_down = arguments["needs"]
+    gate_up, down, opened = arguments["gate_up"], arguments["down"], arguments["opened"]
+    rows = opened.new_empty(opened.shape[0], arguments["gradient"].shape[1])
     hidden = opened.new_empty(opened.shape[0], opened.shape[1] // 2)
     for need, a, b in (
         (needs_tokens or needs_shares or needs_gate_up, rows, down),
@@ -380,7 +379,7 @@ def products_of_gradients(given: dict[str, Any]) -> Iterator[Multiplied]:
         (needs_gate_up, opened.mT, rows),
     ):
         if need:
-            yield Multiplied(Form.GROUPED, a, b, groups=given["ends"].shape[0])
+            yield Multiplied(Form.GROUPED, a, b, groups=arguments["ends"].shape[0])
 
 
 register(

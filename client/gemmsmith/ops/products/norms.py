@@ -1,9 +1,9 @@
 """RMS norms whose backward pass is one pass over memory.
 
-torch's fused kernel for the forward pass is as fast as memory. Its backward pass reads the operands
-twice, in kernels that take four times as long as memory does, of which most is the weight's
-gradient. One Triton kernel computes both gradients; sums are FP32, in an order that depends on the
-GPU and the sizes alone.
+torch's fused kernel for the forward pass runs at the speed of memory. Its backward pass reads the
+operands twice and takes four times as long as memory needs, mostly for the weight's gradient. Our
+Triton kernel computes both gradients; sums are FP32, in an order that depends on the GPU and the
+sizes alone.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch.nn import functional
 from gemmsmith.ops.engine.by_triton import by_triton, is_final
 
 LEAST = 2**24
-"""Elements from which the backward pass runs our kernel (32 MB of bf16): torch's take 60 to 100 µs
-there on an H200, and the host 50 µs for two launches from Python."""
+"""Least number of elements for our kernel (32 MB of bf16): torch's kernels take 60 to 100 µs there
+on an H200, and two launches from Python cost the host 50 µs."""
 WIDEST = 8192
 """Elements of a row that a thread block still holds in registers."""
 MOST_ROWS = 2**30
@@ -30,7 +30,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float | None) -> to
     Args:
         x: [..., N], contiguous.
         weight: [N], of the same type.
-        epsilon: added to the mean square; None: torch's default for the type.
+        epsilon: added to the mean square; by default torch's for the type.
     """
     if not is_ours(x, weight):
         return functional.rms_norm(x, weight.shape, weight, epsilon)
@@ -39,7 +39,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float | None) -> to
 
 
 def is_ours(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether there will be a backward pass that our kernel computes faster than torch's."""
+    """Whether autograd needs a backward pass that our kernel computes faster than torch's."""
     if not x.is_cuda or x.numel() < LEAST or x.shape[-1] > WIDEST:
         return False
     is_counted = x.numel() <= MOST_ROWS * x.shape[-1]
@@ -47,7 +47,7 @@ def is_ours(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 class RMSNorm(torch.autograd.Function):
-    """See `rms_norm`; gives 1 / rms of each row as well, which the backward pass derives from."""
+    """See `rms_norm`. Returns 1 / rms of each row as well, which the backward pass needs."""
 
     @staticmethod
     def forward(
@@ -64,7 +64,7 @@ class RMSNorm(torch.autograd.Function):
     def backward(
         ctx: Any, gradient: torch.Tensor | None, of_scale: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        """Gradients of x and the weight. `scale` has one where these are differentiated again."""
+        """Gradients of x and the weight. `scale` has a gradient in gradients of gradients."""
         x, weight, scale = ctx.saved_tensors
         needs = ctx.needs_input_grad[:2]
         of_x = of_weight = None
@@ -98,13 +98,13 @@ def gradients(
         of_x, of_weight = backward(gradient, x, list(weight.shape), scale, weight, needs)
         return of_x if needs[0] else None, of_weight if needs[1] else None
     wide = torch.promote_types(x.dtype, torch.float32)
-    normal, wanted = x.to(wide) * scale, gradient.to(wide)
+    normal, dy = x.to(wide) * scale, gradient.to(wide)
     of_x = of_weight = None
     if needs[1]:
         rows = tuple(range(x.dim() - 1))
-        of_weight = (wanted * normal).sum(dim=rows).to(weight.dtype)
+        of_weight = (dy * normal).sum(dim=rows).to(weight.dtype)
     if needs[0]:
-        wanted = wanted * weight.to(wide)
-        mean = (wanted * normal).mean(dim=-1, keepdim=True)
-        of_x = (scale * (wanted - normal * mean)).to(x.dtype)
+        dy = dy * weight.to(wide)
+        mean = (dy * normal).mean(dim=-1, keepdim=True)
+        of_x = (scale * (dy - normal * mean)).to(x.dtype)
     return of_x, of_weight

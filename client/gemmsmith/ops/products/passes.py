@@ -1,9 +1,9 @@
 """The passes over memory between the products of a mixture of experts.
 
-Each row of sorted tokens stands for a *slot*, one expert chosen for one token: `t * chosen + j` is
-the j-th of token t. Rows from `used` on are no expert's; what they hold is never read.
+Each row of sorted tokens stands for a *slot*, an expert chosen for a token: `t * chosen + j` is the
+j-th of token t. Rows from `used` on belong to no expert, and are never read.
 
-On a GPU each pass is one Triton kernel, elsewhere torch's own operators say what it means, and can
+On a GPU each pass is one Triton kernel. Elsewhere it consists of torch's own operators, which can
 be differentiated. Sums are FP32, in a fixed order.
 """
 
@@ -23,8 +23,8 @@ _KERNELS = "gemmsmith.ops.products.triton_passes"
 def scatter(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Each token in the rows of its slots: [T, width] at places [T, chosen] to [R, width].
 
-    Read token by token, so that each is read once: row by row, an L2 of 50 MB forgot 16,384 tokens
-    of 4 KB before their next slot.
+    Token by token, so that each is read once: row by row, an L2 cache of 50 MB did not hold 16,384
+    tokens of 4 KB until their next slot.
     """
     rows = tokens.new_empty(places.numel(), tokens.shape[-1])
     return rows.index_put((places,), tokens[:, None])
@@ -44,8 +44,8 @@ def scatter_with_shares(
 def gather_sum(rows: torch.Tensor, places: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
     """The sum of each token's rows: [R, width] at places [T, chosen] to [T, width]."""
     there = places < used
-    found = rows[places.where(there, 0)].float()
-    return found.where(there[..., None], 0).sum(dim=1).to(rows.dtype)
+    chosen = rows[places.where(there, 0)].float()
+    return chosen.where(there[..., None], 0).sum(dim=1).to(rows.dtype)
 
 
 @by_triton(_KERNELS)
@@ -59,11 +59,11 @@ def activate(
 
 
 class ActivateGradients(NamedTuple):
-    """What `activate_backward` gives, or which of it is needed; the rest is None.
+    """The results of `activate_backward`; those that are not needed are None.
 
     Attributes:
-        gate_up: the gradient of the operand, of its size and type.
-        shares: that of the shares, of theirs.
+        gate_up: the gradient of gate_up, of its size and type.
+        shares: the gradient of the shares, of their size and type.
         again: the result of `activate`.
     """
 
@@ -81,7 +81,7 @@ def activate_backward(
     gradient: torch.Tensor,
     needs: tuple[bool, bool, bool],
 ) -> ActivateGradients:
-    """Of `activate`, given the gradient [R, inner] of its result *without* the shares.
+    """Gradients of `activate` from the gradient [R, inner] of its result *without* the shares.
 
     Args:
         gate_up: [R, 2 * inner].
@@ -93,16 +93,16 @@ def activate_backward(
     """
     there = _there(slots, used)
     gate, up = gate_up.where(there, 0).float().chunk(2, dim=-1)
-    share, wanted = shares.flatten()[slots, None].float(), gradient.where(there, 0).float()
+    share, dy = shares.flatten()[slots, None].float(), gradient.where(there, 0).float()
     opened = torch.sigmoid(gate)
     hidden = gate * opened * up
     of_gate_up = of_shares = again = None
     if needs[0]:
-        of_gate = wanted * share * up * opened * (1 + gate * (1 - opened))
-        of_up = wanted * share * gate * opened
+        of_gate = dy * share * up * opened * (1 + gate * (1 - opened))
+        of_up = dy * share * gate * opened
         of_gate_up = torch.cat([of_gate, of_up], dim=-1).to(gate_up.dtype)
     if needs[1]:
-        sums = (hidden * wanted).sum(dim=-1).to(shares.dtype)
+        sums = (hidden * dy).sum(dim=-1).to(shares.dtype)
         of_shares = sums.new_empty(len(slots)).index_put((slots,), sums).view(shares.shape)
     if needs[2]:
         again = (hidden * share).to(gate_up.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from gemmsmith.ops.engine import observers
+from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.observers import is_traced
 
 _REAL = (torch.Tensor, torch.nn.Parameter)
@@ -21,45 +23,85 @@ _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA) | torch._
 )
 
 
-def ours(*tensors: torch.Tensor | None) -> bool:
-    """Whether we may compute with these in place of torch; None is passed over.
+class CallWay(Enum):
+    """How a call with some tensors runs."""
 
-    They must be torch's own dense tensors, and nothing but reverse-mode autograd and autocast may
-    follow what is done with them: no forward-mode AD, no transform of `torch.func`, no dispatch
-    mode of the program.
+    TORCH = "torch"  # by torch's operators alone
+    OPERATOR = "operator"  # by an operator `gemmsmith::…`, for what compiles, traces or records
+    EAGER = "eager"  # past torch's dispatcher: only autograd and autocast are to be served
+
+
+def way_of(*arguments: object) -> CallWay:
+    """How a call with these arguments runs, by the tensors among them.
+
+    Kernels of ours compute with torch's own dense tensors, while nothing but reverse-mode autograd
+    and autocast follows the operators: no forward-mode AD, no transform of `torch.func`, and no
+    dispatch mode of the program.
     """
     if forward_ad._current_level >= 0:
-        return False
+        return CallWay.TORCH
     if torch.compiler.is_compiling():
-        # `layout` may not be asked for in the backward pass of an autograd function.
-        return not torch._C._are_functorch_transforms_active() and all(
-            one is None or (type(one) in _TORCHS and not one.is_sparse) for one in tensors
-        )
-    if observers.is_watched():
-        return False
-    for tensor in tensors:
-        if tensor is None:
+        if torch._C._are_functorch_transforms_active():
+            return CallWay.TORCH
+        for argument in arguments:
+            # A tracer cannot read `layout` in the backward pass of an autograd function.
+            if isinstance(argument, torch.Tensor) and (
+                type(argument) not in _TORCHS or argument.is_sparse
+            ):
+                return CallWay.TORCH
+        return CallWay.OPERATOR
+    is_eager = observers.unobserved()
+    if not is_eager and observers.is_watched():
+        return CallWay.TORCH
+    for argument in arguments:
+        if not isinstance(argument, torch.Tensor):
             continue
-        if type(tensor) in _REAL:
-            if not observers.is_dense(tensor):
-                return False
-        elif not is_traced(tensor) or tensor.layout is not torch.strided:
-            return False
-    return True
+        if type(argument) in _REAL:
+            # As `observers.is_dense`, without a call for each tensor of each layer.
+            if observers.keys_of(argument).raw_repr() not in observers.DENSE:
+                return CallWay.TORCH
+        elif not is_traced(argument) or argument.layout is not torch.strided:
+            return CallWay.TORCH
+    return CallWay.EAGER if is_eager else CallWay.OPERATOR
 
 
-def are_torchs(*tensors: torch.Tensor | None) -> bool:
-    """Whether none of these is another library's tensor, or sparse; None is passed over."""
+def ours(*arguments: object) -> bool:
+    """Whether kernels of ours may compute with the tensors among these; see `way_of`."""
+    return way_of(*arguments) is not CallWay.TORCH
+
+
+def are_torchs(*arguments: object) -> bool:
+    """Whether no tensor among these is another library's, or sparse."""
     return all(
-        one is None or (type(one) in _TORCHS and one.layout is torch.strided) for one in tensors
+        type(tensor) in _TORCHS and tensor.layout is torch.strided
+        for tensor in arguments
+        if isinstance(tensor, torch.Tensor)
     )
 
 
 def wants_gradient(*arguments: object) -> bool:
-    """Whether autograd is on and one of the tensors among these takes part in it."""
-    return torch.is_grad_enabled() and any(
-        isinstance(one, torch.Tensor) and one.requires_grad for one in arguments
-    )
+    """Whether autograd is on and needs the gradient of a tensor among these."""
+    if torch.is_grad_enabled():
+        for argument in arguments:  # no `any`: this is asked at every call
+            if isinstance(argument, torch.Tensor) and argument.requires_grad:
+                return True
+    return False
+
+
+def cast(tensor: torch.Tensor | None, dtype: torch.dtype) -> Any:
+    """The tensor as autocast hands it to a product."""
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(dtype)
+
+
+def autocast(first: torch.Tensor, *others: torch.Tensor | None) -> tuple[Any, ...]:
+    """The operands as autocast hands them to a product, if it is on for the first one's device."""
+    kind = first.device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return (first, *others)
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(cast(operand, dtype) for operand in (first, *others))
 
 
 def register(
@@ -67,39 +109,88 @@ def register(
     compute: Callable[..., Any],
     fake: Callable[..., Any],
     autograd: Callable[..., Any] | None = None,
-    autocast: Callable[..., Any] | None = None,
-) -> None:
-    """Make an operator `gemmsmith::…` of the functions for devices, tracers and what wraps them."""
+    *,
+    by_torch: Callable[..., Any] | None = None,
+    needs_engine: bool = False,
+    casts: int = 0,
+    advice: str = "",
+) -> Callable[..., Any]:
+    """Make an operator `gemmsmith::…`. Returns the function that programs call.
+
+    The function runs the operator, or does what the operator would past torch's dispatcher, or
+    leaves the call to torch: see `CallWay`.
+
+    Args:
+        schema: in torch's language.
+        compute: gives the result on a device. Below autograd.
+        fake: gives the result without data.
+        autograd: gives the result with its gradients; takes the way and the engine first.
+        by_torch: gives the result by torch's operators alone.
+        needs_engine: whether all calls without an engine are left to torch.
+        casts: how many arguments autocast casts, from the first on.
+        advice: what to do instead, for an operator without a gradient.
+    """
     # `torch.library.custom_op` would do, but calls cost 10 µs instead of 3 (torch 2.13).
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"gemmsmith::{name}", fake, lib=_LIBRARY)
-    if autograd is not None:
-        _LIBRARY.impl(name, autograd, "Autograd")  # type: ignore[no-untyped-call]
-    if autocast is not None:
 
-        def cast(*arguments: Any) -> Any:
-            # Or the operator, called again on what was cast, would come by here for ever.
-            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-                return autocast(*arguments)
+    def without_autograd(_way: CallWay, _engine: Engine | None, *arguments: Any) -> Any:
+        return compute(*arguments)
 
-        for kind in ("AutocastCUDA", "AutocastCPU"):
-            _LIBRARY.impl(name, cast, kind)  # type: ignore[no-untyped-call]
+    eager = without_autograd if autograd is None else autograd
+
+    def as_cast(way: CallWay, engine: Engine | None, *arguments: Any) -> Any:
+        dtype = torch.get_autocast_dtype(arguments[0].device.type)
+        operands = (cast(operand, dtype) for operand in arguments[:casts])
+        return eager(way, engine, *operands, *arguments[casts:])
+
+    def under_autograd(*arguments: Any) -> Any:
+        return eager(CallWay.OPERATOR, current(), *arguments)
+
+    def under_autocast(*arguments: Any) -> Any:
+        # Without the guard the operator, called again on what was cast, would come here for ever.
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            return as_cast(CallWay.OPERATOR, current(), *arguments)
+
+    if advice:
+        _LIBRARY.impl(name, _without_gradient(name, advice), "Autograd")  # type: ignore[no-untyped-call]
+    elif autograd is not None:
+        _LIBRARY.impl(name, under_autograd, "Autograd")  # type: ignore[no-untyped-call]
+    for kind in ("AutocastCUDA", "AutocastCPU") if casts else ():
+        _LIBRARY.impl(name, under_autocast, kind)  # type: ignore[no-untyped-call]
+
+    def call(*arguments: Any) -> Any:
+        engine, way = current(), way_of(*arguments)
+        if by_torch is not None and (way is CallWay.TORCH or (needs_engine and engine is None)):
+            return by_torch(*arguments)
+        if way is CallWay.OPERATOR:
+            return getattr(torch.ops.gemmsmith, name)(*arguments)
+        if casts and torch.is_autocast_enabled(arguments[0].device.type):
+            return as_cast(way, engine, *arguments)
+        return eager(way, engine, *arguments)
+
+    return call
 
 
-def without_gradient(name: str, advice: str) -> Callable[..., torch.Tensor]:
+def _without_gradient(name: str, advice: str) -> Callable[..., torch.Tensor]:
     """Autograd's part of an operator that has no gradient.
 
     Raises:
-        NotImplementedError: when called with an operand that wants one.
+        NotImplementedError: when called with an operand that requires one.
     """
 
     def autograd(*arguments: Any) -> torch.Tensor:
-        if wants_gradient(*arguments):
-            raise NotImplementedError(f"{name} has no gradient: {advice}")
+        refuse_gradient(name, advice, *arguments)
         with torch._C._AutoDispatchBelowAutograd():
-            out: torch.Tensor = getattr(torch.ops.gemmsmith, name)(*arguments)
-            return out
+            result: torch.Tensor = getattr(torch.ops.gemmsmith, name)(*arguments)
+            return result
 
     return autograd
+
+
+def refuse_gradient(name: str, advice: str, *arguments: object) -> None:
+    """Raises NotImplementedError if autograd needs the gradient of one of the arguments."""
+    if wants_gradient(*arguments):
+        raise NotImplementedError(f"{name} has no gradient: {advice}")

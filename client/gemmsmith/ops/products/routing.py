@@ -9,7 +9,7 @@ import torch
 from gemmsmith.ops.engine.by_triton import by_triton
 
 _SMALL = 255
-"""Experts whose numbers, and one for those of other ranks, are sorted as bytes: in one pass."""
+"""Most experts whose numbers are sorted as bytes, in one pass. One number is for other ranks."""
 
 
 class Routing(NamedTuple):
@@ -18,7 +18,7 @@ class Routing(NamedTuple):
     Attributes:
         slots: [R] int64, R = T * chosen.
         places: [T, chosen] int64, the row of each slot.
-        ends: [E] int32, where each expert's rows end. Rows from the last on are no expert's here.
+        ends: [E] int32, where each expert's rows end. Rows from the last on belong to other ranks.
     """
 
     slots: torch.Tensor
@@ -27,7 +27,7 @@ class Routing(NamedTuple):
 
     @property
     def used(self) -> torch.Tensor:
-        """How many rows are some expert's; on the device."""
+        """How many rows belong to an expert of this rank; on the device."""
         return self.ends[-1:]
 
 

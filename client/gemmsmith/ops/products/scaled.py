@@ -1,31 +1,27 @@
 """`gemmsmith.scaled_linear`: a layer of FP8 operands, whose result may be FP8 as well.
 
-With an FP8 result, one kernel computes the product, what follows it, the result's factor, and on
-demand its largest value, where the operation has a winner (`gemmsmith.core.operation`: `out_e4m3`).
-Else the steps after the product are torch's. Either rounds to FP8 with saturation: torch's own cast
-does not, so a clamp precedes it.
+Where the operation has a winner (`gemmsmith.core.operation`: `out_e4m3`), one kernel computes the
+product, what follows it, the FP8 result with its factor, and on demand its largest value. Elsewhere
+torch's operators follow the product. Both round to FP8 with saturation: torch's own cast does not,
+so a clamp precedes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from gemmsmith.core.activations import ACTIVATIONS, check_activation
 from gemmsmith.core.epilogue import Epilogue
-from gemmsmith.ops.engine import observers
+from gemmsmith.ops.engine import functions
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.operands import Operands, present
 from gemmsmith.ops.products import operators
-from gemmsmith.ops.products.registry import (
-    ours,
-    register,
-    wants_gradient,
-    without_gradient,
-)
-from gemmsmith.ops.products.telling import Multiplied
+from gemmsmith.ops.products.recording import Multiplied
+from gemmsmith.ops.products.registry import refuse_gradient, register
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
@@ -38,7 +34,7 @@ class Output(NamedTuple):
     Attributes:
         dtype: of the result.
         scale: factor of an FP8 result; None: 1.
-        amax: what the value's largest absolute value is added to.
+        amax: becomes the larger one of itself and of the value's largest absolute value.
     """
 
     dtype: torch.dtype
@@ -47,8 +43,35 @@ class Output(NamedTuple):
 
     @property
     def is_fp8(self) -> bool:
-        """Whether a kernel may finish it."""
+        """Whether a kernel writes the result itself."""
         return self.dtype is FP8
+
+    def run(
+        self,
+        form: Form,
+        product: Sequence[torch.Tensor],
+        epilogue: Epilogue,
+        operands: Operands,
+    ) -> torch.Tensor | None:
+        """The result by one kernel. Returns None if no winner computes all of it.
+
+        Args:
+            form: which product.
+            product: x[..., K], the weight [N, K], and their factors.
+            epilogue: what follows the product.
+            operands: what the epilogue reads.
+        """
+        x, weight, scale_a, scale_b = product
+        operands = {**operands, "scale_a": scale_a, "scale_b": scale_b}
+        if self.is_fp8:
+            operands |= present(scale_d=self.scale, amax=self.amax)
+        output = FP8 if self.is_fp8 else None
+        engine = current()
+        decided = functions.decide(engine, form, x, weight.t(), epilogue, operands, output)
+        outputs = None if decided is None else decided.run()
+        if outputs is None:
+            return None
+        return outputs[0] if self.is_fp8 else self.of(outputs[0])
 
     def of(self, value: torch.Tensor) -> torch.Tensor:
         """The result of a value in bf16, by torch's operators."""
@@ -79,7 +102,7 @@ def scaled_linear(
         x: E4M3, any number of leading dimensions.
         weight: E4M3, [N, K].
         scale_x: one FP32 element on the operands' device, by which x's values are multiplied.
-        scale_weight: likewise, weight's.
+        scale_weight: the same for weight's.
         bias: [N] of bf16; None adds nothing. Fused kernels need one.
         activation: `gelu_tanh`, `gelu` (exact), `silu` or `relu2` (the square of ReLU); None: none.
         out_dtype: `torch.bfloat16` or `torch.float8_e4m3fn`.
@@ -98,25 +121,34 @@ def scaled_linear(
     """
     if activation is not None:
         check_activation(activation)
-    check(x, scale_x, scale_weight, Output(out_dtype, out_scale, amax))
-    arguments = (
-        x,
-        weight,
-        scale_x,
-        scale_weight,
-        bias,
-        activation,
-        out_dtype,
-        out_scale,
-        amax,
+    call = ScaledCall(
+        *(x, weight, scale_x, scale_weight, bias, activation, out_dtype, out_scale, amax),
         use_fast_accum,
     )
-    refuse_gradient("scaled_linear", *arguments)
-    observed = torch.compiler.is_compiling() or not observers.unobserved()
-    if observed and ours(x, weight, scale_x, scale_weight, bias, out_scale, amax):
-        result: torch.Tensor = torch.ops.gemmsmith.scaled_linear(*arguments)
-        return result
-    return _compute(*arguments)
+    check(x, scale_x, scale_weight, call.output)
+    refuse_gradient("scaled_linear", ADVICE, *call)
+    result: torch.Tensor = _scaled_linear(*call)
+    return result
+
+
+class ScaledCall(NamedTuple):
+    """The arguments of the operator `scaled_linear`, in its order; see there."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    scale_x: torch.Tensor
+    scale_weight: torch.Tensor
+    bias: torch.Tensor | None
+    activation: str | None
+    out_dtype: torch.dtype
+    out_scale: torch.Tensor | None
+    amax: torch.Tensor | None
+    use_fast_accum: bool
+
+    @property
+    def output(self) -> Output:
+        """What the layer's value becomes."""
+        return Output(self.out_dtype, self.out_scale, self.amax)
 
 
 def check(
@@ -127,28 +159,18 @@ def check(
         raise ValueError(f"out_dtype must be torch.bfloat16 or {FP8}, got {output.dtype}")
     if output.scale is not None and not output.is_fp8:
         raise ValueError(f"out_scale is of a result in {FP8}; out_dtype is {output.dtype}")
-    for name, one in (
-        ("scale_x", scale_x),
-        ("scale_weight", scale_weight),
-        ("out_scale", output.scale),
-        ("amax", output.amax),
-    ):
-        if one is None:
-            continue
-        if one.dtype != torch.float32 or one.numel() != 1 or one.device != x.device:
+    scalars = present(
+        scale_x=scale_x, scale_weight=scale_weight, out_scale=output.scale, amax=output.amax
+    )
+    for name, scalar in scalars.items():
+        if scalar.dtype != torch.float32 or scalar.numel() != 1 or scalar.device != x.device:
             raise ValueError(
-                f"{name} must be one float32 element on {x.device}, got {one.numel()} of "
-                f"{one.dtype} on {one.device}"
+                f"{name} must be one float32 element on {x.device}, got {scalar.numel()} of "
+                f"{scalar.dtype} on {scalar.device}"
             )
 
 
-def refuse_gradient(name: str, *arguments: object) -> None:
-    """Raises NotImplementedError where one of these wants a gradient."""
-    if wants_gradient(*arguments):
-        raise NotImplementedError(f"{name} has no gradient: {ADVICE}")
-
-
-def multiplied(
+def multiply(
     x: torch.Tensor,
     weight: torch.Tensor,
     scale_x: torch.Tensor,
@@ -156,7 +178,7 @@ def multiplied(
     bias: torch.Tensor | None,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    """The product in bf16, by whoever computes it."""
+    """The product in bf16, by its own winner or by torch."""
     out = operators.scaled_mm(
         x.reshape(-1, x.shape[-1]),
         weight.t(),
@@ -168,62 +190,45 @@ def multiplied(
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
-def _compute(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale_x: torch.Tensor,
-    scale_weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    out_dtype: torch.dtype,
-    out_scale: torch.Tensor | None,
-    amax: torch.Tensor | None,
-    use_fast_accum: bool,
-) -> torch.Tensor:
-    """The devices' part: also what an eager call does. Without a kernel the steps are torch's."""
-    output = Output(out_dtype, out_scale, amax)
-    operands = (x, weight, scale_x, scale_weight, bias, out_scale, amax)
-    engine = current() if ours(*operands) else None
-    epilogue = Epilogue.made_of(bias=bias is not None, activation=activation)
-    if engine is not None and epilogue is not None and bias is not None:
-        found = engine.fused(
-            Form.scaled(by_rows=False, fast=use_fast_accum),
-            x,
-            weight.t(),
-            epilogue,
-            bias,
-            None,
-            scale_x,
-            scale_weight,
-            output=FP8 if output.is_fp8 else None,
-            scale_d=out_scale,
-            amax=amax if output.is_fp8 else None,
-        )
-        if found is not None:
-            return found[0] if output.is_fp8 else output.of(found[0])
-    value = multiplied(x, weight, scale_x, scale_weight, bias, use_fast_accum)
-    return output.of(value if activation is None else ACTIVATIONS[activation](value))
+def run_composed(*arguments: Any) -> torch.Tensor:
+    """The product by its own winner or by torch, then torch's operators."""
+    call = ScaledCall(*arguments)
+    value = multiply(*call[:5], call.use_fast_accum)
+    if call.activation is not None:
+        value = ACTIVATIONS[call.activation](value)
+    return call.output.of(value)
+
+
+def _compute(*arguments: Any) -> torch.Tensor:
+    call = ScaledCall(*arguments)
+    epilogue = Epilogue.made_of(bias=call.bias is not None, activation=call.activation)
+    if epilogue is None or call.bias is None:
+        return run_composed(*call)
+    form = Form.scaled(by_rows=False, fast=call.use_fast_accum)
+    d = call.output.run(form, call[:4], epilogue, present(bias=call.bias))
+    return run_composed(*call) if d is None else d
 
 
 def _fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=others[4])
 
 
-def products(given: dict[str, Any]) -> Iterator[Multiplied]:
-    """What a call multiplies, by its arguments: the bare product, then the fused one."""
-    form, b = Form.scaled(by_rows=False, fast=given["use_fast_accum"]), given["weight"].t()
-    output = FP8 if given["out_dtype"] is FP8 else None
-    epilogue = Epilogue.made_of(bias=given["bias"] is not None, activation=given["activation"])
-    yield Multiplied(form, given["x"], b)
+def products(arguments: dict[str, Any]) -> Iterator[Multiplied]:
+    """What a call multiplies: the bare product, then the fused one."""
+    call = ScaledCall(**arguments)
+    form, b = Form.scaled(by_rows=False, fast=call.use_fast_accum), call.weight.t()
+    epilogue = Epilogue.made_of(bias=call.bias is not None, activation=call.activation)
+    yield Multiplied(form, call.x, b)
     if epilogue not in (None, Epilogue.NONE):
-        yield Multiplied(form, given["x"], b, output, epilogue)
+        yield Multiplied(form, call.x, b, FP8 if call.output.is_fp8 else None, epilogue)
 
 
-register(
+_scaled_linear = register(
     "scaled_linear(Tensor x, Tensor weight, Tensor scale_x, Tensor scale_weight, Tensor? bias, "
     "str? activation, ScalarType out_dtype, Tensor? out_scale, Tensor(a!)? amax, "
     "bool use_fast_accum) -> Tensor",
     _compute,
     _fake,
-    without_gradient("scaled_linear", ADVICE),
+    by_torch=run_composed,
+    advice=ADVICE,
 )

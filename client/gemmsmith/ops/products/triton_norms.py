@@ -17,7 +17,7 @@ from gemmsmith.ops.engine.triton_sums import add_parts, sm_count
 TILE = 4096
 """Elements that a thread block holds at a time, in whole rows."""
 BLOCKS = 4
-"""Thread blocks for each SM, among which rows are dealt out."""
+"""Thread blocks for each SM, which share the rows."""
 
 
 @TritonKernel
@@ -37,13 +37,13 @@ def _backward(
         there = (row < count) & (column < width)
         scaled = tl.load(scale + row, mask=row < count, other=0.0)
         normal = tl.load(x + at, mask=there, other=0.0).to(tl.float32) * scaled
-        wanted = tl.load(gradient + at, mask=there, other=0.0).to(tl.float32)
+        dy = tl.load(gradient + at, mask=there, other=0.0).to(tl.float32)
         if needs_weight:
-            total += wanted * normal
+            total += dy * normal
         if needs_x:
-            wanted *= factor
-            mean = tl.sum(wanted * normal, axis=1)[:, None] / width
-            value = scaled * (wanted - normal * mean)
+            dy *= factor
+            mean = tl.sum(dy * normal, axis=1)[:, None] / width
+            value = scaled * (dy - normal * mean)
             tl.store(of_x + at, value.to(of_x.dtype.element_ty), mask=there)
     if needs_weight:
         at = program * width + column
@@ -72,7 +72,7 @@ def gradients(
     read = (gradient, x, weight, scale)
     _backward(
         programs,
-        # What is not written stands for what is not needed.
+        # A kernel needs a tensor for every argument: x and sums are not written in that case.
         (*read, x if of_x is None else of_x, sums),
         *(*needs, width, block, rows),
         numbers=(count,),

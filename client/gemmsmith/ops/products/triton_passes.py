@@ -1,4 +1,4 @@
-"""The passes of passes.py as Triton kernels; one program a row or token, columns in blocks. A
+"""The passes of passes.py as Triton kernels: a program for each row or token, columns in blocks. A
 model's widths do not change, so kernels are compiled for them.
 
 Only imported where there is a GPU: torch's builds for CUDA bring Triton.
@@ -89,17 +89,17 @@ def _activate_backward(
             there = at < inner
             gate = tl.load(gate_up + of_row + at, mask=there, other=0.0).to(tl.float32)
             up = tl.load(gate_up + of_row + inner + at, mask=there, other=0.0).to(tl.float32)
-            wanted = tl.load(gradient + row * inner + at, mask=there, other=0.0).to(tl.float32)
+            dy = tl.load(gradient + row * inner + at, mask=there, other=0.0).to(tl.float32)
             opened = tl.sigmoid(gate)
             hidden = gate * opened * up
             kind = gate_up.dtype.element_ty
             if needs_shares:
-                of_share += tl.sum(hidden * wanted, axis=0)
+                of_share += tl.sum(hidden * dy, axis=0)
             if needs_gate_up:
-                wanted *= share
-                of_gate = (wanted * up * opened * (1 + gate * (1 - opened))).to(kind)
+                dy *= share
+                of_gate = (dy * up * opened * (1 + gate * (1 - opened))).to(kind)
                 tl.store(d_gate_up + of_row + at, of_gate, mask=there)
-                of_up = (wanted * gate * opened).to(kind)
+                of_up = (dy * gate * opened).to(kind)
                 tl.store(d_gate_up + of_row + inner + at, of_up, mask=there)
             if needs_again:
                 tl.store(again + row * inner + at, (hidden * share).to(kind), mask=there)
@@ -109,7 +109,7 @@ def _activate_backward(
 
 def scatter(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """As passes.scatter."""
-    # What is not read or written stands for the shares.
+    # The kernel needs a tensor for every argument; it does not use those of the shares.
     return _scattered(tokens, places, tokens, places, shared=False)
 
 
@@ -169,13 +169,13 @@ def activate_backward(
     """As passes.activate_backward; rows from `used` on are left as they are."""
     rows, inner = gradient.shape
     gate_up, shares = gate_up.contiguous(), shares.contiguous()
-    made = ActivateGradients(
+    gradients = ActivateGradients(
         gate_up=torch.empty_like(gate_up) if needs[0] else None,
         shares=torch.empty_like(shares) if needs[1] else None,
         again=gate_up.new_empty(rows, inner) if needs[2] else None,
     )
     read = (gate_up, shares, slots.contiguous(), used, gradient.contiguous())
-    # What is not written stands for what is not needed.
-    written = [gate_up if tensor is None else tensor for tensor in made]
+    # The kernel needs a tensor for every argument; it does not write to gate_up.
+    written = [gate_up if tensor is None else tensor for tensor in gradients]
     _activate_backward(rows, (*read, *written), *needs, inner, BLOCK)
-    return made
+    return gradients

@@ -1,9 +1,9 @@
 """routing.route as three Triton kernels: a counting sort, stable and the same at every run.
 
 Slots are cut into blocks. The first kernel counts each block's slots of each expert. The second
-adds up the counts, which gives where a block's slots of an expert go. The third puts them there:
-within a block, behind those of the same expert that come before. Experts of other ranks are one
-more, the last.
+adds up the counts, which gives the first row of a block's slots of an expert. The third puts the
+slots there: within a block, each after the earlier slots of the same expert. The experts of other
+ranks count as one more expert, the last.
 
 Only imported where there is a GPU: torch's builds for CUDA bring Triton.
 """
@@ -20,18 +20,18 @@ from gemmsmith.ops.engine.launching import TritonKernel, power_of_2, quotient_up
 from gemmsmith.ops.products.routing import Routing
 
 MOST_EXPERTS, MOST_SLOTS = 256, 2**18
-"""That these kernels sort; torch's sort takes about ten, but scales better."""
+"""Most that these kernels sort. torch's sort launches about ten, but scales better."""
 BLOCK = 256
 """Slots of a block: as many threads."""
 COMPARED = 32
-"""Of its slots, at a time, that each is compared with: registers of a thread."""
+"""Slots of a block with which each slot is compared at a time: registers of a thread."""
 ADDED = 4096
 """Counts that are added up at a time."""
 
 
 @triton.jit
 def _expert(index, slot, count, number: tl.constexpr):
-    """Of each slot; `number` for those of other ranks."""
+    """The expert of each slot; `number` for experts of other ranks."""
     expert = tl.load(index + slot, mask=slot < count, other=0).to(tl.int64)
     return tl.where((expert >= 0) & (expert < number), expert, number).to(tl.int32)
 
@@ -46,8 +46,8 @@ def _count(
     # What lies beyond the last slot is counted in a column that is not read.
     expert = tl.where(slot < count, _expert(index, slot, count, number), number + 1)
     column = tl.arange(0, columns)
-    found = tl.histogram(expert, columns)
-    tl.store(counts + column * blocks + program, found, mask=column <= number)
+    numbers = tl.histogram(expert, columns)
+    tl.store(counts + column * blocks + program, numbers, mask=column <= number)
 
 
 @TritonKernel
@@ -62,9 +62,9 @@ def _add(counts, begins, ends, blocks, number: tl.constexpr, added: tl.constexpr
     begin = tl.sum(total, axis=0)
     for first in range(0, blocks, added):
         at = first + tl.arange(0, added)
-        found = tl.load(counts + before + at, mask=at < blocks, other=0)
-        tl.store(begins + before + at, begin + tl.cumsum(found, axis=0) - found, mask=at < blocks)
-        begin += tl.sum(found, axis=0)
+        slots = tl.load(counts + before + at, mask=at < blocks, other=0)
+        tl.store(begins + before + at, begin + tl.cumsum(slots, axis=0) - slots, mask=at < blocks)
+        begin += tl.sum(slots, axis=0)
     if expert < number:
         tl.store(ends + expert, begin)
 

@@ -8,7 +8,7 @@ import torch
 
 from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.products import operators
+from gemmsmith.ops.products.registry import autocast
 from gemmsmith.program.calls import recording
 
 
@@ -18,7 +18,7 @@ class Multiplied(NamedTuple):
     Attributes:
         form: which product; None: one that no kernel computes.
         output: element type of the result; None: as torch gives it.
-        epilogue: what follows it.
+        epilogue: what follows the product.
         groups: how many, of a grouped product.
     """
 
@@ -30,20 +30,20 @@ class Multiplied(NamedTuple):
     groups: int = 0
 
 
-def is_told() -> bool:
+def is_recording() -> bool:
     """Whether something records. A compiled graph is made as if nothing did."""
     return not torch.compiler.is_compiling() and bool(recording())
 
 
-def tell(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, groups: int = 0) -> None:
+def record(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, groups: int = 0) -> None:
     """Note what could follow the product of a layer, in the types that autocast gives.
 
     Args:
-        x: the layer's; of backward epilogues dY, without its data.
-        weight: of a gate, its own rows.
+        x: of the layer; for backward epilogues dY, without its data.
+        weight: of the layer; of a gate, its own rows.
         epilogue: what could follow.
         groups: how many, of a grouped product.
     """
-    x, weight = operators.autocast(x, weight)
+    x, weight = autocast(x, weight)
     for calls in recording():
         calls.record(x, weight, epilogue.value, groups)
