@@ -205,7 +205,7 @@ def test_a_password_of_the_url_goes_to_the_service_and_nowhere_else(
         "http://" + "a" * 70_000,
     ],
 )
-def test_what_is_no_url_is_a_line(kind: type, url: str) -> None:
+def test_an_invalid_url_raises_a_message_of_one_line(kind: type, url: str) -> None:
     with pytest.raises(ValueError, match=r"URL must be like|a port must be in") as caught:
         kind(url, cache_dir=None)
     assert str(caught.value).isprintable()

@@ -97,7 +97,7 @@ def test_a_compressed_bomb_is_refused_and_not_kept(
 
 
 @pytest.mark.parametrize("status", [200, 404, 503])
-def test_what_is_too_long_is_refused_before_it_is_read(
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(
     ask: Ask, server: Misbehaving, status: int
 ) -> None:
     server.say(Say(status, b"x" * 5000))
@@ -126,7 +126,7 @@ def test_broken_compression_is_no_answer(ask: Ask, server: Misbehaving, cut: byt
         ask(server, "devices")
 
 
-def test_the_known_answer_stands_in_for_one_that_is_refused(
+def test_the_cached_answer_replaces_a_refused_answer(
     ask: Ask, server: Misbehaving, served: Say, answer: Answer, tmp_path: Path
 ) -> None:
     server.say(served)

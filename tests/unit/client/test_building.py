@@ -54,6 +54,6 @@ def test_other_libraries_are_noticed(tmp_path: Path) -> None:
     assert building.oldest_glibc(content) is None
 
 
-def test_what_is_opened_by_name_is_not_needed(tmp_path: Path) -> None:
+def test_libraries_opened_at_run_time_are_not_required(tmp_path: Path) -> None:
     assert building.oldest_glibc(library(tmp_path) + b"\0libcuda.so.1\0") == 0
     assert building.oldest_glibc(b"PE") is None

@@ -140,7 +140,7 @@ def test_nothing_is_baked_from_damaged_or_missing_packs(
     assert list(target.parent.iterdir()) == []
 
 
-def test_a_bundle_runs_where_whoever_baked_it_is_believed(
+def test_a_bundle_runs_where_its_signer_is_trusted(
     baked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert Bundle.open(baked, folder=tmp_path / "cache").packs.path(PACK)

@@ -25,7 +25,7 @@ def the_file(root: Path) -> Path:
     return path
 
 
-def test_an_answer_comes_back_for_its_own_question_only(tmp_path: Path, answer: Answer) -> None:
+def test_an_answer_is_returned_for_its_own_problem_only(tmp_path: Path, answer: Answer) -> None:
     cache = AnswerCache(tmp_path, URL)
     query = Query(problem=answer.problem)
     cache.store(query, answer, '"tag"')
@@ -85,7 +85,7 @@ def huge(path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_what_is_no_file_of_the_cache_is_a_miss(
+def test_an_invalid_file_in_the_cache_is_a_miss(
     tmp_path: Path, server: Misbehaving, served: Say, answer: Answer, odd: str
 ) -> None:
     winners = snapshot(row(BIG))
@@ -149,7 +149,7 @@ def test_processes_never_see_half_an_entry(tmp_path: Path, answer: Answer) -> No
     assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".json"]
 
 
-def test_a_pack_is_what_its_name_says(tmp_path: Path) -> None:
+def test_a_pack_has_the_hash_in_its_name(tmp_path: Path) -> None:
     packs = PackCache(tmp_path)
     content = b"bytes of a pack"
     name = hashlib.sha256(content).hexdigest()

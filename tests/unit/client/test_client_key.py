@@ -47,7 +47,7 @@ def test_the_key_goes_with_every_request(
     ]
 
 
-def test_without_a_key_it_says_where_one_is_taken_from(server: Misbehaving) -> None:
+def test_without_a_key_the_error_says_where_to_set_it(server: Misbehaving) -> None:
     server.say(refusal(401, "API key needed", "This needs an API key."))
     with (
         Client(server.url, cache_dir=None) as client,
@@ -77,14 +77,14 @@ def test_a_missing_scope_is_named(server: Misbehaving) -> None:
         client.tune(256, 4096, 4096)
 
 
-def test_an_event_stream_is_refused_alike(server: Misbehaving) -> None:
+def test_an_event_stream_without_a_valid_key_is_refused(server: Misbehaving) -> None:
     server.say(refusal(401, "API key needed", "This API key is unknown."))
     with Client(server.url, api_key=KEY, cache_dir=None) as client, pytest.raises(Unauthorized):
         list(client.job_events("j1"))
 
 
 @pytest.mark.parametrize("key", ["", "a b", "gsk_x\r\nX-Injected: 1", "schlüssel", "x" * 501])
-def test_what_cannot_be_a_key_is_refused_and_not_shown(key: str) -> None:
+def test_an_invalid_key_is_refused_and_not_shown(key: str) -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(ValueError, match="api_key is no API key") as caught:
             kind(api_key=key, cache_dir=None)

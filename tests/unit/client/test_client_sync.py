@@ -137,7 +137,7 @@ def test_not_tuned_is_typed_and_not_retried(client: Client, server, served) -> N
         client.best(256, 4096, 4096)
 
 
-def test_a_404_of_something_else_is_not_not_tuned(client: Client, server: Misbehaving) -> None:
+def test_a_404_of_another_server_is_not_not_tuned(client: Client, server: Misbehaving) -> None:
     server.say(Say(404, b"<h1>nginx</h1>"))
     with pytest.raises(Rejected, match="no problem document"):
         client.best(1, 1, 1)
@@ -234,7 +234,7 @@ def test_a_dropped_answer_is_asked_for_again(client, server, served, answer) -> 
     assert client.best(256, 4096, 4096) == answer
 
 
-def test_best_many_keeps_the_order_and_returns_what_is_not_tuned(
+def test_best_many_keeps_the_order_and_returns_not_tuned(
     client: Client, server: Misbehaving, served: Say, answer: Answer
 ) -> None:
     both = [json.loads(served.body), json.loads(NOT_TUNED.body)]

@@ -97,7 +97,7 @@ def ask(kind: type, url: str, call: str, *arguments: Any, **options: Any) -> Any
 @KINDS
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("slow", SLOW)
-def test_whatever_comes_slowly_is_given_up(slow: str, call: str, kind: type) -> None:
+def test_slow_answers_are_given_up(slow: str, call: str, kind: type) -> None:
     with raw(SLOW[slow]()) as url:
         began = time.monotonic()
         with pytest.raises(GemmsmithError):
@@ -197,7 +197,7 @@ def chunk(data: bytes) -> bytes:
     ],
     ids=["bytes", "streams", "empty streams", "empty blocks", "name"],
 )
-def test_what_unfolds_to_nothing_is_counted(
+def test_compressed_data_that_is_empty_is_counted(
     kind: type, begin: bytes, piece: bytes, error: type[Exception]
 ) -> None:
     def talk(connection: socket.socket) -> None:

@@ -130,7 +130,7 @@ def _in_a_group(rank: int) -> object:
 
 
 @pytest.mark.parametrize("warm", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_warm_and_a_cold_rank_choose_alike(
+def test_a_warm_and_a_cold_rank_choose_the_same(
     tmp_path: Path, server: Misbehaving, warm: int
 ) -> None:
     folders = (str(tmp_path / "0"), str(tmp_path / "1"))
@@ -145,7 +145,7 @@ def test_a_warm_and_a_cold_rank_choose_alike(
 
 
 @pytest.mark.long
-def test_all_ranks_fail_alike(tmp_path: Path) -> None:
+def test_all_ranks_raise_the_same_error(tmp_path: Path) -> None:
     kinds, messages, _ = zip(*on_two_ranks(tmp_path, _failing), strict=True)
     assert set(kinds) == {"SnapshotUnavailable"}
     assert set(messages) == {
@@ -160,7 +160,7 @@ def test_an_interrupt_on_rank_0_lets_the_others_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_no_snapshot_is_none_everywhere(tmp_path: Path) -> None:
+def test_without_a_snapshot_all_ranks_get_none(tmp_path: Path) -> None:
     assert on_two_ranks(tmp_path, _nothing) == [None, None]
 
 
@@ -179,7 +179,7 @@ def _refused_by_one(rank: int) -> object:
 
 
 @pytest.mark.long
-def test_what_one_rank_does_not_believe_none_runs(tmp_path: Path) -> None:
+def test_no_rank_runs_a_snapshot_that_another_rank_does_not_trust(tmp_path: Path) -> None:
     kinds, messages, _ = zip(*on_two_ranks(tmp_path, _refused_by_one), strict=True)
     assert set(kinds) == {"SnapshotUnavailable"}
     assert set(messages) == {"rank 1 does not take the snapshot: PackUntrusted: it is not signed"}
@@ -202,7 +202,7 @@ def _compared(rank: int) -> tuple[float, float, float]:
 
 
 @pytest.mark.long
-def test_all_ranks_get_one_answer_whether_a_step_gains(tmp_path: Path) -> None:
+def test_all_ranks_get_the_same_result_of_compare(tmp_path: Path) -> None:
     first, second = on_two_ranks(tmp_path, _compared)
     assert first == second
     assert 0 < first[1] <= first[0] <= first[2]
@@ -259,20 +259,20 @@ def test_all_ranks_agree_by_the_store_alone() -> None:
     assert agree(takes, takes, takes, world=3) == [WINNERS] * 3
 
 
-def test_what_one_rank_refuses_none_runs() -> None:
+def test_no_rank_runs_a_snapshot_that_another_rank_refuses() -> None:
     one, other = agree(takes, refuses, world=2)
     assert one == other
     assert "rank 1 does not take the snapshot: PackUntrusted: its signer is unknown" in str(one)
 
 
-def test_what_rank_0_does_not_get_none_runs() -> None:
+def test_all_ranks_fail_if_rank_0_gets_no_snapshot() -> None:
     assert (
         agree(takes, takes, fetch=goes, world=2)
         == ["rank 0 could not fetch the snapshot: ServiceUnavailable: no answer"] * 2
     )
 
 
-def test_who_waits_in_vain_decides_for_all() -> None:
+def test_a_rank_that_times_out_decides_for_all() -> None:
     one, other = agree(takes, takes, world=3)  # the third rank is missing
     assert one == other
     assert "waited 2 s for the other ranks" in str(one)

@@ -145,7 +145,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     made.close()
 
 
-def test_it_is_written_to_and_stays_what_it_is(place: Place) -> None:
+def test_a_target_is_written_to_and_keeps_its_kind(place: Place) -> None:
     before = place.path.lstat() if place.path.is_symlink() or place.path.exists() else None
     kind = before and stat.S_IFMT(before.st_mode)
     write_file(place.path, b"new")
@@ -158,7 +158,7 @@ def test_it_is_written_to_and_stays_what_it_is(place: Place) -> None:
     assert litter(place) == []
 
 
-def test_a_failure_leaves_what_was_there(place: Place) -> None:
+def test_a_failure_leaves_the_target_unchanged(place: Place) -> None:
     before = place.arrived()
     with suppress(ZeroDivisionError), replacing(place.path) as aside:
         aside.write_bytes(b"half")
@@ -188,7 +188,7 @@ def litter(place: Place) -> list[Path]:
     ],
     ids=["folder", "loop", "full", "not open", "folder above", "loop of folders"],
 )
-def test_what_cannot_be_written_is_named(
+def test_an_error_names_the_path_that_cannot_be_written(
     make: Callable[[Path], None], number: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "named"
@@ -208,9 +208,7 @@ def test_a_large_file_goes_through_a_pipe_at_its_readers_pace(tmp_path: Path) ->
     assert taken == [content]
 
 
-def test_a_pipe_that_is_never_read_from_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_without_a_reader_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_UNREAD_S", 0.2)
     path = tmp_path / "pipe"
     os.mkfifo(path)
@@ -265,7 +263,7 @@ def test_each_function_that_writes_a_file_follows_links(writer: str, tmp_path: P
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o077])
-def test_folders_of_its_own_are_private_whatever_the_umask(mask: int, tmp_path: Path) -> None:
+def test_its_own_folders_are_private_for_every_umask(mask: int, tmp_path: Path) -> None:
     with umask(mask):
         publish(tmp_path / "cache" / "a" / "b" / "file", b"")
         private_folder(tmp_path / "state" / "inner")
@@ -317,7 +315,7 @@ def test_keys_and_packs_that_others_may_change_are_not_used(
 
 
 @as_root
-def test_what_root_owns_is_safe_for_all(tmp_path: Path) -> None:
+def test_files_of_root_are_safe(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
 
     def look() -> None:

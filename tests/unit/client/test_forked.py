@@ -92,7 +92,7 @@ def test_children_share_no_connection(answer: Answer) -> None:
         assert misses(client, 0) == 0
 
 
-def test_children_of_children_and_threads_share_none(answer: Answer) -> None:
+def test_grandchildren_and_threads_share_no_connection(answer: Answer) -> None:
     with service(answer) as url, Client(url, cache_dir=None, retries=0) as client:
         stop = threading.Event()
 

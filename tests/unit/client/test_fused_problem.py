@@ -94,7 +94,7 @@ def test_a_plain_operation_is_not_fused() -> None:
     assert Operation.of("bf16").default == "cuBLAS"
 
 
-def test_what_is_read_and_written_beside_the_product() -> None:
+def test_further_matrices_that_are_read_and_written() -> None:
     def moved(epilogue: str) -> int:
         return Problem.of(Operation.of("bf16", epilogue=epilogue), M, N, K).operand_bytes
 
@@ -121,7 +121,7 @@ def test_what_is_read_and_written_beside_the_product() -> None:
     assert fused.flops == plain.flops
 
 
-def test_gate_and_up_make_one_column() -> None:
+def test_gate_and_up_are_combined_to_a_column() -> None:
     gated = Problem(m=M, n=N, k=K, dtype="bf16.then_silu_gate")
     assert (gated.columns, gated.flops) == (N // 2, 2 * M * N * K)
     assert Problem(m=M, n=N, k=K, dtype="bf16.then_bias").columns == N
@@ -158,14 +158,16 @@ def test_no_other_operation_is_a_neighbour() -> None:
         ("fp8_e4m3", "tn", {"epilogue": "row_scale", "scaling": "row"}, "scaling"),
     ],
 )
-def test_what_does_not_exist(dtype: str, layout: str, given: dict[str, str], field: str) -> None:
+def test_invalid_combinations_are_refused(
+    dtype: str, layout: str, given: dict[str, str], field: str
+) -> None:
     with pytest.raises(InvalidProblem) as caught:
         Operation.of(dtype, layout, **{"epilogue": "bias", **given})
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("epilogue", FORWARD)
-def test_what_may_be_stored_in_fp8(epilogue: Epilogue) -> None:
+def test_epilogues_that_may_store_fp8(epilogue: Epilogue) -> None:
     """Epilogues at the end of a forward pass, without anything that is kept in 16 bits."""
     exists = epilogue.has_bias or epilogue.is_gated
     kept = epilogue.has_residual or epilogue.stores_aux or epilogue.has_row_scale
@@ -193,7 +195,7 @@ def test_what_may_be_stored_in_fp8(epilogue: Epilogue) -> None:
         ("fp8_e4m3", {"out": "e5m2"}, "out"),
     ],
 )
-def test_what_may_not(dtype: str, given: dict[str, object], field: str) -> None:
+def test_epilogues_that_may_not_store_fp8(dtype: str, given: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidProblem) as caught:
         Operation.of(dtype, **{"out": "e4m3", "epilogue": "bias", **given})  # type: ignore[arg-type]
     assert caught.value.field == field

@@ -50,13 +50,15 @@ def test_only_the_number_of_tokens_may_differ_from_a_neighbours() -> None:
         ("bf16", "tn", {"grouping": "rows", "out": "f32", "accumulate": True}, "accumulate"),
     ],
 )
-def test_what_does_not_exist(dtype: str, layout: str, given: dict[str, object], field: str) -> None:
+def test_invalid_combinations_are_refused(
+    dtype: str, layout: str, given: dict[str, object], field: str
+) -> None:
     with pytest.raises(InvalidProblem) as caught:
         Operation.of(dtype, layout, **given)  # type: ignore[arg-type]
     assert caught.value.field == field
 
 
-def test_there_may_be_so_many_groups() -> None:
+def test_the_number_of_groups_is_limited() -> None:
     assert Problem.of(ROWS, 1, 8, 8, MAX_GROUPS).batch == MAX_GROUPS
     with pytest.raises(InvalidProblem, match="1024 groups"):
         Problem.of(ROWS, 1, 8, 8, MAX_GROUPS + 1)

@@ -196,7 +196,7 @@ def test_libraries_that_ask_for_torch_first(tmp_path: Path, first: int) -> None:
     assert done.stdout == "[1]\n", done.stderr
 
 
-def test_a_file_that_is_not_there_is_one_warning(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_single_warning(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("")
     environment = unchanged.environment(tmp_path, GEMMSMITH="winners.gspack")
     done = unchanged.run(["python", "-c", "import torch; print('on')"], tmp_path, environment)
@@ -207,7 +207,7 @@ def test_a_file_that_is_not_there_is_one_warning(tmp_path: Path) -> None:
     )
 
 
-def test_a_launcher_warns_for_what_it_starts(tmp_path: Path) -> None:
+def test_a_launcher_warns_for_its_child_processes(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("")
     code = "import torch, subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch'])"
     environment = unchanged.environment(tmp_path, GEMMSMITH="winners.gspack")
@@ -215,7 +215,7 @@ def test_a_launcher_warns_for_what_it_starts(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_torch_that_cannot_be_imported_raises_what_it_raises(tmp_path: Path) -> None:
+def test_the_error_of_a_broken_torch_is_raised(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('no such library')\n")
     done = unchanged.run(
         ["python", "-c", "import torch"],
@@ -226,7 +226,7 @@ def test_a_torch_that_cannot_be_imported_raises_what_it_raises(tmp_path: Path) -
     assert done.stderr.endswith("OSError: no such library\n")
 
 
-def test_the_line_survives_a_library_that_is_gone(tmp_path: Path) -> None:
+def test_the_line_survives_a_removed_library(tmp_path: Path) -> None:
     """After a removal by hand, Python prints an error and starts."""
     (tmp_path / unchanged.PTH.name).write_text(unchanged.PTH.read_text())
     code = (

@@ -36,7 +36,7 @@ def ask(lookup: Lookup, problem: Problem = BIG) -> Choice | None:
     )
 
 
-def test_it_says_what_the_snapshot_says() -> None:
+def test_a_lookup_returns_the_snapshots_choices() -> None:
     lookup = Lookup(OLD)
     for problem in (BIG, replace(BIG, m=3000), replace(BIG, m=3), replace(BIG, dtype=DType.FP16)):
         assert ask(lookup, problem) == OLD.find(problem)
@@ -58,7 +58,7 @@ def test_it_says_what_the_snapshot_says() -> None:
         ("fp8_e4m3", "nt", 64, 64, 64),
     ],
 )
-def test_what_is_no_problem_of_ours_is_torchs(asked: tuple[str, str, int, int, int]) -> None:
+def test_an_unsupported_problem_is_torchs(asked: tuple[str, str, int, int, int]) -> None:
     assert Lookup(OLD).lookup(*asked) is None
 
 
@@ -77,7 +77,7 @@ def test_misses_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lookup._found) <= 4
 
 
-def test_refreshing_swaps_what_is_chosen() -> None:
+def test_refreshing_swaps_the_choices() -> None:
     served = [OLD, NEW, NEW]
     lookup = Lookup(OLD, fetch=lambda known: served.pop(0))
     first = ask(lookup)

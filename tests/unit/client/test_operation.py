@@ -66,7 +66,7 @@ def test_equal_operations_and_no_others_have_equal_keys() -> None:
     assert len({operation.key for operation in EVERY}) == len(EVERY)
 
 
-def test_parts_may_be_given_one_by_one() -> None:
+def test_parts_may_be_passed_separately() -> None:
     for operation in EVERY:
         again = Operation.of(
             operation.types,
@@ -80,7 +80,7 @@ def test_parts_may_be_given_one_by_one() -> None:
         assert (again, again.key) == (operation, operation.key)
 
 
-def test_what_is_not_given_is_as_the_dtype_says() -> None:
+def test_omitted_parts_follow_from_the_dtype() -> None:
     operation = Operation.of("bf16.out_f32", "nt", accumulate=True)
     assert operation.key == "bf16.out_f32.accumulate.nt"
     assert Operation.of(operation.dtype, "nt", accumulate=False).dtype == "bf16.out_f32"
@@ -143,7 +143,7 @@ def test_every_short_name_has_a_meaning() -> None:
         ({"dtype": "int8", "accumulate": True}, "accumulate", "needs out=f32, not s32"),
     ],
 )
-def test_refusals_name_the_field_and_what_it_accepts(
+def test_errors_name_the_field_and_its_valid_values(
     arguments: dict[str, str], field: str, message: str
 ) -> None:
     with pytest.raises(InvalidProblem, match=message) as caught:
@@ -165,14 +165,14 @@ def test_refusals_name_the_field_and_what_it_accepts(
         ("fp8_e4m3.group_rows.scale_row", "is spelt 'fp8_e4m3.scale_row.group_rows'"),
     ],
 )
-def test_a_dtype_is_spelt_in_one_way(dtype: str, message: str) -> None:
+def test_a_dtype_has_a_single_spelling(dtype: str, message: str) -> None:
     with pytest.raises(InvalidProblem, match=message) as caught:
         Operation.of(dtype)
     assert caught.value.field == "dtype"
 
 
 @pytest.mark.parametrize("key", ["", "bf16", "bf16.", "bf16.out_f32", "tn", ".tn", "bf16 tn"])
-def test_what_is_no_key_is_refused(key: str) -> None:
+def test_an_invalid_key_is_refused(key: str) -> None:
     with pytest.raises(InvalidProblem):
         Operation.parse(key)
 

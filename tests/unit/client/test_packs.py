@@ -81,7 +81,7 @@ def test_a_pack_is_fetched_once_and_then_here(tmp_path: Path, named: Named) -> N
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT + b"!", b"", CONTENT.swapcase()])
-def test_what_has_another_hash_is_refused_and_not_kept(
+def test_a_pack_with_another_hash_is_refused_and_not_kept(
     tmp_path: Path, named: Named, content: bytes
 ) -> None:
     packs = Packs(lambda _: content, folder=tmp_path, signed=named)
@@ -164,7 +164,7 @@ def test_processes_fetch_it_once(tmp_path: Path, named: Named) -> None:
     assert log.read_text() == "fetched\n"
 
 
-def test_nobody_waits_long_for_a_process_that_hangs(
+def test_a_process_that_hangs_is_not_waited_for_long(
     tmp_path: Path, named: Named, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gemmsmith.winners.packs._TURN_S", 0.1)
@@ -186,7 +186,7 @@ def takes(winners: Snapshot, folder: Path) -> Path:
     return Packs(lambda _: CONTENT, folder=folder, signed=lambda: winners).path(PACK)
 
 
-def test_only_what_a_signed_snapshot_names_is_taken(
+def test_only_packs_of_a_signed_snapshot_are_used(
     tmp_path: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stranger = Signer.create(tmp_path / "stranger.key")
@@ -250,7 +250,7 @@ def test_a_refusal_names_the_service_to_trust(tmp_path: Path) -> None:
             packs.path(PACK)
 
 
-def test_a_snapshot_without_packs_needs_nobody(keys: Path) -> None:
+def test_a_snapshot_without_packs_needs_no_signature(keys: Path) -> None:
     library.believe(snapshot(row(BIG, config=replace(CONFIG, pack=None))))
     with pytest.raises(PackUntrusted):
         library.believe(snapshot(row(BIG)))

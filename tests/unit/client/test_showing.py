@@ -54,7 +54,7 @@ def test_an_answer_is_a_line(answer: Answer) -> None:
     assert repr(answer.config.launch) == "<Launch heuristic.s1.data_parallel.x1.sm0>"
 
 
-def test_figures_are_of_what_was_measured(answer: Answer) -> None:
+def test_numbers_are_those_that_were_measured(answer: Answer) -> None:
     assert answer.tflops == pytest.approx(2 * 256 * 4096 * 4096 / 15.7e-6 / 1e12)
     assert answer.baseline_tflops == pytest.approx(2 * 256 * 4096 * 4096 / 18.6e-6 / 1e12)
     measured = Problem(512, 4096, 4096)
@@ -63,7 +63,7 @@ def test_figures_are_of_what_was_measured(answer: Answer) -> None:
     assert "nearest: 512×4096×4096 bf16 tn" in repr(near)
 
 
-def test_what_was_not_measured_has_no_figures(answer: Answer) -> None:
+def test_a_predicted_answer_has_no_throughput(answer: Answer) -> None:
     predicted = replace(
         answer, match=Match.PREDICTED, measured=None, use=Use.CUBLAS, statistics=None,
         baseline=None, speedup=None, revision=None, predicted_us=17.0, stale=True,
@@ -130,7 +130,7 @@ def test_a_job_is_a_line() -> None:
     assert "\x1b" not in line("\x1b[2J")
 
 
-def test_bars_are_of_one_width() -> None:
+def test_bars_have_the_same_width() -> None:
     assert bar(0, 0) == ""
     assert {len(bar(done, 9)) for done in range(10)} == {len(bar(0, 9))}
     assert bar(9, 9).startswith("[########################]")
@@ -275,12 +275,12 @@ def test_urls_are_shown_without_their_passwords(text: str, shown: str) -> None:
     assert json.loads(document(json.dumps({"text": text}))) == {"text": shown}
 
 
-def test_an_address_whose_scheme_is_forgotten_hides_its_password_too() -> None:
+def test_an_address_without_a_scheme_hides_its_password() -> None:
     assert address("me:secret@host/db") == "me:***@host/db"
     assert address("host:8000") == "host:8000"
 
 
-def test_what_strangers_write_is_a_line() -> None:
+def test_untrusted_text_is_a_single_line() -> None:
     evil = "\x1b[2J\x9b2J\r\nerror: forged\u2028\u202e\x7f\ud800"
     assert line(evil).isprintable()
     assert "forged" in line(evil)

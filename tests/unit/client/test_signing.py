@@ -27,7 +27,7 @@ def signer(tmp_path: Path) -> Signer:
     return Signer.create(tmp_path / "state" / "signing.key", "here")
 
 
-def test_what_was_signed_is_believed_and_in_any_order_of_its_fields(signer: Signer) -> None:
+def test_a_signature_is_valid_in_any_order_of_the_fields(signer: Signer) -> None:
     signature = signer.sign(Purpose.WINNER, STATEMENT)
     turned = dict(reversed(STATEMENT.items()))
     assert Trusted([signer.public]).check(Purpose.WINNER, turned, signature) == signer.public
@@ -38,14 +38,16 @@ def test_what_was_signed_is_believed_and_in_any_order_of_its_fields(signer: Sign
     [(Purpose.PACK, STATEMENT), (Purpose.WINNER, {**STATEMENT, "pack": "ac"})],
     ids=["another purpose", "another pack"],
 )
-def test_anything_else_is_not(signer: Signer, purpose: Purpose, statement: object) -> None:
+def test_a_signature_is_valid_for_its_statement_only(
+    signer: Signer, purpose: Purpose, statement: object
+) -> None:
     signature = signer.sign(Purpose.WINNER, STATEMENT)
     with pytest.raises(Untrusted, match="altered"):
         Trusted([signer.public]).check(purpose, statement, signature)
 
 
 @pytest.mark.parametrize("value", ["", "é", "AAAA", "x" * 88])
-def test_a_signature_that_is_none(signer: Signer, value: str) -> None:
+def test_a_malformed_signature_is_refused(signer: Signer, value: str) -> None:
     forged = replace(signer.sign(Purpose.WINNER, STATEMENT), value=value)
     with pytest.raises(Untrusted, match="altered"):
         Trusted([signer.public]).check(Purpose.WINNER, STATEMENT, forged)
@@ -58,7 +60,7 @@ def test_a_key_under_another_ones_identifier(signer: Signer, tmp_path: Path) -> 
         Trusted([signer.public]).check(Purpose.WINNER, STATEMENT, forged)
 
 
-def test_unsigned_and_unknown_signers_are_told_apart(signer: Signer) -> None:
+def test_missing_and_unknown_signers_have_different_errors(signer: Signer) -> None:
     with pytest.raises(Untrusted, match="not signed"):
         Trusted([signer.public]).check(Purpose.WINNER, STATEMENT, None)
     with pytest.raises(Untrusted, match="not among the 0"):
@@ -110,7 +112,7 @@ def test_the_trusted_folder(tmp_path: Path) -> None:
     assert trusted_folder({"XDG_CONFIG_HOME": "/c"}) == Path("/c/gemmsmith/trusted")
 
 
-def test_unsigned_things_are_let_in_only_where_somebody_says_so() -> None:
+def test_unsigned_data_is_accepted_only_on_request() -> None:
     assert not unsigned_allowed({})
     assert not unsigned_allowed({"GEMMSMITH_UNSIGNED": "0"})
     assert unsigned_allowed({"GEMMSMITH_UNSIGNED": "1"})
@@ -127,14 +129,14 @@ def test_keys_are_read_as_any_editor_saves_them(text: str, signer: Signer, tmp_p
     assert Signer.load(private).public == signer.public
 
 
-def test_keys_of_both_are_believed_for_what_either_believes_them(signer: Signer) -> None:
+def test_joined_keys_are_trusted_for_the_purposes_of_both(signer: Signer) -> None:
     winners = Trusted([signer.public], [Purpose.WINNER])
     for both in (winners | Trusted(), winners | winners, Trusted() | winners):
         assert both.purposes == {signer.public.id: {Purpose.WINNER}}
     assert (winners | Trusted([signer.public])).purposes == {signer.public.id: set(Purpose)}
 
 
-def test_a_link_to_a_key_that_is_gone_is_no_key(signer: Signer, tmp_path: Path) -> None:
+def test_a_broken_link_to_a_key_is_skipped(signer: Signer, tmp_path: Path) -> None:
     folder = tmp_path / "trusted"
     folder.mkdir()
     (folder / "gone.pub").symlink_to(tmp_path / "nowhere.pub")

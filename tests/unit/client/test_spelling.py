@@ -68,7 +68,7 @@ def test_outputs_have_other_names() -> None:
     assert Operation.of("fp16", out=torch.float16).dtype == "fp16"
 
 
-def test_other_names_are_of_what_there_is_and_of_nothing_else() -> None:
+def test_other_names_belong_to_existing_types() -> None:
     assert set(OPERANDS.values()) <= set(DType)
     assert set(ELEMENTS.values()) <= set(Element)
     assert not set(OPERANDS) & set(DType)
@@ -77,18 +77,18 @@ def test_other_names_are_of_what_there_is_and_of_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, "float32", "fp32"])
-def test_fp32_is_not_taken_for_tf32(dtype: str) -> None:
+def test_fp32_does_not_mean_tf32(dtype: str) -> None:
     with pytest.raises(InvalidProblem, match=r"products of FP32 operands: tf32"):
         Problem(512, 512, 512, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.uint8, "double", "torch.float64", None])
-def test_what_is_no_type_is_refused(dtype: str) -> None:
+def test_an_unknown_type_is_refused(dtype: str) -> None:
     with pytest.raises(InvalidProblem, match="dtype must be one of"):
         Operation.of(dtype)
 
 
-def test_stored_keys_have_one_spelling() -> None:
+def test_stored_keys_have_a_single_spelling() -> None:
     with pytest.raises(InvalidProblem, match="dtype must be one of"):
         Operation.parse("bfloat16.tn")
 
@@ -174,7 +174,7 @@ def test_a_problem_is_plain_data() -> None:
     assert replace(problem, m=1) == Problem(1, 256, 64, batch=2, layout="nt")
 
 
-def test_what_is_shown_makes_it_again() -> None:
+def test_repr_recreates_the_object() -> None:
     for problem in (Problem(1, 2, 3), Problem(1, 2, 3, batch=4, dtype="fp16", layout=Layout.NN)):
         assert eval(repr(problem), {"Problem": Problem}) == problem
     assert repr(Problem(1, 2, 3)) == "Problem(1, 2, 3, dtype='bf16', layout='tn')"

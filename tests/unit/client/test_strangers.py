@@ -89,7 +89,7 @@ def client(server: Misbehaving, tmp_path: Path) -> Iterator[Client]:
 
 
 @EACH
-def test_odd_documents_raise_what_is_documented(
+def test_odd_documents_raise_documented_errors(
     client: Client, server: Misbehaving, call: str
 ) -> None:
     for body in ODD:
@@ -114,7 +114,7 @@ HEADERS = [
 
 
 @EACH
-def test_odd_headers_raise_what_is_documented(
+def test_odd_headers_raise_documented_errors(
     client: Client, server: Misbehaving, served: Say, call: str
 ) -> None:
     for headers in HEADERS:
@@ -131,7 +131,7 @@ def shown(error: GemmsmithError) -> list[str]:
 
 
 @EACH
-def test_what_a_service_says_is_one_line(
+def test_a_services_text_is_a_single_line(
     client: Client, server: Misbehaving, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     document = {"title": EVIL, "detail": EVIL * 1000, "problem": EVIL}
@@ -147,7 +147,7 @@ def test_what_a_service_says_is_one_line(
 
 
 @pytest.mark.parametrize("field", ["dtype", "layout", "m", "unknown"])
-def test_what_is_not_understood_is_one_line(
+def test_an_unknown_answer_is_a_message_of_one_line(
     client: Client,
     server: Misbehaving,
     answer: Answer,
@@ -168,7 +168,7 @@ def test_what_is_not_understood_is_one_line(
     assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
-def test_a_failed_job_is_one_line(client: Client, server: Misbehaving) -> None:
+def test_a_failed_job_is_a_message_of_one_line(client: Client, server: Misbehaving) -> None:
     failed = job("failed", error=EVIL)
     server.say(job("waiting"), stream((1, "failed", {"error": EVIL})), failed)
     handle = client.tune(256, 4096, 4096)
@@ -261,7 +261,7 @@ LINKS: list[Any] = [
 ]
 
 
-def test_a_listing_leads_nowhere_else(client: Client, server: Misbehaving) -> None:
+def test_a_listing_stays_on_its_server(client: Client, server: Misbehaving) -> None:
     listed = json.loads(job("done").body)
     last = Say(body=json.dumps({"jobs": []}).encode())
     with misbehaving() as evil:
@@ -304,7 +304,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_an_answer_to_another_question_is_none(
+def test_an_answer_to_another_problem_is_refused(
     client: Client, server: Misbehaving, answer: Answer, wrong: str
 ) -> None:
     other = answer.to_dict()
@@ -343,13 +343,13 @@ def test_a_device_has_shorter_names(
     assert client.best(256, 4096, 4096, device=device) == answer
 
 
-def test_a_snapshot_of_another_device_is_none(client: Client, server: Misbehaving) -> None:
+def test_a_snapshot_of_another_device_is_refused(client: Client, server: Misbehaving) -> None:
     server.say(Say(body=snapshot(row(PROBLEM)).document))
     with pytest.raises(ServiceFault, match="Wrong answer"):
         client.snapshot("nvidia-b200-148sm")
 
 
-def test_a_job_is_the_one_that_was_asked_for(client: Client, server: Misbehaving) -> None:
+def test_a_job_with_another_identifier_is_refused(client: Client, server: Misbehaving) -> None:
     server.say(job("waiting"))
     with pytest.raises(ServiceFault, match="Wrong answer"):
         client.tune(512, 4096, 4096)

@@ -89,7 +89,7 @@ def test_a_service_without_a_key_to_show(
     assert not folder.exists()
 
 
-def test_what_is_no_key_is_said_in_a_line(
+def test_an_invalid_key_is_a_message_of_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "odd.pub").write_text("odd")

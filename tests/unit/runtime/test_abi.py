@@ -93,7 +93,7 @@ def test_sm_budget_limits_the_device_count() -> None:
     assert arguments.sm_count == 132
 
 
-def test_status_codes_are_told_apart() -> None:
+def test_status_codes_have_different_texts() -> None:
     assert "CUDA error 700" in status_text(1700)
     assert "aligned" in status_text(1)
     assert status_text(0) == "success"

@@ -63,7 +63,7 @@ def test_leading_dimensions(
     assert tuple(launching._view("a", tensor, row_major, "tn")) == expected
 
 
-def test_a_column_major_operand_is_not_taken_for_a_row_major_one() -> None:
+def test_a_column_major_operand_is_not_read_as_row_major() -> None:
     with pytest.raises(LaunchFailed, match="row-major"):
         launching._view("a", torch.zeros(6, 4).t(), True, "tn")
     with pytest.raises(LaunchFailed, match="column-major"):

@@ -7,7 +7,7 @@ The kernel is that of `torch.nn.functional.rms_norm`, with torch's backward pass
 norm is large enough (`gemmsmith.ops.products.norms`). It is used only while winners are in use;
 without winners, a patch does not change any bit. The kernel rounds only the result, while most
 models round the normalized value and then the product. Both results differ from the exact value by
-less than a unit in the last place. The module's own forward runs if torch has no fused kernel for
+at most a unit in the last place. The module's own forward runs if torch has no fused kernel for
 the operands, in compiled graphs, which Inductor fuses itself, and for `nn.RMSNorm` if torch's
 backward pass would run anyway.
 """
