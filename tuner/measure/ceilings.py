@@ -98,7 +98,6 @@ class Ceilings:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second of the large copy, read and written."""
         return self.copy.bytes_per_second
 
     def peak(self, dtype: str) -> float | None:
