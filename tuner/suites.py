@@ -185,7 +185,6 @@ def load(path: Path) -> Suite:
 
 
 def _some_dtype(item: SuiteProblem) -> DType:
-    """A type that supports such a problem, if any does."""
     return DType.FP8_E4M3 if item.output is Element.E4M3 else DType.BF16
 
 

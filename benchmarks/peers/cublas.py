@@ -15,7 +15,7 @@ class CuBlas:
         return missing("torch")
 
     def prepare(self, setting: Setting) -> Ready:
-        from tuner.measure.baseline import Baseline
+        from tuner.measure.torch_calls import TorchCall
 
-        baseline = Baseline(setting.operands, setting.stream)
-        return Ready(launch=baseline.compute, note=baseline.name)
+        default = TorchCall(setting.operands, setting.stream)
+        return Ready(launch=default.compute, note=default.name)

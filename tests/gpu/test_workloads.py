@@ -108,8 +108,8 @@ def test_gradients_in_fp32_are_rounded_by_the_default_and_not_by_the_loop(
     import torch
 
     from benchmarks.peers.judge import Judge
-    from tuner.measure.baseline import Baseline, rivals
     from tuner.measure.graphs import Stream
+    from tuner.measure.torch_calls import TorchCall, rivals
     from tuner.workloads.operands import Operands
 
     torch.zeros(1, device="cuda")
@@ -117,7 +117,7 @@ def test_gradients_in_fp32_are_rounded_by_the_default_and_not_by_the_loop(
     with stream.torch():
         operands = Operands(_grouped(dtype, "nt", 8192, 32), model, 0, seed=1)
         judge = Judge(operands)
-    default = Baseline(operands, stream)
+    default = TorchCall(operands, stream)
     assert default.name == WIDE[dtype]
     with stream.torch():
         assert judge.wrong(default.compute) is not None
@@ -144,8 +144,8 @@ def test_the_loop_is_right_in_every_case_and_can_be_captured(
 
     from tests.support.candidates import KERNEL
     from tests.support.replacing import replace
-    from tuner.measure.baseline import rivals
     from tuner.measure.graphs import Stream
+    from tuner.measure.torch_calls import rivals
     from tuner.workloads.operands import Operands
     from tuner.workloads.reference import Reference, use_precise_fp32
 
@@ -187,8 +187,8 @@ def _default(problem: Problem, model: DeviceModel) -> tuple[str, float, float]:
     import torch
 
     from benchmarks.peers.judge import Judge
-    from tuner.measure.baseline import Baseline
     from tuner.measure.graphs import Stream
+    from tuner.measure.torch_calls import TorchCall
     from tuner.workloads.operands import Operands
     from tuner.workloads.reference import tolerance
 
@@ -197,7 +197,7 @@ def _default(problem: Problem, model: DeviceModel) -> tuple[str, float, float]:
     with stream.torch():
         operands = Operands(problem, model, 0, seed=1)
         judge = Judge(operands)
-    default = Baseline(operands, stream)
+    default = TorchCall(operands, stream)
     with stream.torch():
         wrong = judge.wrong(default.compute)
     assert wrong is None, (default.name, wrong)

@@ -153,7 +153,6 @@ def requeue(session: Session, row: JobRow, delay_s: float, data: dict[str, Any])
 
 
 def attempts_left(row: JobRow) -> int:
-    """Attempts that may still go wrong."""
     return row.max_attempts - (row.attempt - row.handed_back)
 
 

@@ -123,11 +123,6 @@ class LeasedJob:
             add_event(session, row, "progress", {**data, "message": message})
 
     def event(self, kind: str, data: dict[str, Any]) -> None:
-        """Append an event of any kind that does not end the job.
-
-        Raises:
-            LeaseLost: as `heartbeat`.
-        """
         with self._fenced() as (session, row):
             add_event(session, row, kind, data)
 
@@ -167,11 +162,6 @@ class LeasedJob:
         self.settled = True
 
     def cancelled(self) -> None:
-        """The job was stopped because a user cancelled it.
-
-        Raises:
-            LeaseLost: as `heartbeat`.
-        """
         with self._fenced() as (session, row):
             end(session, row, JobState.CANCELLED, {})
         self.settled = True

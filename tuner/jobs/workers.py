@@ -46,7 +46,6 @@ class LivingWorker:
         return self.owner.partition(":")[0]
 
     def takes(self, job: Job) -> bool:
-        """Whether it would take that job, if it had no other."""
         return not job.device or job.device in self.devices
 
 

@@ -22,7 +22,6 @@ from gemmsmith.errors import LaunchFailed
 from gemmsmith.runtime.pack import LoadedPack
 from tuner.backends.cublaslt.algorithms import candidates as library_candidates
 from tuner.backends.cublaslt.proposals import propose, shape_of, variants
-from tuner.measure.baseline import Baseline, rivals
 from tuner.measure.bench import Bench, CandidateFailed, Prepared
 from tuner.measure.conditions import Monitor, conditions_of
 from tuner.measure.graphs import Replay, Stream, TorchGraph
@@ -53,6 +52,7 @@ from tuner.measure.timing import (
     affordable,
     launches_per_replay,
 )
+from tuner.measure.torch_calls import TorchCall, rivals
 from tuner.trial import Failure, Rival, Rounds
 from tuner.workloads.operands import Operands
 
@@ -171,7 +171,7 @@ class Batches:
         self.send(Started(index=NOBODY))
         with self.stream.torch():
             operands = Operands(request.problem, self.model, self.ordinal, request.seed)
-        return ProfileDone(kernels=kernels_run(Baseline(operands, self.stream), self.stream))
+        return ProfileDone(kernels=kernels_run(TorchCall(operands, self.stream), self.stream))
 
     def propose(self, request: Propose) -> ProposeDone:
         """A library's algorithms for the problem; nothing runs, so no operands are needed."""
@@ -219,10 +219,10 @@ class Batches:
         pace: _Pace,
     ) -> FinalsDone:
         """Sustained paired rounds of the field and the default."""
-        baseline = Baseline(bench.operands, self.stream)
+        default = TorchCall(bench.operands, self.stream)
         estimates = {index: prepared.estimate_us for index, prepared in field.items()}
-        baseline_estimate = baseline.estimate_us()
-        fastest = min([baseline_estimate, *estimates.values()])
+        default_estimate = default.estimate_us()
+        fastest = min([default_estimate, *estimates.values()])
         common = launches_per_replay(fastest, bench.set_count, FINAL_REPLAY_US)
 
         def launches(estimate: float) -> int:
@@ -239,21 +239,21 @@ class Batches:
             except CandidateFailed as error:
                 failed.append(EntrantOutcome(index=index, failure=error.failure))
         self.send(Started(index=NOBODY))
-        others = rivals(bench.operands, self.stream, baseline.name) if pace.with_rivals else []
+        others = rivals(bench.operands, self.stream, default.name) if pace.with_rivals else []
         other_estimates = [other.estimate_us() for other in others]
         other_graphs = [
             other.capture(launches(us)) for other, us in zip(others, other_estimates, strict=True)
         ]
-        baseline_graph: TorchGraph = baseline.capture(launches(baseline_estimate))
+        default_graph: TorchGraph = default.capture(launches(default_estimate))
         indices = list(captured)
-        graphs: list[Replay] = [*captured.values(), *other_graphs, baseline_graph]
+        graphs: list[Replay] = [*captured.values(), *other_graphs, default_graph]
         timer = Timer(self.stream, self.monitor)
-        timer.warm_up(baseline_graph, baseline_estimate)
+        timer.warm_up(default_graph, default_estimate)
         round_us = sum(
             graph.launches * estimate
             for graph, estimate in zip(
                 graphs,
-                [*(estimates[i] for i in indices), *other_estimates, baseline_estimate],
+                [*(estimates[i] for i in indices), *other_estimates, default_estimate],
                 strict=True,
             )
         )

@@ -98,7 +98,6 @@ class Ceilings:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second of the large copy, read and written."""
         return self.copy.bytes_per_second
 
     def peak(self, dtype: str) -> float | None:
@@ -283,14 +282,14 @@ class _Gpu:
         return Copy(read_bytes=read_bytes, sets=sets, statistics=statistics, conditions=conditions)
 
     def _peak(self, dtype: str) -> Peak:
-        from tuner.measure.baseline import Baseline
+        from tuner.measure.torch_calls import TorchCall
         from tuner.workloads.operands import Operands
 
         problem = Problem(m=PEAK_EXTENT, n=PEAK_EXTENT, k=PEAK_EXTENT, dtype=dtype)
         with self._stream.torch():
             operands = Operands(problem, self._model, self._ordinal, _SEED)
-        baseline = Baseline(operands, self._stream)
-        statistics, conditions = self._time(baseline.launch, len(operands.sets))
+        default = TorchCall(operands, self._stream)
+        statistics, conditions = self._time(default.launch, len(operands.sets))
         return Peak(problem=problem, statistics=statistics, conditions=conditions)
 
     def _time(self, launch: Callable[[int], None], sets: int) -> tuple[Statistics, Conditions]:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tuner.measure.baseline import captured_beside
 from tuner.measure.bench import Bench, Prepared
 from tuner.measure.conditions import conditions_of
 from tuner.measure.graphs import TorchGraph
 from tuner.measure.timing import FINAL_REPLAY_US, Timer, brief_us, launches_per_replay
+from tuner.measure.torch_calls import captured_beside
 from tuner.trial import Rounds
 from tuner.workloads.operands import OperandSet
 

@@ -72,7 +72,6 @@ MOST = 2.0
 
 
 def is_counted(operation: Operation) -> bool:
-    """Whether power counts against a kernel of this operation."""
     return not operation.accumulate
 
 

@@ -16,8 +16,8 @@ from torch.autograd.profiler import profile
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, supported_activities
 
-from tuner.measure.baseline import Baseline
 from tuner.measure.graphs import Event, Stream
+from tuner.measure.torch_calls import TorchCall
 
 MAX_NAMES = 16
 """A batched FP8 launch is a call per batch entry: the first few are like all others."""
@@ -25,7 +25,7 @@ MAX_NAMES = 16
 _LOG = logging.getLogger(__name__)
 
 
-def kernels_run(baseline: Baseline, stream: Stream) -> tuple[str, ...]:
+def kernels_run(call: TorchCall, stream: Stream) -> tuple[str, ...]:
     """Names of the kernels and memsets of one launch, in the order they started; () if unknown.
 
     The first MAX_NAMES only.
@@ -37,7 +37,7 @@ def kernels_run(baseline: Baseline, stream: Stream) -> tuple[str, ...]:
         # torch.profiler.profile is made of this, but imports torch's compiler: that takes seconds.
         with profile(use_cpu=False, use_device="cuda", use_kineto=True, acc_events=True) as trace:
             with stream.torch():
-                baseline.launch(0)
+                call.launch(0)
             launched = Event()
             launched.record(stream)
             launched.wait()

@@ -198,10 +198,8 @@ def encode(message: Request | Reply) -> bytes:
 
 
 def decode_request(line: bytes) -> Request:
-    """Raises msgspec.DecodeError on anything else."""
     return _requests.decode(line)
 
 
 def decode_reply(line: bytes) -> Reply:
-    """Raises msgspec.DecodeError on anything else."""
     return _replies.decode(line)

@@ -13,7 +13,6 @@ from math import prod
 from statistics import median
 
 from tuner.measure import company, power
-from tuner.measure.baseline import captured_beside
 from tuner.measure.bench import Bench, Prepared
 from tuner.measure.conditions import conditions_of
 from tuner.measure.power import gain
@@ -27,6 +26,7 @@ from tuner.measure.timing import (
     cool_down,
     launches_per_replay,
 )
+from tuner.measure.torch_calls import captured_beside
 from tuner.trial import Rounds
 
 ROUNDS_BUDGET_US = 0.4e6

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from tuner.measure.baseline import captured_beside
 from tuner.measure.regimes import ROUNDS_BUDGET_US, Finalists
 from tuner.measure.timing import FINAL_REPLAY_US, LEAST_ROUNDS, affordable, launches_per_replay
+from tuner.measure.torch_calls import captured_beside
 from tuner.trial import InSpread
 
 

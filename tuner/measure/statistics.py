@@ -34,15 +34,15 @@ def summarize(samples: Sequence[float]) -> Statistics:
     )
 
 
-def paired_ratio(baseline: Sequence[float], samples: Sequence[float]) -> Ratio:
-    """Median and 95% bootstrap interval of baseline[r] / samples[r] over rounds r.
+def paired_ratio(reference: Sequence[float], samples: Sequence[float]) -> Ratio:
+    """Median and 95% bootstrap interval of reference[r] / samples[r] over rounds r.
 
-    Above 1: `samples` is faster than `baseline`.
+    Above 1: `samples` is faster than `reference`.
 
     Raises:
         ValueError: no rounds, or sequences of different lengths.
     """
-    ratios = [b / s for b, s in zip(baseline, samples, strict=True)]
+    ratios = [b / s for b, s in zip(reference, samples, strict=True)]
     low, high = median_interval(ratios)
     return Ratio(median=median(ratios), ci_low=low, ci_high=high)
 

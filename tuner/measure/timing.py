@@ -118,7 +118,6 @@ class Timer:
         self._events: list[tuple[Event, Event]] = []
 
     def warm_up(self, graph: Replay, estimate_us: float) -> None:
-        """Enqueue about WARM_UP_US of work."""
         replay_us = max(1.0, estimate_us * graph.launches)
         for _ in range(min(200, max(1, round(WARM_UP_US / replay_us)))):
             graph.enqueue()
@@ -289,7 +288,6 @@ class Timer:
 
 
 def _elapsed_us(pair: tuple[Event, Event]) -> float:
-    """The time between both events, once the end has happened."""
     start, end = pair
     end.wait()
     return end.microseconds_since(start)

@@ -60,7 +60,6 @@ class Recording:
         self._won: dict[tuple[str, ...], str] = {}
 
     def knows(self, candidate: Candidate) -> bool:
-        """Whether the candidate was recorded, and could be timed."""
         return candidate.key in self.times
 
     @property

@@ -34,7 +34,6 @@ class RunPacks:
         self._built[built.kernel.name] = built
 
     def hash(self, candidate: Candidate) -> str | None:
-        """Hash of the candidate's pack, if it has one."""
         built = self._built.get(candidate.kernel.name)
         return built.pack.hash if built is not None and built.pack is not None else None
 

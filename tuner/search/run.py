@@ -193,13 +193,11 @@ class _Run:
         return {name for name, kernel in kernels.items() if self.builder.has(kernel)}
 
     def _won_nearby(self, order: Sequence[Candidate]) -> list[Candidate]:
-        """The winners of the nearest problems that are among the candidates."""
         seeds = near_winners(self.store, self.problem, self.device.model.slug)
         keys = {candidate.key for candidate in order}
         return [seed for seed in seeds if seed.key in keys][: self.budget.seeds]
 
     def _like_default(self, order: Sequence[Candidate]) -> list[Candidate]:
-        """The few candidates most like the default's kernels, by the names of those."""
         self.baseline_kernels = self.device.baseline_kernels(self.problem)
         return resembling(order, self.baseline_kernels, limit=self.budget.hints)
 

@@ -54,7 +54,6 @@ class InUse:
         return in_use is not None and software(environment) not in in_use
 
     def makes_stale(self, winner: WinnerRow, environment: Environment) -> bool:
-        """Whether a winner that was measured in that environment is stale."""
         return not winner.replayed and self.outdates(winner.device_id, environment)
 
 

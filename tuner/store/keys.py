@@ -75,7 +75,6 @@ class ApiKey:
 
 
 def is_name(name: str) -> bool:
-    """Whether a key may have this name: see `NAME_RULE`."""
     return bool(re.fullmatch(NAME_PATTERN, name, re.ASCII)) and name not in _RESERVED
 
 

@@ -103,17 +103,14 @@ class Store:
 
     @cached_property
     def imports(self) -> Imports:
-        """Taking in winners from elsewhere."""
         return Imports(self.database, self.dictionary, self._winners)
 
     @cached_property
     def served(self) -> AllServed:
-        """All that is served on a device model, for snapshots."""
         return AllServed(self.database, self.dictionary, self.gpus)
 
     @cached_property
     def overview(self) -> Overview:
-        """Operations and sums over the winners, for the pages."""
         return Overview(self.database)
 
     @cached_property
@@ -122,7 +119,6 @@ class Store:
 
     @cached_property
     def listing(self) -> Listing:
-        """Lists of winners and of a problem's trials, for the pages."""
         return Listing(self.database, self.dictionary, self.gpus, self._trials)
 
     @cached_property
@@ -229,12 +225,10 @@ class Store:
         self.dictionary.forget_kernels()
 
     def devices(self) -> list[DeviceModel]:
-        """Every device model that has a trial or a winner, by slug."""
         with self.database.read() as session:
             return [device_of(row) for row in session.scalars(select(DeviceRow).order_by("slug"))]
 
     def environments(self) -> list[Environment]:
-        """Every environment that trials or winners come from, oldest first."""
         with self.database.read() as session:
             rows = session.scalars(select(EnvironmentRow).order_by(EnvironmentRow.id))
             return [from_json(Environment, row.description) for row in rows]

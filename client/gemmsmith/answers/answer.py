@@ -238,7 +238,6 @@ class TunedAnswer(Answer):
 
     @classmethod
     def of(cls, own: Answer, served: Answer) -> TunedAnswer:
-        """A job's own result, and what is served."""
         return cls(**{field.name: getattr(own, field.name) for field in fields(own)}, served=served)
 
     @property

@@ -21,7 +21,7 @@ from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tests.support.replacing import replace
-from tuner.measure import baseline, batch, bench, company, power, regimes, spreads, timing
+from tuner.measure import batch, bench, company, power, regimes, spreads, timing, torch_calls
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
 from tuner.measure.graphs import Replay
@@ -61,10 +61,10 @@ def said() -> list[Reply]:
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch, said: list[Reply]) -> Batches:
-    for module in (bench, baseline, timing):
+    for module in (bench, torch_calls, timing):
         monkeypatch.setattr(module, "Event", HostEvent)
     monkeypatch.setattr(bench, "KernelGraph", HostGraph)
-    for module in (baseline, bench, company):
+    for module in (torch_calls, bench, company):
         monkeypatch.setattr(module, "TorchGraph", HostGraph)
     monkeypatch.setattr(timing, "COOLING_S", 0.0)
     monkeypatch.setattr(bench, "context_is_dead", lambda: "")
@@ -218,7 +218,7 @@ def test_each_spread_is_timed_on_its_own_sets_alone(
     replayed: list[set[tuple[str, int]]] = []
     recording = False
     captured = spreads.captured_beside
-    launched, computed = bench.Bench._launch, baseline.Baseline.compute
+    launched, computed = bench.Bench._launch, torch_calls.TorchCall.compute
 
     @contextmanager
     def beside(*arguments: Any, **keywords: Any) -> Iterator[list[Replay]]:
@@ -234,7 +234,7 @@ def test_each_spread_is_timed_on_its_own_sets_alone(
             replayed[-1].add(("ours", i % self.set_count))
         launched(self, prepared, i)
 
-    def compute(self: baseline.Baseline, i: int) -> torch.Tensor:
+    def compute(self: torch_calls.TorchCall, i: int) -> torch.Tensor:
         if recording:
             replayed[-1].add(("default", i % len(self._launches)))
         return computed(self, i)
@@ -242,7 +242,7 @@ def test_each_spread_is_timed_on_its_own_sets_alone(
     monkeypatch.setattr(regimes, "gain", lambda *_: 0.0)
     monkeypatch.setattr(spreads, "captured_beside", beside)
     monkeypatch.setattr(bench.Bench, "_launch", launch)
-    monkeypatch.setattr(baseline.Baseline, "compute", compute)
+    monkeypatch.setattr(torch_calls.TorchCall, "compute", compute)
     problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
     field = entrants(pack, "good", dtype=problem.dtype)
     batches.finals(FinalsRequest(problem=problem, entrants=field, policy=POLICY, seed=1))
@@ -384,7 +384,7 @@ def test_profiling_and_its_answer_travel(batches: Batches, said: list[Reply]) ->
 def test_fp8_without_cublas_support_has_a_bf16_baseline(batches: Batches) -> None:
     problem = Problem(m=13, n=17, k=33, batch=2, dtype=DType.FP8_E4M3)
     stage = bench.Bench(problem, MODEL, HOST, batches.stream, seed=1)
-    found = baseline.Baseline(stage.operands, batches.stream)
+    found = torch_calls.TorchCall(stage.operands, batches.stream)
     assert found.name == "torch.mm on bf16 copies"
     scale_a, scale_b = factors(stage.operands.sets[0])
     scale = float(scale_a * scale_b)

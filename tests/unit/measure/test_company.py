@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tuner.measure import baseline, company
+from tuner.measure import company, torch_calls
 from tuner.measure.timing import TimedRounds
 from tuner.workloads.operands import OperandSet
 
@@ -51,7 +51,7 @@ class Played:
 
 def test_a_contender_takes_what_the_whole_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Played((30.0, 31.0), (33.0, 1.0), (32.0, 32.0))
-    monkeypatch.setattr(baseline, "Baseline", lambda *_: stage)
+    monkeypatch.setattr(torch_calls, "TorchCall", lambda *_: stage)
     monkeypatch.setattr(company, "TorchGraph", lambda *_: Graph(1))
     found = company.mixed_rounds(
         stage,  # type: ignore[arg-type]

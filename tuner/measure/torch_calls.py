@@ -1,7 +1,8 @@
-"""The default on the same problem: what a torch program runs without us, timed like a candidate.
+"""Torch's own calls on the same problem, timed like a candidate: the default and its rivals.
 
 The problem's workload lists the calls (`tuner.workloads`); the first that torch accepts is the
-default. Its rivals are other calls, of programs that know more, such as where groups end.
+default, what a program runs without us. Its rivals are other calls, of programs that know more,
+such as where groups end.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _LOG = logging.getLogger(__name__)
 _WARM_LAUNCHES = 3
 
 
-class Baseline:
-    """The default on a bench's operands, or the first of `ways` that runs; `name` is its call."""
+class TorchCall:
+    """The first of `ways` that runs on a bench's operands; the default if `ways` is None."""
 
     def __init__(
         self, operands: Operands, stream: Stream, ways: Sequence[Way] | None = None
@@ -71,14 +72,14 @@ class Baseline:
         return TorchGraph(self._stream, launches, followed(rotating(self.launch, over), then))
 
 
-def rivals(operands: Operands, stream: Stream, default: str) -> list[Baseline]:
+def rivals(operands: Operands, stream: Stream, default: str) -> list[TorchCall]:
     """The alternatives that the finals time beside the default, if torch accepts them."""
     accepted = []
     for way in operands.workload.alternatives(operands.problem):
         if not way.rival or way.name == default or not way.takes(operands.problem):
             continue
         try:
-            rival = Baseline(operands, stream, (way,))
+            rival = TorchCall(operands, stream, (way,))
             rival.is_to_be_beaten = way.is_to_be_beaten
             accepted.append(rival)
         except torch.AcceleratorError:
@@ -104,14 +105,14 @@ def captured_beside(
     Raises:
         CandidateFailed, ContextDead
     """
-    baseline = Baseline(bench.operands, bench.stream)  # its operands live as long as its graph
+    default = TorchCall(bench.operands, bench.stream)  # its operands live as long as its graph
     graphs: list[Replay] = []
     try:
         for contender, count in zip(contenders, launches, strict=False):
             # Appended one by one: if a later capture fails, the earlier graphs are closed.
             graphs.append(bench.capture(contender, count, then, over))
         for count in launches[len(contenders) :]:
-            graphs.append(baseline.capture(count, then, over))
+            graphs.append(default.capture(count, then, over))
         yield graphs
     finally:
         for graph in graphs:
