@@ -1,1 +1,1 @@
-"""Answers to lookups: found in the store, a near problem's or predicted, kept while they hold."""
+"""Answers to lookups: a winner, a neighbour's winner or a prediction, kept in memory."""

@@ -1,12 +1,12 @@
 """Answers of lookups as they go over the wire, kept in memory while they are true.
 
-Memory only: what reads them anew is `service.lookup.reader`, what drops those that may have changed
-`service.lookup.watcher`. A hit costs no database, no pydantic and no FastAPI. The least recently
-used go first. Threads share one `Answers`.
+`service.lookup.reader` reads answers from the database, and `service.lookup.watcher` drops those
+that may have changed. A hit costs no query. The least recently used answers go first. Threads
+share one `Answers`.
 
 An answer is kept only if nothing was dropped since its reading began: each drop begins a new
-generation, and `keep` takes the one that was current then. So what is in memory is never older
-than what the last drop had seen.
+generation, and `keep` takes the generation in which the reading began. So no answer in memory is
+older than the last drop.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from service.http.abilities import without_config
 from service.lookup.find import REACH
 
 _LONGEST_QUERY = 300
-"""Bytes of a query string worth keeping; a lookup with every parameter given has about 120."""
+"""Bytes of a query string worth keeping; a lookup with every parameter has about 120."""
 
 _NEIGHBOURHOODS = 32
-"""Changed winners up to which each answer's distance from each of them is looked at; beyond, all
-that are alike go: a whole import costs less to answer anew than to compare."""
+"""With more changed winners of a kind, all answers of that kind are dropped: after an import it
+costs less to answer again than to compare every answer with every winner."""
 
 VARY = f"{RUNS}, User-Agent"
-"""What an answer depends on beside its address."""
+"""The request headers that an answer depends on."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 Key = tuple[str, Problem]
-"""A device model's slug and the problem that is asked about."""
+"""A device model's slug, and the problem of the lookup."""
 
 RawHeaders = list[tuple[bytes, bytes]]
 """As ASGI has them."""
@@ -55,8 +55,8 @@ class Rendered:
     """An answer in JSON, and what it depends on.
 
     Attributes:
-        etag: of the body: another one as soon as anything in it is another.
-        kernel, backend, pack: that the answer names, if it does.
+        etag: of the body; it differs if anything in the body differs.
+        kernel, backend, pack: those of the answer's config; None without a config.
     """
 
     body: bytes
@@ -84,13 +84,13 @@ class Rendered:
         )
 
     def without_config(self) -> Rendered:
-        """The same to a caller who cannot run the config; rare enough to be made when asked for."""
+        """The answer for a client that cannot run the config; rare, so not kept."""
         return Rendered.of(without_config(msgspec.json.decode(self.body, type=Answer)))
 
     def reply(self, if_none_match: str | None) -> tuple[int, RawHeaders, bytes]:
-        """Status, headers and body for a caller who has what `If-None-Match` names, if anything.
+        """Status, headers and body for a client that sent this `If-None-Match`.
 
-        To be validated each time: another answer may be the right one at any moment.
+        Clients must revalidate every time: the answer may change at any moment.
         """
         headers = [
             (b"etag", self.etag.encode()),
@@ -105,8 +105,8 @@ class Rendered:
 
     def _is_among(self, tags: str) -> bool:
         # Proxies that compress make strong tags weak.
-        given = {tag.strip().removeprefix("W/") for tag in tags.split(",")}
-        return "*" in given or self.etag in given
+        known = {tag.strip().removeprefix("W/") for tag in tags.split(",")}
+        return "*" in known or self.etag in known
 
 
 class Answers:
@@ -124,18 +124,18 @@ class Answers:
 
     @property
     def generation(self) -> int:
-        """To be read before what is given to `keep` is read from the database."""
+        """Read it before you read from the database what you pass to `keep`."""
         return self._generation
 
     def get_many(
         self, device: str, problems: Iterable[Problem], accepted: Collection[Match]
     ) -> list[Rendered | None]:
-        """What is known of each problem on a device model, if it is of the `accepted` kinds."""
+        """The kept answers to the problems on a device model, of the `accepted` kinds."""
         with self._lock:
             return [self._get((device, problem), accepted) for problem in problems]
 
     def asked(self, query: bytes) -> Rendered | None:
-        """What is known under a query string that `keep_query` was given."""
+        """The kept answer to a query string that was passed to `keep_query`."""
         with self._lock:
             known = self._queries.get(query)
             if known is None:
@@ -153,7 +153,7 @@ class Answers:
     def keep_query(
         self, query: bytes, answer: Rendered, accepted: Collection[Match], generation: int
     ) -> None:
-        """Let a query string lead to the answer's problem and device from now on."""
+        """Remember which problem and device the query string is about."""
         if len(query) > _LONGEST_QUERY:
             return
         key = (answer.device, answer.problem)
@@ -162,17 +162,17 @@ class Answers:
                 _put(self._queries, query, (key, accepted), self._limit)
 
     def clear(self) -> None:
-        """Drop everything, what query strings lead to included."""
+        """Drop all answers and query strings."""
         with self._lock:
             self._generation += 1
             self._answers.clear()
             self._queries.clear()
 
     def drop_changed(self, changed: Iterable[tuple[str, Problem]]) -> None:
-        """Drop what may be another answer once these problems have other winners.
+        """Drop the answers that may change because these problems have new winners.
 
-        That is the problems' own answers, and those of others around them that were not measured
-        themselves: their nearest winner may be another, or there may be one now.
+        These are the answers to the problems themselves, and to unmeasured problems around them,
+        whose nearest winner may be a different one now.
         """
         exact = set(changed)
         near: dict[str, Neighbourhood[None]] = {}
@@ -194,7 +194,7 @@ class Answers:
         self._drop(affected)
 
     def drop_packed(self, packs: Collection[str], holding: Mapping[str, str]) -> None:
-        """Drop answers whose pack is not among `packs`, or is not the one `holding` the kernel."""
+        """Drop answers whose pack is not among `packs`, or whose kernel `holding` has elsewhere."""
 
         def affected(answer: Rendered) -> bool:
             if answer.kernel is not None and answer.kernel in holding:
@@ -204,7 +204,7 @@ class Answers:
         self._drop(affected)
 
     def _get(self, key: Key, accepted: Collection[Match]) -> Rendered | None:
-        """What is known, now used last; under the lock."""
+        """The kept answer, which becomes the last used; called under the lock."""
         answer = self._answers.get(key)
         if answer is None or answer.match not in accepted:
             return None
@@ -213,10 +213,10 @@ class Answers:
 
     def _drop(self, affected: Callable[[Rendered], bool]) -> None:
         with self._lock:
-            self._generation += 1  # first: what is being read may be older than what is known now
-            there = list(self._answers.items())
-        # Not under the lock: lookups go on meanwhile.
-        victims = [(key, answer) for key, answer in there if affected(answer)]
+            self._generation += 1  # first, so that no answer is kept that is being read now
+            kept = list(self._answers.items())
+        # Without the lock, so that lookups continue meanwhile.
+        victims = [(key, answer) for key, answer in kept if affected(answer)]
         with self._lock:
             for key, answer in victims:
                 if self._answers.get(key) is answer:

@@ -1,9 +1,8 @@
-"""The device models a question can be about, and which one is meant when none is named.
+"""The device models that the service knows, and which of them a request without a name means.
 
-The service's own GPU comes first, then the model of the setting `default_model`, then what else the
-store knows. The list is read again when nothing
-on it fits, as a worker elsewhere may just have added one, and when `service.lookup.watcher` sees
-another.
+The service's own GPU comes first, then the model of the setting `default_model`, then the other
+models of the store. The list is read again if no model on it fits, since a worker elsewhere may
+just have added a model, and if `service.lookup.watcher` notices a new model.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Catalogue:
 
     def known(self, *, refresh: bool = False) -> list[DeviceModel]:
         """All known models, the service's own GPU first, the default model before the others."""
-        with self._reading:  # so that no older list replaces a newer one
+        with self._reading:  # so that an older list never replaces a newer list
             if refresh or not self._is_read:
                 local = [self.local] if self.local is not None else []
                 slugs = {model.slug for model in local}
@@ -46,7 +45,7 @@ class Catalogue:
             return self._models
 
     def resolve(self, arch: Arch | None, name: str | None) -> DeviceModel | None:
-        """The model that is meant; None while no model (of that architecture) is known.
+        """The model that the request means. Returns None if no model fits.
 
         Raises:
             ProblemError: no such device, or it is of another architecture.
@@ -61,7 +60,7 @@ class Catalogue:
         return model
 
     def named(self, name: str) -> DeviceModel:
-        """The model that people call by a name, see `gemmsmith.core.device.called`.
+        """The model with a name that users type, see `gemmsmith.core.device.called`.
 
         Raises:
             ProblemError: no such device, or several.
@@ -86,7 +85,7 @@ class Catalogue:
 
 
 def default_first(models: Sequence[DeviceModel], name: str) -> list[DeviceModel]:
-    """The models, the one that people call by that name before the others."""
+    """The models; the model that users call by that name comes first."""
     first = called(name, [model.slug for model in models])
     return sorted(models, key=lambda model: model.slug not in first)  # stable
 

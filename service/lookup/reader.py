@@ -1,7 +1,7 @@
-"""Lookups as they are answered: from memory, else read from the database and kept.
+"""Lookups are answered from memory, else read from the database and kept.
 
-`GET /best` and `POST /best:batch` end here. What memory lacks is read in as few queries as there
-can be.
+`GET /best` and `POST /best:batch` both end here. What memory lacks is read in few queries, however
+many problems a batch has.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def answer_query(
     exact: bool,
     generation: int,
 ) -> Found:
-    """The answer to one question, from now on known under the query string that asked it."""
+    """The answer to one problem, which is kept under the query string from now on."""
     accepted = find.EXACT if exact else find.ANY
     [answer] = look_up(service, [problem], device, accepted=accepted, generation=generation)
     if isinstance(answer, Rendered):
@@ -58,7 +58,7 @@ def look_up(
     accepted: Collection[Match],
     generation: int,
 ) -> list[Found]:
-    """The answer to each question of the `accepted` kinds, or the reason why there is not any.
+    """The answer to each problem, of the `accepted` kinds, or the error without an answer.
 
     `generation` is that of the memory before `device` was resolved.
 
@@ -80,13 +80,13 @@ def look_up(
     return [answer or read[problem] for problem, answer in zip(problems, known, strict=True)]
 
 
-def told(found: Found, abilities: Abilities) -> Found:
-    """What a caller of these abilities is told of what was found."""
-    if isinstance(found, ProblemError) or abilities is EVERYTHING:
-        return found
-    if not abilities.knows(found.problem):
-        return documents.not_tuned(found.problem, None, exact=True)
-    return found if abilities.runs(found.backend) else found.without_config()
+def told(answer: Found, abilities: Abilities) -> Found:
+    """The answer for a client of these abilities."""
+    if isinstance(answer, ProblemError) or abilities is EVERYTHING:
+        return answer
+    if not abilities.knows(answer.problem):
+        return documents.not_tuned(answer.problem, None, exact=True)
+    return answer if abilities.runs(answer.backend) else answer.without_config()
 
 
 def batch(
@@ -98,7 +98,7 @@ def batch(
     generation: int,
     abilities: Abilities = EVERYTHING,
 ) -> Body:
-    """The body of `POST /best:batch`: an answer for each question, else an error.
+    """The body of `POST /best:batch`: an answer to each problem, else an error.
 
     Nothing is predicted: a problem without a winner, its own or a neighbour's, is not tuned.
 
@@ -171,7 +171,7 @@ def _fitting(problem: Problem, device: DeviceModel | None) -> Problem | ProblemE
 
 
 def _count(service: State, answers: Iterable[Found | None], source: AnswerSource) -> None:
-    """Count lookups by how they were answered; wrong questions are none."""
+    """Count lookups by how they were answered; invalid requests do not count."""
     counts: Counter[str] = Counter()
     for answer in answers:
         if isinstance(answer, Rendered):

@@ -30,7 +30,7 @@ _MANY = 500
 
 
 class What(NamedTuple):
-    """What of a winner says who can read its row, and when that is written anew."""
+    """The parts of a winner that decide which clients get its row, and when it is written again."""
 
     dtype: str
     kernel: str | None
@@ -39,11 +39,11 @@ class What(NamedTuple):
 
 
 class PacksToRun(NamedTuple):
-    """Packs that may be handed on: those that somebody who is believed has signed.
+    """Packs that clients may get: those with a trusted signature.
 
     Attributes:
-        newest: by kernel.
-        held: each with each kernel that it was taken for.
+        newest: the newest pack of each kernel.
+        held: pairs of a pack and a kernel in it.
     """
 
     newest: Mapping[str, str]
@@ -51,7 +51,7 @@ class PacksToRun(NamedTuple):
 
     @classmethod
     def of(cls, store: Store, artifacts: ArtifactStore) -> PacksToRun:
-        """Those that are here; which of them is a kernel's newest, the store knows.
+        """The packs that are here; the store knows a kernel's newest.
 
         Raises:
             StoreError: it cannot be read.
@@ -62,7 +62,7 @@ class PacksToRun(NamedTuple):
             for kernel in manifest.held
             if kernel is not None
         }
-        packed = (each for each in store.changes.packed() if each in held)
+        packed = (pair for pair in store.changes.packed() if pair in held)
         return cls(newest(packed), held)
 
     def of_winner(self, pack: str | None, kernel: str) -> str | None:
@@ -82,21 +82,23 @@ class WrittenRows:
         self._artifacts = artifacts
         self._seen: Marks | None = None
         self._packs = PacksToRun({}, frozenset())
-        self._rows: dict[bytes, tuple[bytes, What]] = {}
+        # Two dictionaries: pairs would be 200,000 more objects for the garbage collector.
+        self._rows: dict[bytes, bytes] = {}
+        self._whats: dict[bytes, What] = {}
         self._known: dict[What, What] = {}  # one object for all equal ones: there are few
 
     def catch_up(self) -> None:
-        """Have what the store has by now, and another `version` if anything may be different.
+        """Read what has changed in the store; `version` grows if any row may have changed.
 
         Raises:
-            StoreError: it cannot be read; the next call makes up for it.
+            StoreError: the store cannot be read; the next call reads the same changes.
         """
         seen, now = self._seen, self._store.changes.marks()
         if seen == now:
             return
         packs = PacksToRun.of(self._store, self._artifacts)
         if seen is None or _is_other(seen, now):
-            self._rows, self._known = {}, {}
+            self._rows, self._whats, self._known = {}, {}, {}
             self._put(self._store.served.on(self._device), packs)
         else:
             moved = self._moved(packs)
@@ -104,19 +106,19 @@ class WrittenRows:
                 only = moved if len(moved) < _MANY else None
                 self._put(self._store.served.on(self._device, kernels=only), packs)
             self._put(self._store.served.on(self._device, since=seen.sequence), packs)
-        self._seen, self._packs = now, packs  # last: what fails is tried again
+        self._seen, self._packs = now, packs  # last, so that a failed read is repeated
 
     def for_client(self, abilities: Abilities) -> list[bytes]:
         """The rows for clients of these abilities, in the order of their problems."""
-        ordered = (self._rows[place] for place in sorted(self._rows))
+        places, rows, whats = sorted(self._rows), self._rows, self._whats
         if abilities.backends is None and abilities.dtypes is None:
-            return [row for row, _ in ordered]
+            return [rows[place] for place in places]
         runs = {what: abilities.runs(what.backend) for what in self._known}
         knows = abilities.dtypes
         return [
-            row if runs[what] else _without_config(row)
-            for row, what in ordered
-            if knows is None or what.dtype in knows
+            rows[place] if runs[whats[place]] else _without_config(rows[place])
+            for place in places
+            if knows is None or whats[place].dtype in knows
         ]
 
     def _moved(self, packs: PacksToRun) -> set[str]:
@@ -130,18 +132,19 @@ class WrittenRows:
         }
 
     def _put(self, served: Iterable[Served], packs: PacksToRun) -> None:
-        for each, what, config in self._described(served, packs):
-            row = msgspec.json.encode(documents.row(each, config))
-            self._rows[_place(each.problem)] = row, what
+        for winner, what, config in self._described(served, packs):
+            place = _place(winner.problem)
+            self._rows[place] = msgspec.json.encode(documents.row(winner, config))
+            self._whats[place] = what
             self.version += 1
 
     def _described(
         self, served: Iterable[Served], packs: PacksToRun
     ) -> Iterator[tuple[Served, What, Config | None]]:
-        """Each with what is the same of many: made once, as that takes longer than the rest."""
+        """The winners with `What` and config, made once for all that share a candidate."""
         made: dict[tuple[str, int, str | None], tuple[What, Config | None, Candidate | None]] = {}
-        for each in served:
-            dtype, candidate, pack = each.problem.dtype, each.candidate, each.pack
+        for winner in served:
+            dtype, candidate, pack = winner.problem.dtype, winner.candidate, winner.pack
             alike = (dtype, id(candidate), pack)
             if alike not in made:
                 what, config = What(dtype, None, None, pack), None
@@ -150,11 +153,11 @@ class WrittenRows:
                     what = What(dtype, kernel.name, kernel.backend, pack)
                     config = documents.config(candidate, packs.of_winner(pack, kernel.name))
                 made[alike] = self._known.setdefault(what, what), config, candidate
-            yield each, *made[alike][:2]
+            yield winner, *made[alike][:2]
 
 
 def _is_other(before: Marks, now: Marks) -> bool:
-    """Whether more may be different than what became current: or it is another database."""
+    """Whether other rows than those of new winners may differ; also of another database."""
     return before.gpus != now.gpus or now.sequence < before.sequence
 
 

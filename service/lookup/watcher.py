@@ -1,9 +1,9 @@
-"""Keeps the answers in memory true: looks for changes, and drops what may not be true any more.
+"""Keeps the answers in memory true: checks the store for changes, and drops what may be outdated.
 
-Whatever another process changes is seen within `EVERY_S` and the time of one look. `refresh` looks
-at once: whoever was told that something has changed, a pin or the end of a job, finds it in the
-next lookup. While the database does not answer, what is in memory goes on being served; the log
-says so once, and once when it is over.
+A change by another process is noticed within `EVERY_S` plus the time of one check. `refresh` checks
+at once, so that a client that knows of a pin or of the end of a job gets the new answer. While the
+database does not answer, lookups are served from memory; the log says so once, and again when the
+database is back.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from tuner.store import Store
 from tuner.store.changes import Marks, newest
 
 EVERY_S = 0.05
-"""Time between looks; one takes 0.4 ms on SQLite, whatever the number of winners."""
+"""Time between checks; a check takes 0.4 ms on SQLite, whatever the number of winners."""
 
 _MANY = 1000
-"""Changed winners from which everything is dropped: telling them apart costs more."""
+"""With this many changed winners, everything is dropped: to compare would cost more."""
 
 log = structlog.get_logger("gemmsmith.service")
 
 
 class StoreWatcher:
-    """A thread that looks while its context is entered.
+    """A thread that checks the store while its context is entered.
 
     Args:
-        store: read here, and by nobody through this.
-        answers: what is dropped from.
-        catalogue: read anew when there is another device model.
+        answers: the memory that outdated answers are dropped from.
+        catalogue: is read again if the store has a new device model.
     """
 
     def __init__(self, store: Store, answers: Answers, catalogue: Catalogue) -> None:
@@ -47,7 +46,7 @@ class StoreWatcher:
         self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
 
     def __enter__(self) -> Self:
-        """Look once, then from a thread.
+        """Check once, then from a thread.
 
         Raises:
             StoreError: the database cannot be read.
@@ -73,7 +72,7 @@ class StoreWatcher:
                 self._seen = now  # last: what fails is tried again
 
     def _drop(self, seen: Marks | None, now: Marks) -> None:
-        self._store.forget_kernels()  # one may have been put right
+        self._store.forget_kernels()  # a kernel's description may have been corrected
         if seen is None or (seen.devices, seen.gpus) != (now.devices, now.gpus):
             self._catalogue.known(refresh=True)  # which device is meant may change with it
             self._answers.clear()
@@ -96,7 +95,7 @@ class StoreWatcher:
         while not self._stopping.wait(EVERY_S):
             try:
                 self.refresh()
-            # Of any kind: were this thread to end, old answers would be served for ever.
+            # Any exception: if this thread ended, old answers would be served for ever.
             except Exception as error:
                 if answered:
                     log.warning(

@@ -1,7 +1,7 @@
-"""Which kernels a tuning run will begin with, told before it runs: so that they are compiled first.
+"""The kernels that a tuning run will begin with, known before it runs so that they are compiled.
 
-The same choice as the run's own, but for what only a GPU can tell: which kernels cuBLAS's resemble,
-and how fast the first ones were. A run that then lacks kernels asks for them.
+The choice is the run's own, except for what only a GPU shows: which kernels resemble cuBLAS's, and
+how fast the first ones were. A run that then lacks kernels requests them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tuner.store import Store
 
 def first_kernels(
     problem: Problem,
-    found: Sequence[Candidate],
+    candidates: Sequence[Candidate],
     model: DeviceModel,
     *,
     store: Store,
@@ -34,17 +34,17 @@ def first_kernels(
 ) -> list[AnyKernel]:
     """The kernels that a run of that effort measures first, in its order; built or not.
 
-    `found` are the candidates that it chooses from. What the run chooses once it has measured some
-    is chosen here as if all had taken the time that the model predicts.
+    The run chooses from `candidates`. Its later choices follow from measurements; here they are
+    made as if every candidate took the predicted time.
     """
     budget = BUDGETS[effort]
     if effort is Effort.RECHECK:
-        top = top_candidates(store, problem, model.slug, found, budget.finalists)
+        top = top_candidates(store, problem, model.slug, candidates, budget.finalists)
         return _kernels(top)
-    predicted = predictions(problem, found, model, ranker)
-    order = by_time(found, predicted)
-    there = {candidate.key for candidate in order}
-    near = [seed for seed in near_winners(store, problem, model.slug) if seed.key in there]
+    predicted = predictions(problem, candidates, model, ranker)
+    order = by_time(candidates, predicted)
+    legal = {candidate.key for candidate in order}
+    near = [seed for seed in near_winners(store, problem, model.slug) if seed.key in legal]
     built = {kernel.name for kernel in _kernels(order) if builder.has(kernel)}
     field = Field(order=order, predicted=predicted, first=near[: budget.seeds], built=built)
     plan = field.plan(budget)
@@ -55,5 +55,6 @@ def first_kernels(
 
 
 def _kernels(candidates: Sequence[Candidate]) -> list[AnyKernel]:
-    """Each kernel once."""
-    return list({each.kernel.name: each.kernel for each in candidates}.values())
+    """The kernels of the candidates, without duplicates."""
+    kernels = {candidate.kernel.name: candidate.kernel for candidate in candidates}
+    return list(kernels.values())

@@ -1,9 +1,9 @@
-"""What to expect of a problem that nobody has tuned: the cost model's choice, at once.
+"""The cost model's choice for a problem that was not tuned, in a few milliseconds.
 
-Judging every kernel in every launch takes too long for a lookup. Which kernel it is matters more
-than the order of its tiles, so each is judged in one order first, those that split K with all
-their splits, and then the best few in all launches. Nothing is measured, compiled or stored, and
-the same question gets the same answer.
+To predict every kernel in every launch takes too long for a lookup. The kernel matters more than
+the order of its tiles. So each kernel is predicted in one order first, or with all its splits if
+it splits K, and then the best few in all launches. Nothing is measured, compiled or stored, and
+the same problem gets the same prediction.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Prediction:
 
 
 def predict(problem: Problem, device: DeviceModel, ranker: Ranker) -> Prediction | None:
-    """The legal candidate that `ranker` expects to be fastest; None where no kernel is legal.
+    """The legal candidate that `ranker` expects to be fastest. Returns None if no kernel is legal.
 
-    The first problem of its element types, layout and alignment takes longer: the kernels are made
-    then, in about 0.1 s. `ranker` is asked twice, and what it says the second time counts, of the
-    best few kernels among themselves.
+    The first problem of its element types, layout and alignment takes longer: its kernels are made
+    in about 0.1 s. `ranker` predicts twice, and the second prediction, of the best few kernels,
+    counts.
     """
     try:
         kernels = offered(problem, device)
@@ -57,8 +57,9 @@ def predict(problem: Problem, device: DeviceModel, ranker: Ranker) -> Prediction
     for kernel in kernels:
         if isinstance(kernel, CutlassKernel) and kernel.scheduler not in _SPLITTING:
             first.append(Candidate(kernel=kernel, launch=FIRST))
-        elif found := launches(kernel, problem, device):
-            first += [Candidate(kernel=kernel, launch=launch) for launch in found]
+        else:
+            some = launches(kernel, problem, device)
+            first += [Candidate(kernel=kernel, launch=launch) for launch in some]
     times = ranker.predict(problem, first, device)
     names = [candidate.kernel.name for candidate in first]
     shortlist: dict[str, AnyKernel] = {}
@@ -75,5 +76,5 @@ def predict(problem: Problem, device: DeviceModel, ranker: Ranker) -> Prediction
         return None
     times = ranker.predict(problem, finalists, device)
     least = min(times)
-    ties = (each for each, time in zip(finalists, times, strict=True) if time == least)
+    ties = (tied for tied, time in zip(finalists, times, strict=True) if time == least)
     return Prediction(candidate=min(ties, key=attrgetter("key")), us=least)

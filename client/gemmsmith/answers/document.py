@@ -32,7 +32,7 @@ class Document(NamedTuple):
 
     Attributes:
         digest: the whole hash that the revision begins.
-        signature: of whoever made it, not checked; None where nobody signed.
+        signature: of its maker, not checked; None if it is not signed.
     """
 
     device: str
@@ -52,15 +52,14 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, device: str, rows: Iterable[bytes], signer: Signer | None = None) -> Head:
-        """Of a device model's rows, in their order; signed by `signer`, if there is one."""
+        """The head for a device model's rows, in their order; signed by `signer`."""
         digest = hashlib.sha256(device.encode() + b"\n")
         for piece in _listed(rows):
             digest.update(piece)
-        found = digest.hexdigest()
-        signature = None
+        winners, signature = digest.hexdigest(), None
         if signer is not None:
-            signature = signer.sign(Purpose.SNAPSHOT, statement(device, found))
-        return cls(FORMAT, device, _revision(found), signature)
+            signature = signer.sign(Purpose.SNAPSHOT, statement(device, winners))
+        return cls(FORMAT, device, _revision(winners), signature)
 
     @property
     def written(self) -> bytes:
@@ -73,7 +72,7 @@ class _Document(Head, frozen=True, kw_only=True):
 
 
 def statement(device: str, digest: str) -> dict[str, str]:
-    """What is signed: all of the hash, since two documents of one revision might be made."""
+    """What is signed: the whole hash, since two documents might be made that share a revision."""
     return {"device": device, "winners": digest}
 
 
@@ -100,24 +99,24 @@ def read(document: bytes) -> Document:
     """What a document holds.
 
     Raises:
-        SnapshotCorrupt: it is none, or its rows are not those of its revision.
+        SnapshotCorrupt: it is not a snapshot, or its rows are not those of its revision.
     """
-    found = _decoded(document, _Document)
-    if not found.device.isprintable():
+    content = _decoded(document, _Document)
+    if not content.device.isprintable():
         raise SnapshotCorrupt("the snapshot is of a device whose name cannot be printed")
-    if found.format != FORMAT:
+    if content.format != FORMAT:
         raise SnapshotCorrupt(
-            f"the snapshot has format {found.format}, this library reads {FORMAT}: let the "
+            f"the snapshot has format {content.format}, this library reads {FORMAT}: let the "
             "service and the library be of one version"
         )
-    winners = bytes(found.winners)
-    digest = hashlib.sha256(found.device.encode() + b"\n" + winners).hexdigest()
-    if found.revision != _revision(digest):
+    winners = bytes(content.winners)
+    digest = hashlib.sha256(content.device.encode() + b"\n" + winners).hexdigest()
+    if content.revision != _revision(digest):
         raise SnapshotCorrupt(
-            f"the snapshot's winners are not those of its revision {found.revision[:16]}: "
+            f"the snapshot's winners are not those of its revision {content.revision[:16]}: "
             "truncated or altered; fetch it again"
         )
-    return Document(found.device, found.revision, digest, found.signature, _rows(winners))
+    return Document(content.device, content.revision, digest, content.signature, _rows(winners))
 
 
 def _revision(digest: str) -> str:

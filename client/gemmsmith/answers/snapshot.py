@@ -1,19 +1,19 @@
 """A device model's winners in memory: one consistent set to choose from for a whole run.
 
-A snapshot is one JSON document, and its revision is the hash of the winners in it: processes that
-hold the same revision choose alike, whichever way the document came to them. It never changes;
-`gemmsmith.winners.lookup` swaps a newer one in. A document whose winners do not match its revision
-is refused as SnapshotCorrupt, whole. One whose winners are not all known to this library is read
-without those: their problems have no winner here. The revision is of all of them, so that processes
-with libraries of different ages agree on it.
+A snapshot is one JSON document, and its revision is the hash of the winners in it: processes with
+the same revision make the same choices, however they got the document. It never changes;
+`gemmsmith.winners.lookup` replaces it by a newer snapshot. A document whose winners do not match
+its revision is refused as a whole, as SnapshotCorrupt. Winners that this library does not know are
+skipped: their problems have no winner here. The revision counts them too, so that processes with
+libraries of different ages agree on it.
 
-Whoever makes a snapshot signs it. One signature binds every pack to the problem, the kernel and the
-launch that it is named for, and to the environment that these were measured in.
+The maker of a snapshot signs it. The signature binds every pack to the problem, the kernel and the
+launch that name it, and to the environment of the measurement.
 
-A neighbour's figures are not the question's, and few neighbours' kernels are run
-(`gemmsmith.core.neighbours`). What varies in practice is M, the tokens of a batch, while N and K
-are a layer's own; distance counts all three alike, as `GET /best` does, so a layer of another width
-is a neighbour too, no nearer than the same layer at another M.
+Few neighbours' kernels are run (`gemmsmith.core.neighbours`), and a neighbour's figures are not
+those of the problem. In practice M varies, the tokens of a batch, while N and K belong to a layer.
+Distance counts all three alike, as in `GET /best`: a layer of another width is no nearer than the
+same layer at another M.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ log = logging.getLogger("gemmsmith")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What a lookup gives for "run this kernel".
+    """The kernel that a lookup chose to run.
 
     Attributes:
         config: kernel, launch and the hash of the pack that holds the kernel, never None here.
-        measured: the problem that it was measured on, and beat cuBLAS.
+        measured: the problem on which it was measured, and was faster than the default.
         distance: 0.0 for exactly this problem; else the log2 distance of `Problem.distance`.
         deterministic: whether the order of every sum is fixed: the same inputs, the same bits.
         stale: it was measured under software that no GPU of this model runs any more.
-        saving_us: microseconds that a launch takes less than cuBLAS, measured in the same rounds;
-            None for a neighbour's kernel, which was not measured here, and where no one says it.
-        time_us: microseconds of a launch; likewise.
+        saving_us: microseconds that a launch takes less than the default, measured in the same
+            rounds; None for a neighbour's kernel, or if the service did not send it.
+        time_us: microseconds of a launch; None in the same cases.
     """
 
     config: Config
@@ -72,11 +72,11 @@ class Row:
 
     Attributes:
         use: whether to run `config` or torch's own operator.
-        config: the best CUTLASS candidate; its pack is None where it is not compiled.
-        deterministic: of the candidate; False where there is none.
-        stale: as in `Answer`; services from before there was such a field do not say it.
-        saving_us, time_us: as in `Choice`; likewise.
-        environment: `Environment.digest` of where it was measured; likewise.
+        config: the best candidate, if there was one; its pack is None if it is not compiled.
+        deterministic: of the candidate; False without a candidate.
+        stale: as in `Answer`. Early services do not send this field and those below.
+        saving_us, time_us: as in `Choice`.
+        environment: `Environment.digest` of where it was measured.
     """
 
     problem: Problem
@@ -101,7 +101,7 @@ class Snapshot:
         device: slug of the device model.
         revision: hash of the content: the same winners, packs included, the same revision.
         document: the snapshot as bytes, for `parse`.
-        signature: of whoever made it, not checked; None where nobody signed.
+        signature: of its maker, not checked; None if it is not signed.
         rows: the winners that this library understands, in the order of their problems.
         skipped: how many others there are: of a newer service's operations or backends, say.
     """
@@ -137,10 +137,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, device: str, rows: Iterable[Row], signer: Signer | None = None) -> Snapshot:
-        """The snapshot of these winners of the device model `device`, in whatever order.
-
-        Signed by `signer`, if there is one.
-        """
+        """The snapshot of these winners of a device model, in any order; signed by `signer`."""
         written = [msgspec.json.encode(row) for row in sorted(rows, key=lambda row: row.problem)]
         head = documents.Head.of(device, written, signer)
         return cls(b"".join(documents.whole(head, written)))
@@ -167,7 +164,7 @@ class Snapshot:
         """Whose snapshot this is.
 
         Raises:
-            Untrusted: nobody's who is believed, or it was signed with other winners.
+            Untrusted: the key is not trusted, or the signature is of other winners.
         """
         return trusted.check(
             Purpose.SNAPSHOT, documents.statement(self.device, self._digest), self.signature
@@ -186,8 +183,8 @@ class Snapshot:
 
         The exact winner, else that of the nearest problem within MAX_DISTANCE whose kernel is
         legal here, if that is run where it was not measured (`neighbours.runs_there`).
-        None where there is neither, where the winner is cuBLAS, and where its kernel is not
-        compiled: then no farther neighbour stands in, as `GET /best` would not name one.
+        Returns None without either, if the winner is the default, and if its kernel is not
+        compiled: then no farther neighbour replaces it, as in `GET /best`.
         """
         row = self.row_for(problem)
         if row is None or row.use.is_default or row.config is None:
@@ -252,7 +249,7 @@ class Shelf:
     """The last snapshot that a service gave, on disk, for a start while it is away.
 
     `folder` is the cache's; None keeps nothing. A file that cannot be read, or has more than `most`
-    bytes, is none, and one that cannot be written costs the cache, not the snapshot.
+    bytes, is ignored. A file that cannot be written is a warning in the log.
     """
 
     def __init__(

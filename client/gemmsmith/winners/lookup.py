@@ -1,11 +1,11 @@
-"""Choosing on the hot path: one dictionary read per call, whatever becomes of the service.
+"""Choosing on the hot path: one dictionary read per call, even while the service is away.
 
-A `Lookup` holds the current snapshot. What was asked once is remembered, misses too, until the
-snapshot is swapped for a newer one; the swap is one assignment, so a call sees the old snapshot or
-the new one whole. Refreshing never raises: while the service is away the last snapshot stays, and
-the log `gemmsmith` says so once an outage. A pinned lookup keeps its snapshot for good: that is
-what the ranks of one job need (`gemmsmith.distributed`), which would otherwise refresh at
-different moments and choose differently in between.
+A `Lookup` holds the current snapshot. It remembers every result, None too, until a newer snapshot
+replaces the current one. That is one assignment, so a call sees the old snapshot or the new one,
+never a mixture. Refreshing never raises: while the service is away the last snapshot stays, and
+the log `gemmsmith` says so once per outage. A pinned lookup keeps its snapshot for good, as the
+ranks of one job need (`gemmsmith.distributed`): they would refresh at different moments, and choose
+differently in between.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from gemmsmith.http.requests import problem_of
 log = logging.getLogger("gemmsmith")
 
 INTERVAL_S = 60.0
-"""How often a snapshot is looked after: winners change when a tuning job ends, in minutes."""
+"""How often a snapshot is refreshed: winners change when a tuning job ends, in minutes."""
 
 CAPACITY = 65_536
-"""Problems remembered, about 16 MB. Beyond that all are forgotten and found again, 20 µs each:
-only a program whose every step has sizes never seen before gets there."""
+"""Problems remembered, about 16 MB. Beyond that all are forgotten, and looked up again in 20 µs
+each. Only a program whose every step has new sizes gets there."""
 
 Fetch = Callable[[Snapshot], Snapshot]
-"""Gets the newest snapshot, given the one that is known; gives that back where nothing is new."""
+"""Gets the newest snapshot. Takes the known snapshot, and returns it if nothing has changed."""
 
 _Key = tuple[str, str, int, int, int, int]
 
@@ -137,7 +137,7 @@ class Lookup:
         nothing is raised in a training step.
         """
         try:
-            return self._found[dtype, layout, m, n, k, batch]
+            return self._choices[dtype, layout, m, n, k, batch]
         except KeyError:
             return self._miss((dtype, layout, m, n, k, batch))
 
@@ -145,7 +145,7 @@ class Lookup:
         if self._has_forked:
             self._start()
         # Read once: what this snapshot says is remembered beside this snapshot only.
-        snapshot, found = self._current
+        snapshot, choices = self._current
         dtype, layout, m, n, k, batch = key
         try:
             problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
@@ -153,15 +153,15 @@ class Lookup:
             choice = None
         else:
             choice = snapshot.find(problem)
-        if len(found) >= self._capacity:
-            found.clear()
-        found[key] = choice
+        if len(choices) >= self._capacity:
+            choices.clear()
+        choices[key] = choice
         return choice
 
     def _swap(self, snapshot: Snapshot) -> None:
-        found: dict[_Key, Choice | None] = {}
-        self._current = (snapshot, found)
-        self._found = found  # one attribute less to read on every call
+        choices: dict[_Key, Choice | None] = {}
+        self._current = (snapshot, choices)
+        self._choices = choices  # one attribute less to read on every call
 
     def refresh(self) -> bool:
         """Fetch the newest snapshot; returns whether it has changed. Does nothing if pinned.
@@ -195,7 +195,7 @@ class Lookup:
 def _refresh_now_and_then(
     reference: weakref.ref[Lookup], stop: threading.Event, interval: float
 ) -> None:
-    """Holds no lookup while it waits, so that a forgotten one goes, and this thread with it."""
+    """Holds no lookup while it waits: when the program drops the lookup, this thread ends."""
     while not stop.wait(interval):
         lookup = reference()
         if lookup is None:

@@ -74,7 +74,7 @@ def test_misses_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask(lookup, BIG) is not None  # one lookup more than it remembers
     assert ask(lookup, BIG) is not None
     assert len(asked) == 5
-    assert len(lookup._found) <= 4
+    assert len(lookup._choices) <= 4
 
 
 def test_refreshing_swaps_the_choices() -> None:
