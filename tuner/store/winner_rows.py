@@ -1,12 +1,12 @@
 """A winner as the values of a row, and back.
 
-A row that holds what nobody here would write is read as a winner of nothing, whose digest is none:
-it is never answered (`tuner.store.statement`).
+A row that holds what this program never writes is read as a winner without a candidate, with the
+digest `UNREADABLE`. `gemmsmith doctor --deep` reports it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +24,7 @@ from tuner.store.models import WinnerRow
 from tuner.trial import AgainstRival, OnSpread, Winner, WinnerSignature
 
 UNREADABLE = "unreadable"
-"""The digest of a row that cannot be read: that of no winner."""
+"""The digest of a row that cannot be read; no winner has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +45,9 @@ class _Record:
     device: DeviceModel | None = None
     rivals: tuple[AgainstRival, ...] = ()
     spreads: tuple[OnSpread, ...] = ()
+
+
+_RECORDED = tuple(field.name for field in fields(_Record))
 
 
 def references(winner: Winner, ids: Ids) -> dict[str, Any]:
@@ -70,22 +73,7 @@ def columns(winner: Winner, origin: Origin, digest: str) -> dict[str, Any]:
         "use": winner.use.value,
         "median_us": winner.statistics and winner.statistics.median_us,
         "speedup": winner.speedup and winner.speedup.median,
-        "record": to_json(
-            _Record(
-                statistics=winner.statistics,
-                baseline=winner.baseline,
-                speedup=winner.speedup,
-                correctness=winner.correctness,
-                conditions=winner.conditions,
-                ties=winner.ties,
-                baseline_kernels=winner.baseline_kernels,
-                power_penalty=winner.power_penalty,
-                regimes=winner.regimes,
-                device=winner.device,
-                rivals=winner.rivals,
-                spreads=winner.spreads,
-            )
-        ),
+        "record": to_json(_Record(**{name: getattr(winner, name) for name in _RECORDED})),
         "replayed": winner.replayed,
         "pack": winner.pack,
         "promoted_at": winner.promoted_at or datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -131,20 +119,10 @@ def winner_of(
         record = from_json(_Record, row.record)
         return replace(
             nothing,
+            **{name: getattr(record, name) for name in _RECORDED if name != "device"},
             device=record.device or device,
             use=Use(row.use),
             candidate=Candidate(kernel=kernel, launch=launch) if kernel and launch else None,
-            statistics=record.statistics,
-            baseline=record.baseline,
-            speedup=record.speedup,
-            correctness=record.correctness,
-            conditions=record.conditions,
-            ties=record.ties,
-            baseline_kernels=record.baseline_kernels,
-            power_penalty=record.power_penalty,
-            regimes=record.regimes,
-            rivals=record.rivals,
-            spreads=record.spreads,
             signature=from_json_or_none(WinnerSignature, row.signature),
             origin=Origin(row.origin),
             digest=row.digest if record.device else "",
