@@ -1,8 +1,8 @@
-"""What a caller can make sense of, and what it is told therefore.
+"""What a caller can read and run, and what it is answered therefore.
 
 Clients say in the header `Gemmsmith-Runs` which backends' kernels they can run. A winner of any
-other backend is told to them as what it means for them: run cuBLAS. Release 0.1 of the client sends
-no such header, and refuses a whole document for one word that it does not know: it gets the
+other backend is reported to them as what it means for them: run cuBLAS. Release 0.1 of the client
+sends no such header, and refuses a whole document for one word that it does not know: it gets the
 operations and the backends of its time, and nothing of others. People, with curl or a browser, see
 everything.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 
@@ -50,7 +50,7 @@ class Abilities:
         return self.dtypes is None or problem.dtype in self.dtypes
 
     def runs(self, backend: Backend | None) -> bool:
-        """Whether it can run that backend's kernels; cuBLAS (None) anybody can."""
+        """Whether it can run that backend's kernels; every caller can run cuBLAS (None)."""
         return backend is None or self.backends is None or backend in self.backends
 
     def reads(self, problem: Problem, kernel: AnyKernel) -> bool:
@@ -59,8 +59,8 @@ class Abilities:
             return True
         return self.knows(problem) and self.runs(kernel.backend)
 
-    def told(self, winner: Winner) -> Winner:
-        """The winner as it is told to the caller."""
+    def report(self, winner: Winner) -> Winner:
+        """The winner as the caller can use it."""
         candidate = winner.candidate
         if candidate is None or self.runs(candidate.kernel.backend):
             return winner
@@ -93,35 +93,21 @@ def _listed(runs: bytes) -> Abilities:
     return Abilities(backends=frozenset(backend for backend in Backend if backend in words))
 
 
+_UNMEASURED: dict[str, Any] = {
+    "statistics": None, "speedup": None, "correctness": None, "ties": (), "power_penalty": None,
+    "regimes": (),
+}  # fmt: skip
+"""What a winner and an answer say of a candidate, if they have none."""
+
+
 def without_candidate(winner: Winner) -> Winner:
     """The winner without all that is about its candidate, which cannot be run there."""
-    return replace(
-        winner,
-        candidate=None,
-        pack=None,
-        statistics=None,
-        speedup=None,
-        correctness=None,
-        ties=(),
-        power_penalty=None,
-        regimes=(),
-    )
+    return replace(winner, candidate=None, pack=None, **_UNMEASURED)
 
 
 def without_config(answer: Answer) -> Answer:
     """The answer to a caller who cannot run its config: cuBLAS, and nothing of the config."""
-    return replace(
-        answer,
-        use=Use.CUBLAS,
-        config=None,
-        statistics=None,
-        speedup=None,
-        correctness=None,
-        ties=(),
-        power_penalty=None,
-        regimes=(),
-        predicted_us=None,
-    )
+    return replace(answer, use=Use.CUBLAS, config=None, predicted_us=None, **_UNMEASURED)
 
 
 async def _asking(

@@ -29,22 +29,11 @@ import structlog
 from fastapi import Depends, HTTPException, Request
 from fastapi.security import HTTPBearer
 
-from service.http.attempts import Attempts, client_name
+from service.http.attempts import Attempts
+from service.http.connections import client_name
 from service.http.errors import ProblemError
-from tuner.store.keys import Keys, Scope, digest
-
-__all__ = [
-    "COOKIE",
-    "LOCAL",
-    "LOGIN",
-    "LOGOUT",
-    "Caller",
-    "Doorkeeper",
-    "Scope",
-    "UnknownKey",
-    "admitted",
-    "needs",
-]
+from tuner.store.keys import Keys, digest
+from tuner.store.keys import Scope as Scope
 
 COOKIE = "gemmsmith_key"
 """The cookie that a browser brings its key in."""
@@ -78,7 +67,7 @@ class Caller:
 
 
 LOCAL = Caller(name="local", scopes=frozenset(Scope))
-"""Whoever asks where no keys are asked for: somebody on this machine."""
+"""The caller if keys are not required: any program on this machine."""
 
 
 class UnknownKey(ProblemError):
@@ -220,10 +209,10 @@ class Doorkeeper:
 
         However many wait and whatever they bring, the database is read at most ten times a second.
         """
-        wanted = self._last_begun + 1
+        needed = self._last_begun + 1
         self._wanted.set()
         with anyio.move_on_after(_PATIENCE_S):
-            while self._last_done < wanted:
+            while self._last_done < needed:
                 await anyio.sleep(0.01)
 
     def _every_second(self, work: Callable[[], None]) -> None:

@@ -17,9 +17,8 @@ from service.http import errors, openapi
 from service.http.access import Doorkeeper
 from service.http.bodies import LimitBody
 from service.http.denials import Denials
-from service.http.head import AnswerHead
 from service.http.lookup_routes import ServeLookups
-from service.http.middleware import Observe, RefuseCrossSite
+from service.http.middleware import AnswerHead, Observe
 from service.http.queueing import TakeTurns
 from service.http.routes import (
     audit,
@@ -99,7 +98,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(TakeTurns)
     app.add_middleware(RefuseIllFormed)
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
-    app.add_middleware(RefuseCrossSite)
     app.add_middleware(Observe)
     app.router.routes += lookups
     for module in (

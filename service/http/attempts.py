@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import structlog
 
-from service.http.connections import client_of
 from service.http.errors import ProblemError
 
 AT_ONCE = 30
@@ -27,12 +25,6 @@ EACH_S = 1.0
 _MOST_CLIENTS = 10_000
 
 log = structlog.get_logger("gemmsmith.access")
-
-
-def client_name(connection: Mapping[str, Any]) -> str:
-    """Whom a request, an ASGI connection scope, comes from; empty where that is not known."""
-    client = connection.get("client")
-    return client_of(client[0]) if client else ""
 
 
 class Attempts:

@@ -59,7 +59,7 @@ def read(content: bytes) -> Batch:
             unusable text in it.
     """
     if not content:
-        raise _no_object()
+        raise invalid_field("body", NO_OBJECT)
     if number_of_values(content) > _MOST_VALUES:
         raise invalid_field("body", "has too many values", f"at most {_MOST_VALUES}")
     try:
@@ -68,7 +68,7 @@ def read(content: bytes) -> Batch:
         members = _MEMBERS.decode(content)  # few, as the rest is small
         items = _ITEMS.decode(listed) if listed.startswith(b"[") else None
     except msgspec.ValidationError:
-        raise _no_object() from None
+        raise invalid_field("body", NO_OBJECT) from None
     except RecursionError:
         raise no_json("it is nested too deeply") from None
     except ValueError as error:  # msgspec's are ValueErrors
@@ -108,7 +108,3 @@ def _problem(index: int, content: bytes) -> Problem | ProblemError:
         return error
     except InvalidProblem as error:
         return invalid_field(error.field, str(error))
-
-
-def _no_object() -> ProblemError:
-    return invalid_field("body", NO_OBJECT)

@@ -1,5 +1,7 @@
 """Bodies of requests: read for those who may come in, up to a length, and to a share of memory.
 
+Requests with a body change something, so they may not come from a page of another site.
+
 Who brings no key, or a wrong one, is refused before the body is read. What is refused here closes
 the connection, because the rest of the body is not going to be read.
 """
@@ -13,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.access import LOGIN, LOGOUT
 from service.http.access import Scope as KeyScope
-from service.http.attempts import client_name
+from service.http.connections import client_name
 from service.http.errors import ProblemError
 from service.http.middleware import SAFE, put_back
 from service.http.state import State
@@ -24,7 +26,7 @@ SMALL_BYTES = 64 * 1024
 """Of any body but a batch of lookups; an order has a few hundred."""
 
 _FORM_BYTES = 16 * 1024
-"""Of a body that anybody may send: a key, and where to go with it."""
+"""Of a body that may come without a key: the login form, with the key itself."""
 
 _SHARE_BYTES = 16 * 2**20
 """Of one client's bodies in memory, and room for the largest in any case."""
@@ -45,7 +47,6 @@ class LimitBody:
         self._held: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection; the body is read whole."""
         if scope["type"] != "http" or scope["method"] in SAFE:
             await self.app(scope, receive, send)
             return
@@ -53,6 +54,7 @@ class LimitBody:
         client = ""
         try:
             try:
+                _check_origin(scope)
                 client = await _client(scope)
                 is_there = await self._read(scope, receive, body, client)
             except ProblemError as refusal:
@@ -92,6 +94,28 @@ class LimitBody:
             self._held[client] += len(piece)
             more = message.get("more_body", False)
         return True
+
+
+def _check_origin(scope: Scope) -> None:
+    """Refuse what another site's page makes a browser send here, with the browser's cookie.
+
+    Browsers say where a request comes from, by `Sec-Fetch-Site` or at least by `Origin`; what says
+    neither is no browser's. Reading is harmless: the other page is not shown the answer.
+    """
+    headers = dict(scope["headers"])
+    site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+    if site is not None:
+        foreign = site not in (b"same-origin", b"none")
+    else:  # the scheme is not compared: a proxy may speak https for us
+        foreign = origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
+    if foreign:
+        raise ProblemError(
+            status=403,
+            kind="cross-site",
+            title="Cross-site request",
+            detail="Requests from pages of other sites cannot change anything. Use the service's "
+            "own pages, or a program, which sends neither Origin nor Sec-Fetch-Site.",
+        )
 
 
 async def _client(scope: Scope) -> str:

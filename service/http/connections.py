@@ -2,7 +2,7 @@
 
 A connection waits until a whole request of its client is here, and again from its answer on. Where
 there is no room for a new one, the one goes that has waited longest: of the same address if that
-has as many as it may, else of all. So connections that do nothing keep nobody out. Where all are at
+has as many as it may, else of all. So idle connections keep no client out. Where all are at
 work, a few more are let in that may ask for the service's health only.
 
 A connection that has a deadline and is past it is ended by the `sweep`. Of one address, few
@@ -19,9 +19,9 @@ import os
 import resource
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import structlog
 
@@ -77,7 +77,6 @@ class Limits:
 
     @property
     def streams(self) -> int:
-        """Event streams in all."""
         return max(1, self.connections // _STREAMS_SHARE)
 
     @property
@@ -100,12 +99,18 @@ def raise_file_limit() -> None:
 def client_of(address: str) -> str:
     """Whom an IP address stands for: of IPv6 its /64, which one client has all of."""
     try:
-        found = ipaddress.ip_address(address)
+        known = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv4Address):
+    if isinstance(known, ipaddress.IPv4Address):
         return address
-    return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))
+    return str(known.ipv4_mapped or ipaddress.ip_network((known, 64), strict=False))
+
+
+def client_name(connection: Mapping[str, Any]) -> str:
+    """Whom a request, an ASGI connection scope, comes from; empty where that is not known."""
+    client = connection.get("client")
+    return client_of(client[0]) if client else ""
 
 
 class Connection(Protocol):
@@ -273,7 +278,7 @@ class Connections:
 
 
 class _Seldom:
-    """Counts what happens too often to be told each time."""
+    """Counts what happens too often for a log line each time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -281,7 +286,7 @@ class _Seldom:
         self._times = 0
 
     def times(self) -> int:
-        """Count one; how many there were since last told, or 0 while it is too soon to tell."""
+        """Count one. Returns the number since the last log line, or 0 if that is too recent."""
         self._times += 1
         if self._clock() - self._said_at < _SAID_EVERY_S:
             return 0

@@ -2,7 +2,7 @@
 
 The first denial is written at once, what follows is summed up: by who, from where and how, for a
 minute, then for twice as long again and again, up to an hour, while denials go on. Of a span at
-most 20 sums are told apart. However many requests there are, that is less than 2,000 entries and a
+most 20 sums are kept apart. However many requests there are, that is less than 2,000 entries and a
 megabyte a day.
 """
 
@@ -24,10 +24,8 @@ from tuner.store.audit import UNKNOWN, Action, Audit
 
 SHORTEST_S = 60.0
 _LONGEST_S = 3600.0
-_TOLD_APART = 20
+_KEPT_APART = 20
 _PATIENCE_S = 2.0  # of the end of the service, for a database that does not answer
-
-_DENIED = frozenset({401, 403})
 
 log = structlog.get_logger("gemmsmith.access")
 
@@ -69,9 +67,7 @@ class Denials:
         self._thread.join(_PATIENCE_S)
 
     def note_answer(self, scope: Scope, status: int) -> None:
-        """Note an answer, if it denies something to the request of that ASGI scope."""
-        if status not in _DENIED:
-            return
+        """Note a denial, 401 or 403, of the request of that ASGI scope."""
         actor = UNKNOWN
         if status == 403:  # a key that is known, or no key where none is asked for
             with contextlib.suppress(ProblemError):
@@ -85,11 +81,11 @@ class Denials:
         """One more denial. Takes a microsecond, and no database."""
         at = time.time()
         with self._adding:
-            if kind not in self._sums and len(self._sums) >= _TOLD_APART - 1:
+            if kind not in self._sums and len(self._sums) >= _KEPT_APART - 1:
                 kind = _OTHERS
-            found = self._sums.setdefault(kind, _Sum(first=request, since=at, until=at))
-            found.times += 1
-            found.until = at
+            denied = self._sums.setdefault(kind, _Sum(first=request, since=at, until=at))
+            denied.times += 1
+            denied.until = at
         self._news.set()
 
     def _work(self) -> None:
@@ -106,17 +102,17 @@ class Denials:
     def _write(self) -> None:
         with self._adding:
             taken, self._sums = self._sums, {}
-        for (actor, address, status), found in taken.items():
+        for (actor, address, status), denied in taken.items():
             try:
                 self._audit.add(
                     Action.DENIED,
-                    found.first,
+                    denied.first,
                     actor=actor,
                     status=status or None,
                     address=address,
-                    times=found.times,
-                    since=timestamp(found.since),
-                    until=timestamp(found.until),
+                    times=denied.times,
+                    since=timestamp(denied.since),
+                    until=timestamp(denied.until),
                 )
             except StoreError as error:
-                log.warning("denials not in the audit", times=found.times, error=str(error))
+                log.warning("denials not in the audit", times=denied.times, error=str(error))

@@ -41,12 +41,10 @@ def json_response(
 
 
 def best_url(problem: Problem, device: str | None = None) -> str:
-    """The lookup of `problem`."""
     return _url("/best", problem, device)
 
 
 def history_url(problem: Problem, device: str) -> str:
-    """The history of the winners of `problem`."""
     return _url("/winners/history", problem, device)
 
 
@@ -67,7 +65,7 @@ def tune_link(problem: Problem, device: str | None = None) -> dict[str, Any]:
 
 
 def not_tuned(problem: Problem, device: DeviceModel | None, *, exact: bool) -> ProblemError:
-    """The 404 of a lookup that found nothing, with the way to change that."""
+    """The 404 of a lookup without an answer, with a link to tune the problem."""
     where = f" on {device.name}" if device else ""
     near = "" if exact or device is None else ", nor is any kernel legal for it"
     return ProblemError(
@@ -79,24 +77,24 @@ def not_tuned(problem: Problem, device: DeviceModel | None, *, exact: bool) -> P
     )
 
 
-def answer(found: Answer) -> dict[str, Any]:
+def answer(item: Answer) -> dict[str, Any]:
     """The JSON of a lookup's answer."""
-    links: dict[str, Any] = {"self": {"href": best_url(found.problem, found.device.slug)}}
+    links: dict[str, Any] = {"self": {"href": best_url(item.problem, item.device.slug)}}
     # Kernels are described once something ran them; a proposal's may never have been.
-    if found.config is not None and (found.predicted_us is None or found.config.pack is not None):
-        links["kernel"] = {"href": f"/kernels/{quote(found.config.kernel.name)}"}
-        if found.config.pack is not None:
-            links["pack"] = {"href": f"/packs/{found.config.pack}"}
-    if found.match is not Match.EXACT:
-        links["tune"] = tune_link(found.problem, found.device.slug)
-    fields: dict[str, Any] = msgspec.to_builtins(found)
-    if found.predicted_us is None:
+    if item.config is not None and (item.predicted_us is None or item.config.pack is not None):
+        links["kernel"] = {"href": f"/kernels/{quote(item.config.kernel.name)}"}
+        if item.config.pack is not None:
+            links["pack"] = {"href": f"/packs/{item.config.pack}"}
+    if item.match is not Match.EXACT:
+        links["tune"] = tune_link(item.problem, item.device.slug)
+    fields: dict[str, Any] = msgspec.to_builtins(item)
+    if item.predicted_us is None:
         del fields["predicted_us"]  # what was measured has no use for it
     return {**fields, "links": links}
 
 
 def job(item: Job, waits: str = "") -> dict[str, Any]:
-    """The JSON of a job; `waits` says what a waiting one waits for, where that was found out."""
+    """The JSON of a job; `waits` says what a waiting one waits for, if that is known."""
     here = f"/jobs/{item.id}"
     links: dict[str, Any] = {"self": {"href": here}, "events": {"href": f"{here}/events"}}
     if item.state is JobState.DONE:
@@ -109,12 +107,11 @@ def job(item: Job, waits: str = "") -> dict[str, Any]:
         name: timestamp(getattr(item, name))
         for name in ("created_at", "started_at", "finished_at", "deadline_at")
     }
-    told = {"waits": waits} if waits else {}
-    return {**msgspec.to_builtins(item), **times, **told, "links": links}
+    reason = {"waits": waits} if waits else {}
+    return {**msgspec.to_builtins(item), **times, **reason, "links": links}
 
 
 def job_event(event: RecordedEvent) -> dict[str, Any]:
-    """The data of a job's event."""
     return {**event.data, "job": event.job, "at": timestamp(event.at)}
 
 
@@ -138,15 +135,14 @@ def snapshot(
 ) -> Snapshot:
     """The winners of the device model `device` (its slug) as clients hold them.
 
-    `pack_of` names the pack that a winner's kernel is run from; None where there is none to run.
+    `pack_of` names the pack that a winner's kernel runs from; None if it cannot run.
     """
-    packs = ((each, pack_of(each) if each.candidate else None) for each in winners)
-    rows = [row(each, config(each.candidate, pack)) for each, pack in packs]
+    packs = ((winner, pack_of(winner) if winner.candidate else None) for winner in winners)
+    rows = [row(winner, config(winner.candidate, pack)) for winner, pack in packs]
     return Snapshot.of(device, rows, signer)
 
 
 def config(candidate: Candidate | None, pack: str | None) -> Config | None:
-    """What is run, and from which pack."""
     if candidate is None:
         return None
     return Config(kernel=candidate.kernel, launch=candidate.launch, pack=pack)
@@ -178,7 +174,6 @@ def _digest(environment: Environment) -> str:
 
 
 def pack(pack_hash: str, manifest: Manifest) -> dict[str, Any]:
-    """The JSON of a kernel pack: its manifest, and where its bytes are."""
     fields: dict[str, Any] = msgspec.to_builtins(manifest)
     del fields["format"], fields["taken"]  # of the file on this machine's disk
     return {"hash": pack_hash, **fields, "links": {"self": {"href": f"/packs/{pack_hash}"}}}
@@ -193,10 +188,9 @@ def trial(stored: StoredTrial) -> dict[str, Any]:
     }
 
 
-def winner(found: Winner) -> dict[str, Any]:
-    """The JSON of a current winner."""
-    links = {"best": {"href": best_url(found.problem, found.device.slug)}}
-    return {**msgspec.to_builtins(found), "links": links}
+def winner(item: Winner) -> dict[str, Any]:
+    links = {"best": {"href": best_url(item.problem, item.device.slug)}}
+    return {**msgspec.to_builtins(item), "links": links}
 
 
 def page(

@@ -30,6 +30,7 @@ _TYPE = "urn:gemmsmith:problem:"
 MOST_ERRORS = 10
 """Wrong fields that one document names."""
 
+UNKNOWN_FIELD = "is not a known field; check its spelling"
 NO_OBJECT = "a JSON object is required, sent with Content-Type: application/json"
 
 Reason = tuple[str, str | None]
@@ -51,7 +52,6 @@ class FieldError:
     accepted: str | None = None
 
     def document(self) -> dict[str, str]:
-        """The entry in a problem document's `errors`."""
         entry = {"field": self.field, "message": self.message}
         return entry if self.accepted is None else {**entry, "accepted": self.accepted}
 
@@ -110,7 +110,6 @@ def invalid(errors: Sequence[FieldError]) -> ProblemError:
 
 
 def invalid_field(name: str, message: str, accepted: str | None = None) -> ProblemError:
-    """A 422 about one field."""
     return invalid([FieldError(field=name, message=message, accepted=accepted)])
 
 
@@ -215,7 +214,7 @@ def _methods(request: Request) -> list[str]:
             for route in request.app.routes
         )
     ]
-    return sorted([*taken, "HEAD"]) if "GET" in taken else taken  # `service.http.head`
+    return sorted([*taken, "HEAD"]) if "GET" in taken else taken  # see `AnswerHead`
 
 
 def _field_error(error: Mapping[str, Any]) -> FieldError:
@@ -230,7 +229,7 @@ def _field_error(error: Mapping[str, Any]) -> FieldError:
             if not where:
                 message = NO_OBJECT
         case "extra_forbidden":
-            message = "is not a known field; check its spelling"
+            message = UNKNOWN_FIELD
         case "enum" | "literal_error":
             choices = re.findall(r"'([^']+)'", context["expected"])
             message, accepted = not_a_choice(error["input"], choices)

@@ -1,7 +1,7 @@
 """Routes of lookups: Starlette's on the FastAPI application, served before FastAPI's own.
 
-Lookups are most of what is asked, and FastAPI's layers take longer than an answer from memory.
-`service.http.questions` checks what is asked, and `service.http.openapi` describes these routes
+Most requests are lookups, and FastAPI's layers take longer than an answer from memory.
+`service.http.questions` reads the questions, and `service.http.openapi` describes these routes
 beside FastAPI's.
 """
 
@@ -28,24 +28,18 @@ class LookupRoute(Route):
 
     Attributes:
         needs: the scope that a key must have.
-        method: GET if the route takes a query, POST if it takes a body.
+        question: what a GET takes as its query, and a POST as its body.
     """
 
     needs = Right.READ
 
     def __init__(
-        self,
-        path: str,
-        answer: Answer,
-        *,
-        query: type[msgspec.Struct] | None = None,
-        body: type[msgspec.Struct] | None = None,
+        self, method: str, path: str, answer: Answer, question: type[msgspec.Struct]
     ) -> None:
-        self.method = "GET" if body is None else "POST"
-        super().__init__(path, self.respond, methods=[self.method], name=answer.__name__)
+        super().__init__(path, self.respond, methods=[method], name=answer.__name__)
+        self.method = method
         self.description = inspect.getdoc(answer)
-        self.query = query
-        self.body = body
+        self.question = question
         self._answer = answer
 
     async def respond(self, request: Request) -> Response:
@@ -64,7 +58,6 @@ class ServeLookups:
         self._routes = {route.path: route for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         route = self._routes.get(scope.get("path", ""))
         if route is not None:
             scope["route"] = route  # as FastAPI does: metrics and the audit name it

@@ -12,6 +12,7 @@ import secrets
 import time
 from http import HTTPStatus
 
+import anyio
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,6 +22,9 @@ from service.metrics.prometheus import Metrics
 UNLOGGED = "gemmsmith.unlogged"
 """Set in the ASGI scope of what is answered without work: one of thousands a second, which
 /metrics counts. It has a line in the log all the same if the caller gave it an id to find it by."""
+
+STREAMED = "gemmsmith.streamed"
+"""Set in the ASGI scope of an answer without end, whose time says nothing."""
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods whose requests have no body, and change nothing."""
@@ -39,7 +43,6 @@ class Observe:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -47,21 +50,17 @@ class Observe:
         request = given or f"{_PROCESS}{next(_requests):08x}"
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request=request)
-        status, streamed = 0, False
+        status = 0
         began = time.perf_counter()
 
         async def observed(message: Message) -> None:
-            nonlocal status, streamed
+            nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request.encode()),
                 ]
-                streamed = any(
-                    name == b"content-type" and value.startswith(b"text/event-stream")
-                    for name, value in message["headers"]
-                )
             await send(message)
 
         try:
@@ -73,7 +72,7 @@ class Observe:
             await _fault(request).response(scope["path"])(scope, receive, observed)
         finally:
             seconds = time.perf_counter() - began
-            _count(scope, status, None if streamed else seconds)
+            _count(scope, status, None if STREAMED in scope else seconds)
             if given or UNLOGGED not in scope:
                 log.info(
                     "request",
@@ -84,40 +83,29 @@ class Observe:
                 )
 
 
-class RefuseCrossSite:
-    """Refuses what another site's page makes a browser send here, with the browser's cookie.
+class AnswerHead:
+    """Asks for a GET, and ends it when its head is there: an event stream would go on for ever.
 
-    Browsers say where a request comes from, by `Sec-Fetch-Site` or at least by `Origin`; what says
-    neither is no browser's. Reading is harmless: the other page is not shown the answer.
+    What is inside, the log and the metrics too, sees a GET. The server outside knows of the HEAD
+    and keeps the Content-Length.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if scope["type"] != "http" or scope["method"] in SAFE or not _is_foreign(scope):
+        if scope["type"] != "http" or scope["method"] != "HEAD":
             await self.app(scope, receive, send)
             return
-        problem = ProblemError(
-            status=403,
-            kind="cross-site",
-            title="Cross-site request",
-            detail="Requests from pages of other sites cannot change anything. Use the service's "
-            "own pages, or a program, which sends neither Origin nor Sec-Fetch-Site.",
-            headers={"Connection": "close"},  # the body is not going to be read
-        )
-        await problem.response(scope["path"])(scope, receive, send)
+        with anyio.CancelScope() as asked:
 
+            async def head_only(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    await send(message)
+                    await send({"type": "http.response.body", "body": b""})
+                    asked.cancel()
 
-def _is_foreign(scope: Scope) -> bool:
-    headers = dict(scope["headers"])
-    site = headers.get(b"sec-fetch-site")
-    if site is not None:
-        return site not in (b"same-origin", b"none")
-    origin = headers.get(b"origin")
-    # The scheme is not compared: a proxy may speak https for us.
-    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
+            await self.app({**scope, "method": "GET"}, receive, head_only)
 
 
 def _fault(request: str) -> ProblemError:
@@ -142,7 +130,8 @@ def _count(scope: Scope, status: int, seconds: float | None) -> None:
     # The route's template, not the path: paths are unbounded, label values must not be.
     route = getattr(scope.get("route"), "path", "unmatched")
     metrics.request(scope["method"], route, status, seconds)
-    service.denials.note_answer(scope, status)
+    if status in (401, 403):
+        service.denials.note_answer(scope, status)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         service.readiness.doubt()
 

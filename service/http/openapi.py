@@ -166,7 +166,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         for status, meaning in _MEANING.items()
         if status == "5XX" or int(status) >= 400
     }
-    bodies = [route.body for route in lookups if route.body]
+    bodies = [route.question for route in lookups if route.method == "POST"]
     components = _struct_schemas(ProblemBody, *bodies) | components | response_schemas.components()
     document["components"]["schemas"] = dict(sorted(components.items()))
     return document
@@ -196,20 +196,20 @@ def _lookup(route: LookupRoute) -> dict[str, Any]:
         "description": route.description,
         "operationId": route.name,
         "security": [{BEARER.scheme_name: []}],
-        "parameters": [],
     }
-    if route.body is not None:
-        content = {"application/json": {"schema": ref(route.body.__name__)}}
-        operation["requestBody"] = {"required": True, "content": content}
-    if route.query is not None:
-        schema = _struct_schemas(route.query)[route.query.__name__]
-        operation["parameters"] = [
+    parameters = []
+    question = route.question.__name__
+    if route.method == "POST":
+        operation["requestBody"] = {"required": True, "content": _json(question)}
+    else:
+        schema = _struct_schemas(route.question)[question]
+        parameters = [
             _parameter(name, "query", member, required=name in schema["required"])
             for name, member in schema["properties"].items()
         ]
-        operation["parameters"] += [_parameter("if-none-match", "header", {"type": "string"})]
+        parameters.append(_parameter("if-none-match", "header", {"type": "string"}))
     runs = {"type": "string", "description": RUNS_DESCRIPTION}
-    operation["parameters"] += [_parameter("gemmsmith-runs", "header", runs)]
+    operation["parameters"] = [*parameters, _parameter("gemmsmith-runs", "header", runs)]
     return operation
 
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, GetPydanticSchema, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError, core_schema
 
 from gemmsmith.core.choices import suggestion
 from gemmsmith.core.operands import OPERANDS
@@ -38,7 +38,6 @@ DTYPE_PATTERN = f"({'|'.join([*DType, *OPERANDS])}){_PARTS}"
 
 
 def integer_in(text: str) -> int | str:
-    """The integer that a query writes so; any other text stays as it is."""
     return int(text) if _DIGITS.fullmatch(text) else text
 
 
@@ -51,8 +50,8 @@ def integer_reason(value: object, low: int, high: int) -> Reason:
     return f"is out of range: {shown}", accepted
 
 
-def _integer(low: int, high: int, *, text: bool) -> Callable[[Any], int]:
-    """A check for an integer in low … high, out of a query string (`text`) or out of JSON."""
+def _integer(low: int, high: int, *, text: bool = False) -> GetPydanticSchema:
+    """An integer in low … high, out of a query string (`text`) or out of JSON."""
 
     def check(value: Any) -> int:
         if text and isinstance(value, str):
@@ -61,7 +60,11 @@ def _integer(low: int, high: int, *, text: bool) -> Callable[[Any], int]:
             raise _refusal(integer_reason(value, low, high))
         return value
 
-    return check
+    return GetPydanticSchema(  # a new one each time, as pydantic adds a field's description to it
+        lambda *_: core_schema.no_info_plain_validator_function(
+            check, json_schema_input_schema=core_schema.int_schema(ge=low, le=high)
+        )
+    )
 
 
 def _refusal(reason: Reason) -> PydanticCustomError:
@@ -69,11 +72,13 @@ def _refusal(reason: Reason) -> PydanticCustomError:
     return PydanticCustomError("refused", "{message}", {"message": message, "accepted": accepted})
 
 
-def _sha256(value: Any) -> str:
-    if isinstance(value, str) and _SHA256.fullmatch(value):
-        return value
-    accepted = "64 hexadecimal digits in lower case"
-    raise _refusal((f"is not a SHA-256: {repr(value)[:80]}", accepted))
+def _text_that(is_right: Callable[[str], object], wrong: str, accepted: str) -> BeforeValidator:
+    def check(value: Any) -> str:
+        if isinstance(value, str) and is_right(value):
+            return value
+        raise _refusal((f"{wrong}: {repr(value)[:80]}", accepted))
+
+    return BeforeValidator(check)
 
 
 def winner_cursor(problem: Problem) -> str:
@@ -120,67 +125,44 @@ def _dtype(value: Any) -> str:
         raise _refusal(dtype_reason(value)) from None
 
 
-def _key_name(value: Any) -> str:
-    if isinstance(value, str) and is_name(value):
-        return value
-    raise _refusal((f"is no name for a key: {repr(value)[:80]}", NAME_RULE))
-
-
-def _text(pattern: str, **more: str) -> dict[str, Any]:
-    return {"type": "string", "pattern": f"^{pattern}$", **more}
-
-
-def _schema(low: int, high: int) -> WithJsonSchema:
-    return WithJsonSchema({"type": "integer", "minimum": low, "maximum": high})
+def _pattern(pattern: str, description: str | None = None) -> WithJsonSchema:
+    more = {"description": description} if description else {}
+    return WithJsonSchema({"type": "string", "pattern": f"^{pattern}$", **more})
 
 
 DTypeName = Annotated[
     str,
     BeforeValidator(_dtype),
-    WithJsonSchema(
-        _text(DTYPE_PATTERN, description="Element types, and what differs from their defaults")
-    ),
+    _pattern(DTYPE_PATTERN, "Element types, and what differs from their defaults"),
 ]
 LayoutName = Annotated[
     Layout, BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
 ]
-QueryExtent = Annotated[
-    int, BeforeValidator(_integer(1, MAX_EXTENT, text=True)), _schema(1, MAX_EXTENT)
-]
-Extent = Annotated[
-    int, BeforeValidator(_integer(1, MAX_EXTENT, text=False)), _schema(1, MAX_EXTENT)
-]
-PageLimit = Annotated[int, BeforeValidator(_integer(1, MAX_PAGE, text=True)), _schema(1, MAX_PAGE)]
-Cursor = Annotated[int, BeforeValidator(_integer(0, 2**62, text=True)), _schema(0, 2**62)]
-Number = Annotated[int, BeforeValidator(_integer(0, _MOST, text=True)), _schema(0, _MOST)]
+QueryExtent = Annotated[int, _integer(1, MAX_EXTENT, text=True)]
+Extent = Annotated[int, _integer(1, MAX_EXTENT)]
+PageLimit = Annotated[int, _integer(1, MAX_PAGE, text=True)]
+Cursor = Annotated[int, _integer(0, 2**62, text=True)]
+Number = Annotated[int, _integer(0, _MOST, text=True)]
 """Of a revision or an event: columns of 32 bits, which PostgreSQL compares with no larger one."""
-Priority = Annotated[
-    int,
-    BeforeValidator(_integer(-MAX_PRIORITY, MAX_PRIORITY, text=False)),
-    _schema(-MAX_PRIORITY, MAX_PRIORITY),
-]
-Calls = Annotated[int, BeforeValidator(_integer(0, MAX_CALLS, text=False)), _schema(0, MAX_CALLS)]
-DeadlineSeconds = Annotated[
-    int, BeforeValidator(_integer(1, MAX_DEADLINE_S, text=False)), _schema(1, MAX_DEADLINE_S)
-]
+Priority = Annotated[int, _integer(-MAX_PRIORITY, MAX_PRIORITY)]
+Calls = Annotated[int, _integer(0, MAX_CALLS)]
+DeadlineSeconds = Annotated[int, _integer(1, MAX_DEADLINE_S)]
+KeyLife = Annotated[int, _integer(1, LONGEST_LIFE_S)]
+JobLimit = Annotated[int, _integer(1, MOST_JOBS)]
 KeyName = Annotated[
-    str, BeforeValidator(_key_name), WithJsonSchema(_text(NAME_PATTERN, description=NAME_RULE))
+    str, _text_that(is_name, "is no name for a key", NAME_RULE), _pattern(NAME_PATTERN, NAME_RULE)
 ]
-KeyLife = Annotated[
-    int, BeforeValidator(_integer(1, LONGEST_LIFE_S, text=False)), _schema(1, LONGEST_LIFE_S)
+Sha256 = Annotated[
+    str,
+    _text_that(_SHA256.fullmatch, "is not a SHA-256", "64 hexadecimal digits in lower case"),
+    _pattern(_SHA256.pattern),
 ]
-JobLimit = Annotated[
-    int, BeforeValidator(_integer(1, MOST_JOBS, text=False)), _schema(1, MOST_JOBS)
-]
-Sha256 = Annotated[str, BeforeValidator(_sha256), WithJsonSchema(_text(_SHA256.pattern))]
 WinnerCursor = Annotated[
     Problem,
     PlainValidator(_after_winner),
-    WithJsonSchema(
-        _text(
-            f"{_CANONICAL}-({'|'.join(Layout)})(-[1-9][0-9]{{0,9}}){{4}}",
-            description="From the `links.next` of a page",
-        )
+    _pattern(
+        f"{_CANONICAL}-({'|'.join(Layout)})(-[1-9][0-9]{{0,9}}){{4}}",
+        "From the `links.next` of a page",
     ),
 ]
 Slug = Annotated[str, Field(max_length=200, description="A device model's slug, see /devices")]

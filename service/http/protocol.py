@@ -70,7 +70,7 @@ class Protocol(HttpToolsProtocol):
         self._in_head = self._in_body = False
         self._received = 0  # of an unfinished head, without its first piece
         self._pieces = self._of_body = 0  # callbacks and bytes of a body
-        self._untaken = 0  # bytes of answers that the client had not taken when last looked at
+        self._untaken = 0  # bytes of answers that the client had not taken at the last check
         self._refusal = _MALFORMED
         self._admitted = True
 
@@ -82,7 +82,6 @@ class Protocol(HttpToolsProtocol):
         self.deadline = self.loop.time() + self._all.idle_s
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
         self._all.closed(self)
         super().connection_lost(exc)
 
@@ -191,7 +190,7 @@ class Protocol(HttpToolsProtocol):
             self.deadline = math.inf
 
     def late(self) -> None:
-        """It is past its deadline: say so where somebody waits for an answer, and close."""
+        """Close it, past its deadline; a client that waits for an answer gets a 408."""
         left = self.transport.get_write_buffer_size()
         cycle = self.cycle
         if 0 < left < self._untaken:  # slow, but not stuck
@@ -207,7 +206,6 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     def evict(self) -> None:
-        """Another connection takes its place."""
         self.transport.abort()
 
     def _is_at_work(self) -> bool:

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct, inspect
 from gemmsmith.core.operation import DType, Element, Epilogue, Grouping, Layout, Scaling
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.http.requests import problem_of
-from service.http.errors import NO_OBJECT, FieldError, Reason, invalid, not_a_choice
+from service.http.errors import NO_OBJECT, UNKNOWN_FIELD, FieldError, Reason, invalid, not_a_choice
 from service.http.parameters import canonical_dtype, dtype_reason, integer_in, integer_reason
 from service.http.requests import Arch
 from service.http.response_schemas import ref
@@ -125,7 +125,7 @@ S = TypeVar("S", bound=Struct)
 
 
 class QuestionReader(Generic[S]):
-    """Reads values into a struct, or says everything that is wrong with them."""
+    """Reads values into a struct, or names every field that is wrong."""
 
     def __init__(self, kind: type[S]) -> None:
         self._kind = kind
@@ -181,7 +181,7 @@ class QuestionReader(Generic[S]):
                 yield FieldError(field=field.name, message=message, accepted=accepted)
         for name in [name for name in values if name not in self._types]:
             place = name or ("query" if text else "body")
-            yield FieldError(field=place, message="is not a known field; check its spelling")
+            yield FieldError(field=place, message=UNKNOWN_FIELD)
 
 
 def _read_name(kind: type[DTypeName | LayoutName], value: Any) -> str:

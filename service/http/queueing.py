@@ -48,7 +48,6 @@ class TakeTurns:
         self._snapshots = Turns(64, of_client=8)  # they share their work, see `Snapshots`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         if scope["type"] != "http" or scope["path"] in _TAKES_NO_TURN:
             await self.app(scope, receive, send)
             return

@@ -1,9 +1,9 @@
-"""Whether the service can do its work, as `/readyz` says: looked at once for all who ask.
+"""Whether the service can do its work, as `/readyz` says: checked once for all callers.
 
-The database is read at most once a second, and written to, to find out whether it can be, at most
-every ten seconds: however often somebody asks, orders do not wait for it. It is written to at the
-next look where it could not be the last time, or where a request found it unusable since. All of it
-is done in one thread of its own, and a look that takes long is itself an answer.
+However many callers there are, the database is read at most once a second, and a write is tried at
+most every ten seconds, so that orders do not wait for it. A failed write, or a request that could
+not use the database, lets the next check write at once. One thread does all checks, and a check
+that takes long is itself an answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tuner.errors import DatabaseBusy, StoreError
 from tuner.store.probe import probe
 
 FRESH_S = 1.0
-"""How long a look is told."""
+"""How long the report of a check is given to callers."""
 
 WRITE_EVERY_S = 10.0
 """Time between two writes while all is well. One costs what an order does, an fsync."""
@@ -45,7 +45,7 @@ log = structlog.get_logger("gemmsmith.service")
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a look found.
+    """The result of a check.
 
     Attributes:
         status: `ok`; `degraded`, and ready; or the kind of problem that makes it unready.
@@ -73,7 +73,7 @@ class Report:
 
 
 class Readiness:
-    """Looks at the database at `url` and at the packs folder when somebody asks; to be closed."""
+    """Looks at the database at `url` and at the packs folder on request; to be closed."""
 
     def __init__(self, url: str, packs: Path) -> None:
         self._url = url
@@ -105,7 +105,6 @@ class Readiness:
         return _unusable(f"The database {said}.", {"database": said})
 
     def close(self) -> None:
-        """Look no more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _look(self) -> Report:
@@ -127,13 +126,13 @@ class Readiness:
         status = OK if set(checks.values()) == {OK} else "degraded"
         return Report(status=status, detail="", checks=checks, schema=schema)
 
-    def _outdated(self, found: str | None) -> Report:
+    def _outdated(self, current: str | None) -> Report:
         detail = (
-            f"The database is at {found}, this version needs {self._expected}: run "
+            f"The database is at {current}, this version needs {self._expected}: run "
             "`gemmsmith db upgrade`, or upgrade gemmsmith if the database is newer."
         )
         checks = {"database": OK, "schema": detail}
-        return Report(status="schema-mismatch", detail=detail, checks=checks, schema=found)
+        return Report(status="schema-mismatch", detail=detail, checks=checks, schema=current)
 
     def _write_if_due(self) -> None:
         if not self._doubted and time.monotonic() - self._written_at < WRITE_EVERY_S:

@@ -63,7 +63,6 @@ class _Operation(_Strict):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What is given of it, by name."""
         found = {name: getattr(self, name) for name in _Operation.model_fields}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -85,16 +84,7 @@ class _Problem(_Operation):
         Raises:
             InvalidProblem: there is no such operation.
         """
-        return problem_of(
-            self.m,
-            self.n,
-            self.k,
-            batch=self.batch,
-            groups=self.groups,
-            dtype=self.dtype,
-            layout=self.layout,
-            **self.parts,
-        )
+        return problem_of(**{name: getattr(self, name) for name in _Problem.model_fields})
 
 
 class HistoryQuery(_Problem):

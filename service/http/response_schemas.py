@@ -50,7 +50,6 @@ _TYPES: dict[type, Schema] = {
 
 
 def ref(name: str) -> Schema:
-    """The component of that name."""
     return {"$ref": AT + name}
 
 

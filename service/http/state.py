@@ -94,11 +94,11 @@ class State:
         )
 
     def catch_up(self) -> None:
-        """Let lookups show what has changed until now, before anybody is told of the change."""
+        """Let lookups show all changes until now, before any client learns of a change."""
         try:
             self.watcher.refresh()
         except StoreError:
-            self.answers.clear()  # what changed cannot be told, and the caller must not wait
+            self.answers.clear()  # the changes are unknown, and the caller must not wait
 
 
 async def _state(request: Request) -> State:

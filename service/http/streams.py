@@ -69,7 +69,7 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Watched:
-    """A job that somebody follows.
+    """A job that clients follow.
 
     Attributes:
         newest: the number of its newest event; None before it was looked for.
@@ -95,7 +95,7 @@ class Streams:
     """The event streams of one service.
 
     Args:
-        catch_up: called in a thread before anybody is told that a job is over.
+        catch_up: called in a thread before clients learn that a job is over.
         stopping: set when the server begins to stop.
         poll_s: time between two looks at the database.
         heartbeat_s: a stream without news sends a comment this often.
@@ -199,11 +199,11 @@ class Streams:
             del self._followed[stream.job]
 
     async def _poll(self) -> None:
-        """While anybody follows anything: look for news, and for who must not have them."""
+        """While any client follows: look for news, and for clients that may no longer have them."""
         looking: asyncio.Task[None] | None = None
         while self._followed:
             await self._dismiss()
-            if looking is None or looking.done():  # a database that hangs keeps nobody here
+            if looking is None or looking.done():  # a database that hangs must not keep this task
                 looking = asyncio.create_task(self._look())
             await asyncio.sleep(self._poll_s)
 
@@ -231,7 +231,7 @@ class Streams:
         for job, number in newest.items():
             followed = self._followed.get(job)
             if followed is None or followed.newest != known[job]:
-                continue  # nobody follows it any more, or others again
+                continue  # it has no followers any more, or new ones
             followed.newest = number
             new = events.get(job, [])
             if not new or (followed.events and followed.events[-1].number + 1 != new[0].number):

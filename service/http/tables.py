@@ -84,7 +84,6 @@ class Table(Generic[T]):
         return names
 
     def rows(self, records: Iterable[T], fields: Sequence[str]) -> list[Row]:
-        """The records' columns `fields`."""
         found = map(self.row, records)
         return [{name: row[name] for name in fields} for row in found]
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from anyio import CapacityLimiter, WouldBlock, to_thread
 
 from service.http.access import LOCAL, Caller
-from service.http.attempts import client_name
+from service.http.connections import client_name
 from service.http.errors import ProblemError
 
 T = TypeVar("T")
@@ -37,7 +37,6 @@ class Turn:
     share: ExitStack = field(default_factory=ExitStack)
 
     def end(self) -> None:
-        """Give both back."""
         self.thread.close()
         self.share.close()
 

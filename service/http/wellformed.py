@@ -43,7 +43,6 @@ class RefuseIllFormed:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

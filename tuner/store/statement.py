@@ -24,36 +24,36 @@ _ALWAYS_THERE = {"revision": 0, "promoted_at": "", "pack": None, "job": None}
 
 
 def canonical(winner: Winner) -> Winner:
-    """The winner as it is read back: a whole number in the place of a fraction becomes one."""
+    """The winner as it is read back: integers in fields of floats become floats."""
     return from_json(Winner, to_json(winner))
 
 
 def statement(winner: Winner) -> dict[str, Any]:
     """What is measured, as builtins; of a canonical winner the same on every machine."""
-    found: dict[str, Any] = to_json(winner)
+    fields: dict[str, Any] = to_json(winner)
     for name in _LEFT_OUT:
-        del found[name]
+        del fields[name]
     # As it was before there were such fields.
     if not winner.baseline_kernels:
-        del found["baseline_kernels"]
-    penalty = found.pop("power_penalty")
+        del fields["baseline_kernels"]
+    penalty = fields.pop("power_penalty")
     if penalty is not None:
-        found["price"] = penalty
+        fields["price"] = penalty
     for field in ("regimes", "rivals", "spreads"):
-        if not found[field]:
-            del found[field]
-    return found | _ALWAYS_THERE
+        if not fields[field]:
+            del fields[field]
+    return fields | _ALWAYS_THERE
 
 
 def fingerprint(winner: Winner) -> str:
-    """A hash of what was found, whenever and by whomever: equal ones are one revision."""
+    """A hash of what was measured: winners with equal hashes are one revision."""
     return digest(statement(winner))
 
 
 def is_intact(winner: Winner) -> bool:
     """Whether a winner that the store gave is what was put into it; takes about 0.1 ms.
 
-    Of rows from before the device was kept with each (schema 0005) nobody can tell: intact.
+    Rows from before schema 0005 have no digest and count as intact.
     """
     return not winner.digest or fingerprint(winner) == winner.digest
 
@@ -71,10 +71,10 @@ def signed(winner: Winner, signer: Signer | None) -> Winner:
 
 
 def is_believed(winner: Winner, trusted: Trusted) -> bool:
-    """Whether somebody who is believed signed it; takes about 0.4 ms.
+    """Whether a trusted key signed it; takes about 0.4 ms.
 
     Raises:
-        Untrusted: a key that is believed signed another statement: this one was altered.
+        Untrusted: a trusted key signed another statement: this one was altered.
     """
     signature = winner.signature
     if signature is None or signature.key not in trusted.keys:

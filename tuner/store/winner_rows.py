@@ -1,7 +1,7 @@
 """A winner as the values of a row, and back.
 
-A row with values that this program would not write is read as a winner without a candidate, whose
-digest no statement has: it is never answered (`tuner.store.statement`).
+A row with values that this program never writes is read as a winner without a candidate, with the
+digest `UNREADABLE`. `gemmsmith doctor --deep` reports it.
 """
 
 from __future__ import annotations

@@ -62,8 +62,7 @@ class _Ready(Response):
 def _if_none_match(request: Request) -> str | None:
     for name, value in request.scope["headers"]:  # quicker than `request.headers`
         if name == b"if-none-match":
-            tags: str = value.decode("latin-1")
-            return tags
+            return str(value, "latin-1")
     return None
 
 
@@ -114,6 +113,6 @@ def _answer_batch(service: State, abilities: Abilities, content: bytes) -> reade
 
 
 routes = [
-    LookupRoute("/best", best, query=BestQuery),
-    LookupRoute(BATCH, best_batch, body=BestBatchBody),
+    LookupRoute("GET", "/best", best, BestQuery),
+    LookupRoute("POST", BATCH, best_batch, BestBatchBody),
 ]

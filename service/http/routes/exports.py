@@ -70,7 +70,7 @@ def winners(
         query,
         accept,
         tables.WINNERS,
-        [asking.told(winner) for winner in found],
+        [asking.report(winner) for winner in found],
         document=documents.winner,
         cursor=lambda last: winner_cursor(last.problem),
     )

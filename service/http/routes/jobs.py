@@ -2,7 +2,7 @@
 
 A stream sends every event after the client's `Last-Event-ID` from the database, so it resumes
 where it broke, on any server process; it ends after the job's last event. `latest` in place of an
-id means the newest job. Whoever is told that a job is over finds its winner in the next lookup.
+id means the newest job. When a client learns that a job is over, the next lookup has its winner.
 `service.http.streams` feeds all streams.
 """
 
@@ -30,6 +30,7 @@ from service.http.admission import (
     refused_without_room,
 )
 from service.http.errors import ProblemError, invalid_field, not_found
+from service.http.middleware import STREAMED
 from service.http.parameters import Number
 from service.http.requests import JobsQuery
 from service.http.routes.paging import filled, next_page
@@ -165,11 +166,12 @@ class _EventStream(StreamingResponse):
             except ProblemError as refusal:
                 await refusal.response(scope["path"])(scope, receive, send)
                 return
+            scope[STREAMED] = True
             await super().__call__(scope, receive, send)
 
 
 def may_change(caller: Caller, job: Job) -> bool:
-    """Whether the job is the caller's own, whoever joined it since, or the caller an admin."""
+    """Whether the job is the caller's own, even if others joined it, or the caller an admin."""
     return Scope.ADMIN in caller.scopes or job.ordered_by == key_name(caller)
 
 

@@ -98,7 +98,7 @@ def pack(
 
 
 def _range(request: Request) -> re.Match[str] | None:
-    """The one range asked for. What is none, or several, is taken out: all bytes answer it."""
+    """The one range of the request. Any other Range header is removed: all bytes answer it."""
     given = request.headers.get("range")
     part = None if given is None else _RANGE.fullmatch(given)
     if given is not None and (part is None or (part[2] and int(part[2]) < int(part[1]))):

@@ -71,4 +71,4 @@ def _takes_gzip(request: Request) -> bool:
     return False
 
 
-routes = [LookupRoute("/snapshot", snapshot, query=SnapshotQuery)]
+routes = [LookupRoute("GET", "/snapshot", snapshot, SnapshotQuery)]

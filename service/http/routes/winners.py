@@ -103,7 +103,7 @@ def _served(service: State, asking: Abilities, chosen: WinnerRevision) -> Respon
 
 
 def _document(service: State, asking: Abilities, revision: WinnerRevision) -> dict[str, Any]:
-    winner = asking.told(revision.winner)
+    winner = asking.report(revision.winner)
     return {
         "current": revision.current,
         "origin": revision.origin,

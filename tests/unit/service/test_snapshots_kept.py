@@ -48,7 +48,7 @@ CALLERS = (
 def as_it_is(store: Store, device: str, abilities: Abilities) -> Snapshot:
     """The snapshot, written anew from all that is known of each winner."""
     found = store.winners(device=device)
-    told = (abilities.told(each) for each in found if abilities.knows(each.problem))
+    told = (abilities.report(each) for each in found if abilities.knows(each.problem))
     packs = PacksToRun.of(store, believing(store))
 
     def pack_of(winner: Winner) -> str | None:
