@@ -2,8 +2,8 @@
 
 Tuning goes first where most time is at stake: calls × time of a call × share of it saved. Time and
 share are guesses from winners of near problems, else from a roofline and the mean over the shipped
-winners: enough to order problems, too little to promise anything. A guess costs one indexed read
-of a few rows and some arithmetic; nothing is enumerated.
+winners: enough to order problems, too little to promise anything. A guess reads the sizes of one
+kind's problems and a few winners, in some milliseconds; nothing is enumerated.
 """
 
 from __future__ import annotations
