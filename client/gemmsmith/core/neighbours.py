@@ -112,7 +112,7 @@ class Neighbourhood(Generic[T]):
 
     The problems of a kind lie in cells, one for each octave of M, N and K. A search reads the
     nearest cells first, and ends where no problem of the next cell can be among the nearest: it
-    takes some 50 µs among thousands. Threads that share one need a lock.
+    takes 10 µs among hundreds, and 0.4 ms among 18,000. Threads that share one need a lock.
     """
 
     def __init__(self) -> None:

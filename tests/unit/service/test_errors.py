@@ -134,7 +134,7 @@ def test_a_fault_is_logged_and_shows_nothing(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr("service.lookup.find.find", broken)
+    monkeypatch.setattr("service.lookup.find.find_many", broken)
     monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
     settings = new_settings(tmp_path)
     promote(settings, winner(KNOWN))
