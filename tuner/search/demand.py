@@ -1,16 +1,9 @@
 """The time that tuning a problem is expected to save, by which the queue and suites are ordered.
 
-<<<<<<< HEAD
 Problems with most time at stake come first: calls × time of a call × share of it saved. Time and
 share are estimates from winners of near problems, else from a roofline and the mean over the
-shipped winners: good enough to order problems, not to promise anything. An estimate costs one
-indexed read of a few rows and some arithmetic; nothing is enumerated.
-=======
-Tuning goes first where most time is at stake: calls × time of a call × share of it saved. Time and
-share are guesses from winners of near problems, else from a roofline and the mean over the shipped
-winners: enough to order problems, too little to promise anything. A guess reads the sizes of one
-kind's problems and a few winners, in some milliseconds; nothing is enumerated.
->>>>>>> w-nearest
+shipped winners: good enough to order problems, not to promise anything. An estimate reads the sizes
+of one kind's problems and a few winners, in some milliseconds; nothing is enumerated.
 """
 
 from __future__ import annotations
