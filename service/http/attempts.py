@@ -62,7 +62,6 @@ class Attempts:
             self._paid_at[client] -= EACH_S
 
     def failed(self, client: str) -> None:
-        """It was none."""
         log.warning("unknown key", client=client)
 
 

@@ -218,13 +218,11 @@ class Connections:
             loop.call_soon(self._next_turn, loop)
 
     def waits(self, connection: Connection) -> None:
-        """There is no request to be answered."""
         if connection in self._open:
             self._waiting[connection] = None
             self._clients[connection.client_name].waiting[connection] = None
 
     def works(self, connection: Connection) -> None:
-        """A whole request is there."""
         if connection in self._open:
             self._waiting.pop(connection, None)
             self._clients[connection.client_name].waiting.pop(connection, None)

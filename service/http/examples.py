@@ -63,12 +63,12 @@ def parameter(path: str, name: str, place: str) -> Any:
 
 def curl(method: str, path: str, parameters: list[dict[str, Any]], origin: str) -> str:
     """A command that makes the call, with what it cannot do without."""
-    for each in parameters:
-        if each["in"] == "path" and "example" in each:
-            path = path.replace(f"{{{each['name']}}}", str(each["example"]))
-    names = {each["name"] for each in parameters if each["in"] == "query"}
+    for parameter in parameters:
+        if parameter["in"] == "path" and "example" in parameter:
+            path = path.replace(f"{{{parameter['name']}}}", str(parameter["example"]))
+    names = {parameter["name"] for parameter in parameters if parameter["in"] == "query"}
     query = FILTERS.get(path, {})
-    if {each["name"] for each in parameters if each.get("required")} >= _NEEDED:
+    if {parameter["name"] for parameter in parameters if parameter.get("required")} >= _NEEDED:
         query = {name: ASKED[name] for name in ASKED if name in names and name != "batch"}
     url = f"{origin}{path}?{urlencode(query)}" if query and method == "get" else origin + path
     flags = [] if method == "get" else ["-X", method.upper()]
@@ -82,15 +82,15 @@ def curl(method: str, path: str, parameters: list[dict[str, Any]], origin: str) 
 def answers() -> dict[str, Any]:
     """What is answered where that is worth showing, by method and path; a job's for its states."""
     job = _job()
-    found: dict[str, Any] = {
+    examples: dict[str, Any] = {
         "POST /tune": job,
         "GET /jobs/{job_id}": job,
         "GET /healthz": {"status": "ok"},
     }
     if (answer := _answer()) is not None:
-        found["GET /best"] = answer
-        found["POST /best:batch"] = {"answers": [answer]}
-    return found
+        examples["GET /best"] = answer
+        examples["POST /best:batch"] = {"answers": [answer]}
+    return examples
 
 
 def _job() -> dict[str, Any]:

@@ -216,10 +216,10 @@ def _lookup(route: LookupRoute) -> dict[str, Any]:
 def _parameter(
     name: str, place: str, schema: dict[str, Any], *, required: bool = False
 ) -> dict[str, Any]:
-    parameter = {"name": name, "in": place, "required": required, "schema": schema}
-    if "description" in schema:
-        parameter["description"] = schema["description"]
-    return parameter
+    said: dict[str, Any] = {
+        key: schema[key] for key in ("description", "deprecated") if key in schema
+    }
+    return {"name": name, "in": place, "required": required, "schema": schema, **said}
 
 
 def _struct_schemas(*structs: type[msgspec.Struct]) -> dict[str, Any]:

@@ -75,7 +75,6 @@ class Protocol(HttpToolsProtocol):
         self._admitted = True
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """A client is here."""
         super().connection_made(transport)
         self.client_name = client_of(self.client[0]) if self.client else ""
         self._admitted = self._all.admit(self, self.loop)
@@ -101,21 +100,18 @@ class Protocol(HttpToolsProtocol):
             self.deadline = self.loop.time() + self._all.request_s  # for the rest of it
 
     def on_message_begin(self) -> None:
-        """A request begins."""
         super().on_message_begin()
         self._in_head = True
         self._received = 0
         self._pieces = self._of_body = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One more header field."""
         if len(self.headers) >= MAX_HEADERS:
             self._refusal = _HEAD_TOO_LARGE
             raise ValueError("the parser turns this into send_400_response")
         super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
         self._pieces += 1
         self._of_body += len(body)
         if self._pieces - _FREE_PIECES > self._of_body // _LEAST_PIECE:

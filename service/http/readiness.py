@@ -61,7 +61,6 @@ class Report:
 
     @property
     def is_ready(self) -> bool:
-        """Whether lookups are answered as ever."""
         return self.status in (OK, "degraded")
 
     def for_strangers(self) -> Report:

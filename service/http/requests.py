@@ -63,8 +63,8 @@ class _Operation(_Strict):
 
     @property
     def parts(self) -> dict[str, Any]:
-        found = {name: getattr(self, name) for name in _Operation.model_fields}
-        return {name: value for name, value in found.items() if value is not None}
+        parts = {name: getattr(self, name) for name in _Operation.model_fields}
+        return {name: part for name, part in parts.items() if part is not None}
 
 
 class _Problem(_Operation):

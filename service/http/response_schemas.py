@@ -55,8 +55,8 @@ def ref(name: str) -> Schema:
 
 def components() -> dict[str, Schema]:
     """Every shape by its name."""
-    _, found = msgspec.json.schema_components(_CORE, ref_template=AT + "{name}")
-    core: dict[str, Schema] = found
+    core: dict[str, Schema]
+    _, core = msgspec.json.schema_components(_CORE, ref_template=AT + "{name}")
     for schema in core.values():
         if "properties" in schema:  # all members are always there
             schema["required"] = list(schema["properties"])

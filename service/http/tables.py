@@ -84,8 +84,7 @@ class Table(Generic[T]):
         return names
 
     def rows(self, records: Iterable[T], fields: Sequence[str]) -> list[Row]:
-        found = map(self.row, records)
-        return [{name: row[name] for name in fields} for row in found]
+        return [{name: row[name] for name in fields} for row in map(self.row, records)]
 
     def write(self, rows: Sequence[Row], fields: Sequence[str], form: FileFormat) -> bytes:
         """A whole file of rows that have these columns.

@@ -91,8 +91,8 @@ def check_json(content: bytes, where: str = "") -> Any:
             # Without escapes, dropping a repeated member drops colons, and nothing else does.
             if msgspec.json.encode(document).count(b":") == content.count(b":"):
                 return document
-        elif found := flaw_in(document):
-            place, what = found
+        elif flawed := flaw_in(document):
+            place, what = flawed
             raise invalid_field(f"{where}.{place}".strip(".")[:200] or "body", what, ACCEPTED)
         json.loads(content, object_pairs_hook=_once)
     except RecursionError:
@@ -154,8 +154,8 @@ def _text(raw: bytes, where: str) -> str:
         text = unquote_to_bytes(raw).decode()
     except UnicodeDecodeError:
         raise invalid_field(where, "is not UTF-8", ACCEPTED) from None
-    if found := flaw(text):
-        raise invalid_field(where, found, ACCEPTED)
+    if reason := flaw(text):
+        raise invalid_field(where, reason, ACCEPTED)
     return text
 
 

@@ -43,7 +43,7 @@ def winners(
 ) -> Response:
     """Current winners of a GPU model, first tuned first, as JSON, CSV or Parquet."""
     device = service.catalogue.resolve(None, query.device)
-    found: list[Winner] = []
+    winners: list[Winner] = []
     if device is not None:
         # The next page is of the same device, whichever is the default by then.
         query = query.model_copy(update={"device": device.slug})
@@ -57,7 +57,7 @@ def winners(
             min_speedup=query.min_speedup,
             limit=query.limit,
         )
-        found = filled(
+        winners = filled(
             lambda after: read(after=after),
             lambda winner: asking.knows(winner.problem),
             cursor=lambda last: last.problem,
@@ -70,7 +70,7 @@ def winners(
         query,
         accept,
         tables.WINNERS,
-        [asking.report(winner) for winner in found],
+        [asking.report(winner) for winner in winners],
         document=documents.winner,
         cursor=lambda last: winner_cursor(last.problem),
     )

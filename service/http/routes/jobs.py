@@ -214,9 +214,9 @@ def _find(service: State, job_id: str, asking: Abilities) -> Job:
             raise not_found("Job", "There are no jobs yet; request one with POST /tune.")
         return newest[0]
     try:
-        found = service.queue.get(job_id)
+        job = service.queue.get(job_id)
     except JobNotFound:
-        found = None
-    if found is None or not asking.knows(found.problem):
+        job = None
+    if job is None or not asking.knows(job.problem):
         raise not_found("Job", f"There is no job {job_id!r:.80}.", {"jobs": {"href": "/jobs"}})
-    return found
+    return job

@@ -30,14 +30,14 @@ _IMMUTABLE = "public, max-age=31536000, immutable"
 @router.get("/kernels/{name}", dependencies=[needs(Scope.READ)])
 def kernel(service: Service, name: str) -> Response:
     """A kernel's description, and the pack that holds it if one is served here."""
-    found = service.store.kernel(name)
-    if found is None:
+    recorded = service.store.kernel(name)
+    if recorded is None:
         raise not_found("Kernel", f"No kernel is recorded under the name {name!r:.300}.")
     pack = service.store.pack_for(name)
     if pack is not None and not service.artifacts.believes(pack):
         pack = None
     links = {"pack": {"href": f"/packs/{pack}"}} if pack else {}
-    return documents.json_response({**msgspec.to_builtins(found), "pack": pack, "links": links})
+    return documents.json_response({**msgspec.to_builtins(recorded), "pack": pack, "links": links})
 
 
 @router.get("/packs", dependencies=[needs(Scope.READ)])
@@ -46,11 +46,11 @@ def packs(service: Service, query: Annotated[PacksQuery, Query()]) -> Response:
 
     Packs without a trusted signature are not served.
     """
-    found = service.artifacts.manifests(
+    manifests = service.artifacts.manifests(
         toolchain=query.toolchain, after=query.after or "", limit=query.limit, believed=True
     )
-    following = next_page("/packs", query, found, lambda last: last[0])
-    listed = [documents.pack(pack_hash, manifest) for pack_hash, manifest in found]
+    following = next_page("/packs", query, manifests, lambda last: last[0])
+    listed = [documents.pack(pack_hash, manifest) for pack_hash, manifest in manifests]
     return documents.page("packs", listed, following)
 
 

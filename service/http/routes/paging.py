@@ -32,12 +32,12 @@ def filled(
     `read` gives pages of `limit` records; another one is read where too few of the last are kept,
     as clients take a page that is not full for the last.
     """
-    found: list[T] = []
+    kept: list[T] = []
     while True:
         page = read(after)
-        found += filter(keep, page)
-        if len(found) >= limit or len(page) < limit:
-            return found[:limit]
+        kept += filter(keep, page)
+        if len(kept) >= limit or len(page) < limit:
+            return kept[:limit]
         after = cursor(page[-1])
 
 

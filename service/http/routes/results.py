@@ -40,7 +40,7 @@ def results(
         job=query.job,
         limit=query.limit,
     )
-    found = filled(
+    trials = filled(
         lambda after: read(after=after),
         lambda stored: asking.reads(stored.trial.problem, stored.trial.candidate.kernel),
         cursor=lambda last: last.id,
@@ -53,7 +53,7 @@ def results(
         query,
         accept,
         tables.TRIALS,
-        found,
+        trials,
         document=documents.trial,
         cursor=lambda last: last.id,
     )

@@ -37,11 +37,13 @@ def history(service: Service, asking: Asking, query: Annotated[HistoryQuery, Que
     with _asked(service, query) as (problem, device):
         if not asking.knows(problem):
             raise NoSuchWinner
-        found = service.store.revisions(problem, device.slug, before=query.after, limit=query.limit)
-        if not found and query.after is None:
+        revisions = service.store.revisions(
+            problem, device.slug, before=query.after, limit=query.limit
+        )
+        if not revisions and query.after is None:
             raise NoSuchWinner
-    following = next_page("/winners/history", query, found, lambda last: last.winner.revision)
-    rows = [_document(service, asking, revision) for revision in found]
+    following = next_page("/winners/history", query, revisions, lambda last: last.winner.revision)
+    rows = [_document(service, asking, revision) for revision in revisions]
     return documents.page("revisions", rows, following)
 
 
