@@ -184,9 +184,8 @@ def _apply(layers: Layers, epilogue: Epilogue) -> torch.Tensor:
 
 
 def _autograd(_way: CallWay, engine: Engine | None, *arguments: Any) -> torch.Tensor:
-    call = MlpCall(*arguments)
-    d = run_if_fused(engine, call)
-    return run_composed(*call) if d is None else d
+    d = run_if_fused(engine, MlpCall(*arguments))
+    return run_composed(*arguments) if d is None else d
 
 
 def _adds(engine: Engine | None, call: MlpCall) -> bool:
