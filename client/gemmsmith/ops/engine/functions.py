@@ -226,7 +226,6 @@ def column_sums(dy: torch.Tensor) -> torch.Tensor:
 
 @by_triton("gemmsmith.ops.engine.triton_sums")
 def sums_of_columns(rows: torch.Tensor) -> torch.Tensor:
-    """The sums of rows[R, N], in its type."""
     return rows.sum(0)
 
 

@@ -100,7 +100,6 @@ class MlpCall(NamedTuple):
 
     @property
     def layers(self) -> Layers:
-        """The tensors among them."""
         return Layers(*self[:7])
 
     @property
@@ -110,7 +109,6 @@ class MlpCall(NamedTuple):
 
     @property
     def backward_epilogues(self) -> tuple[Epilogue, ...]:
-        """See the function of that name."""
         return backward_epilogues(
             self.activation, is_gated=self.is_gated, bias=self.bias, recompute=self.recompute
         )

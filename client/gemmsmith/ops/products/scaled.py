@@ -132,7 +132,7 @@ def scaled_linear(
 
 
 class ScaledCall(NamedTuple):
-    """The arguments of the operator `scaled_linear`, in its order; see there."""
+    """The arguments of the operator `scaled_linear`, in its order."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -147,7 +147,6 @@ class ScaledCall(NamedTuple):
 
     @property
     def output(self) -> Output:
-        """What the layer's value becomes."""
         return Output(self.out_dtype, self.out_scale, self.amax)
 
 
