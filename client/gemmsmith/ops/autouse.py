@@ -33,8 +33,8 @@ from gemmsmith.http.requests import problem_of
 from gemmsmith.http.sending import ask
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import source
-from gemmsmith.ops.engine.choosing import PackSource
 from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.planning import PackSource
 from gemmsmith.ops.models.automatic import every_model, every_norm
 from gemmsmith.ops.models.patching import patch
 from gemmsmith.program.captured import tune_command

@@ -13,16 +13,14 @@ binding decides and launches plain products, which costs the host less than Pyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any
 
 import torch
 
-from gemmsmith.ops.below.blocks import Blocks, Weights
+from gemmsmith.ops.below.blocks import Weights
 from gemmsmith.ops.below.dispatch import Dispatch
-from gemmsmith.ops.below.overriding import asking, override
+from gemmsmith.ops.below.overriding import Overrides
 from gemmsmith.ops.below.scaling import ROWS, recipe
 from gemmsmith.ops.engine.engine import Engine, in_use
 from gemmsmith.ops.engine.forms import Form
@@ -63,20 +61,14 @@ def by_kernel(
 
 def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether torch's own grouped product of these is replaced at present."""
-    only, ours = _TakenOver.blocks.only, a.dim() == 2 and b.dim() in (2, 3)
+    only, ours = _overrides.blocks.only, a.dim() == 2 and b.dim() in (2, 3)
     return in_use() is not None and ours and (only is None or _of(only, a, b))
 
 
 def on(kind: str, only: Weights | None) -> AbstractContextManager[None]:
-    """Run the kernels of the engine in use, in every thread, until the end of the block.
-
-    Args:
-        kind: of the device: `cuda`.
-        only: sizes of one expert's weights whose products are replaced; None: all.
-    """
-    _install(kind)
-    _TakenOver.dispatch = Dispatch.of(kind)
-    return _TakenOver.blocks.opened(only)
+    """See `Overrides.on`; `only` is sizes of one expert's weights."""
+    _Binding.dispatch = Dispatch.of(kind)
+    return _overrides.on(kind, only)
 
 
 def weights_of(model: torch.nn.Module) -> Weights:
@@ -88,37 +80,16 @@ def weights_of(model: torch.nn.Module) -> Weights:
     )
 
 
-class _TakenOver:
-    """The replacements that are on in this process."""
+class _Binding:
+    """What launches plain products."""
 
-    blocks = Blocks()
     dispatch: Dispatch | None = None
-    installed: set[str] = set()  # noqa: RUF012 - one a process
 
 
 def _of(weights: Weights, a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether the product may be an output or a gradient of experts with these weights."""
     rows, columns = b.shape[-2:] if b.dim() == 3 else (a.shape[0], b.shape[-1])
     return (rows, columns) in weights or (columns, rows) in weights
-
-
-def _install(kind: str) -> None:
-    if kind in _TakenOver.installed:
-        return
-    _TakenOver.installed.add(kind)
-    for name, by_us in (
-        ("_grouped_mm", _grouped),
-        ("_scaled_grouped_mm", _scaled),
-        ("_scaled_grouped_mm_v2", _scaled_v2),
-    ):
-        override(kind, name, asking(name, partial(_asked, by_us)))
-
-
-def _asked(
-    by_us: Callable[..., torch.Tensor | None], a: torch.Tensor, b: torch.Tensor, *rest: Any
-) -> torch.Tensor | None:
-    engine = in_use()
-    return by_us(engine, a, b, *rest) if engine is not None and takes(a, b) else None
 
 
 def _grouped(
@@ -131,7 +102,7 @@ def _grouped(
 ) -> torch.Tensor | None:
     if bias is not None or offs is None or out_dtype not in (None, a.dtype):
         return None
-    dispatch = _TakenOver.dispatch
+    dispatch = _Binding.dispatch
     if dispatch is not None and dispatch.is_on and engine.watcher is None:
         return dispatch.grouped(a, b, offs)
     return by_kernel(engine, a, b, offs)
@@ -195,3 +166,13 @@ def _scaled_v2(
     return _scaled(
         engine, a, b, scale_a[0], scale_b[0], offs, bias, None, out_dtype, use_fast_accum
     )
+
+
+_overrides = Overrides(
+    {
+        "_grouped_mm": _grouped,
+        "_scaled_grouped_mm": _scaled,
+        "_scaled_grouped_mm_v2": _scaled_v2,
+    },
+    takes,
+)

@@ -7,10 +7,18 @@ every call whether a kernel of ours or torch's own computes. It costs a call som
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
+
+from gemmsmith.ops.below.blocks import Blocks, Weights
+from gemmsmith.ops.engine.engine import in_use
+
+ByKernel = Callable[..., torch.Tensor | None]
+"""Takes the engine and an operator's arguments. Returns None if torch must compute the result."""
 
 _libraries: dict[str, Any] = {}  # by kind of device; torch drops overrides with their library
 
@@ -36,27 +44,53 @@ def override(kind: str, name: str, make: Callable[[Any], Callable[..., Any]]) ->
         _libraries[kind].impl(name, make(original), with_keyset=True)
 
 
-def asking(
-    name: str, ask: Callable[..., torch.Tensor | None]
-) -> Callable[[Any], Callable[..., torch.Tensor]]:
-    """A `make` of `override`: returns the result of `ask`; if that is None, torch's own.
+class Overrides:
+    """Operators of two factors that kernels of the engine in use replace while blocks are open.
 
-    `name` is the operator's, for the error if torch has no kernel.
+    Args:
+        by_kernel: by the names of the operators.
+        takes: whether the products of two operands are replaced while blocks are open for them.
     """
 
-    def make(original: Any) -> Callable[..., torch.Tensor]:
-        def call(keys: Any, *arguments: Any, **named: Any) -> torch.Tensor:
-            d = ask(*arguments, **named)
-            if d is not None:
-                return d
+    def __init__(
+        self,
+        by_kernel: Mapping[str, ByKernel],
+        takes: Callable[[torch.Tensor, torch.Tensor], bool],
+    ) -> None:
+        self.blocks = Blocks()
+        self._by_kernel, self._takes = by_kernel, takes
+        self._kinds: set[str] = set()
+
+    def on(self, kind: str, only: Weights | None) -> AbstractContextManager[None]:
+        """Replace them in every thread, until the end of the block.
+
+        Args:
+            kind: of the device: `cuda`.
+            only: sizes of the weights whose products are replaced; None: all.
+        """
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            for name in self._by_kernel:
+                override(kind, name, partial(self._made, name))
+        return self.blocks.opened(only)
+
+    def _made(self, name: str, original: Any) -> Callable[..., torch.Tensor]:
+        by_kernel = self._by_kernel[name]
+
+        def call(
+            keys: Any, a: torch.Tensor, b: torch.Tensor, *rest: Any, **named: Any
+        ) -> torch.Tensor:
+            engine = in_use()
+            if engine is not None and self._takes(a, b):
+                d = by_kernel(engine, a, b, *rest, **named)
+                if d is not None:
+                    return d
             if original is None:
                 raise NotImplementedError(f"torch has no {name} for these tensors")
-            result: torch.Tensor = original.call_boxed(keys, *arguments, **named)
+            result: torch.Tensor = original.call_boxed(keys, a, b, *rest, **named)
             return result
 
         return call
-
-    return make
 
 
 def _original(name: str, key: str) -> Any:

@@ -13,16 +13,14 @@ switched on and off. Graphs that Inductor compiles use them too: they call the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any
 
 import torch
 
 from gemmsmith.core.operation import Epilogue
-from gemmsmith.ops.below.blocks import Blocks, Weights
-from gemmsmith.ops.below.overriding import asking, override
+from gemmsmith.ops.below.blocks import Weights
+from gemmsmith.ops.below.overriding import Overrides
 from gemmsmith.ops.engine.engine import Engine, in_use
 from gemmsmith.ops.engine.forms import SCALED_TYPES, Form
 from gemmsmith.ops.engine.operands import present
@@ -110,45 +108,12 @@ def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether torch's own FP8 product of these is replaced at present."""
     if (a.dtype, b.dtype) not in SCALED_TYPES or a.dim() != 2 or b.dim() != 2:
         return False
-    return in_use() is not None and _Replaced.blocks.hold(a, b)
+    return in_use() is not None and _overrides.blocks.hold(a, b)
 
 
 def on(kind: str, only: Weights | None) -> AbstractContextManager[None]:
-    """Run the kernels of the engine in use, in every thread, until the end of the block.
-
-    Args:
-        kind: of the device: `cuda`.
-        only: sizes of the weights whose products are replaced; None: all.
-    """
-    _install(kind)
-    return _Replaced.blocks.opened(only)
-
-
-class _Replaced:
-    """The replacements that are on in this process."""
-
-    blocks = Blocks()
-    installed: set[str] = set()  # noqa: RUF012 - one a process
-
-
-def _install(kind: str) -> None:
-    if kind in _Replaced.installed:
-        return
-    _Replaced.installed.add(kind)
-    for name, by_us in (("_scaled_mm", _scaled), ("_scaled_mm_v2", _scaled_v2)):
-        for full in (name, f"{name}.out"):
-            override(kind, full, asking(full, partial(_asked, by_us)))
-
-
-def _asked(
-    by_us: Callable[..., torch.Tensor | None],
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *rest: Any,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor | None:
-    engine = in_use()
-    return by_us(engine, a, b, *rest, out=out) if engine is not None and takes(a, b) else None
+    """See `Overrides.on`."""
+    return _overrides.on(kind, only)
 
 
 def _scaled(
@@ -162,7 +127,7 @@ def _scaled(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
     *,
-    out: torch.Tensor | None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     if out_dtype is None:  # torch's result has A's type, or that of `out`
         out_dtype = a.dtype if out is None else out.dtype
@@ -186,7 +151,7 @@ def _scaled_v2(
     contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
     *,
-    out: torch.Tensor | None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     scaling = recipe(scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
     if scaling not in (TENSORS, ROWS) or contraction_dim:
@@ -195,3 +160,14 @@ def _scaled_v2(
         return None
     rest = (bias, None, out_dtype, use_fast_accum)
     return _scaled(engine, a, b, scale_a[0], scale_b[0], *rest, out=out)
+
+
+_overrides = Overrides(
+    {
+        "_scaled_mm": _scaled,
+        "_scaled_mm.out": _scaled,
+        "_scaled_mm_v2": _scaled_v2,
+        "_scaled_mm_v2.out": _scaled_v2,
+    },
+    takes,
+)

@@ -16,12 +16,10 @@ import torch
 
 from gemmsmith.core.operation import Epilogue, Operation
 from gemmsmith.errors import GemmsmithError
-from gemmsmith.ops.engine.biases import ways
-from gemmsmith.ops.engine.choosing import Chooser, PackSource, Watcher
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.operands import NO_OPERANDS, Operands
 from gemmsmith.ops.engine.plan import Plan
-from gemmsmith.ops.engine.planning import Planner
+from gemmsmith.ops.engine.planning import Chooser, PackSource, Planner, Watcher, ways
 from gemmsmith.ops.engine.platform import Cuda, Platform
 from gemmsmith.ops.engine.recomputing import as_computed, saved_tensors_hooks
 from gemmsmith.ops.engine.settings import PERMISSIONS
@@ -127,7 +125,7 @@ class Engine:
             self._forget()
         # One flat key: hashing it is most of what a known decision costs.
         key = (
-            form.value,
+            form._value_,  # `value` is a property in Python
             output,
             groups,
             epilogue,

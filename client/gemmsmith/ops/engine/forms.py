@@ -54,7 +54,6 @@ class Form(Enum):
 
     @classmethod
     def scaled(cls, *, by_rows: bool, fast: bool) -> Form:
-        """An FP8 product with a factor for each operand, or for each row and column."""
         if by_rows:
             return cls.ROW_SCALED if fast else cls.ROW_SCALED_PRECISE
         return cls.SCALED if fast else cls.SCALED_PRECISE

@@ -95,12 +95,8 @@ def decide(
 
 def lie_alike(gate: torch.Tensor, up: torch.Tensor) -> bool:
     """Whether a gated kernel can read both weights: it has one set of strides for them."""
-    return (
-        gate.stride() == up.stride()
-        and gate.size() == up.size()
-        and gate.dtype == up.dtype
-        and gate.device == up.device
-    )
+    layout = (up.stride(), up.size(), up.dtype, up.device)
+    return (gate.stride(), gate.size(), gate.dtype, gate.device) == layout
 
 
 def is_reported(engine: Engine | None) -> bool:
@@ -230,7 +226,6 @@ def column_sums(dy: torch.Tensor) -> torch.Tensor:
 
 @by_triton("gemmsmith.ops.engine.triton_sums")
 def sums_of_columns(rows: torch.Tensor) -> torch.Tensor:
-    """The sums of rows[R, N], in its type."""
     return rows.sum(0)
 
 

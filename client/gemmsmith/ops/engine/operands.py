@@ -32,7 +32,6 @@ NO_OPERANDS: Operands = MappingProxyType({})
 
 
 def present(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """The record of the tensors that are not None."""
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 

@@ -166,7 +166,9 @@ class Plan:
         self._writes = tuple(name for name, operand in OPERANDS.items() if operand.is_written(of))
         pointers = {name: name for name in (*self._reads, *self._writes)}
         pointers |= _product_pointers(operation)
+        # Every kernel may have these two: callers may add to a tensor, or write to their own.
         self._layouts = {"c": (self._dtype, self._output), "d": (self._dtype, self._output)}
+        # Matrices must begin where the kernel's loads and stores can.
         masks = {"up": self._mask_b}
         for name in pointers.keys() & OPERANDS.keys():
             operand = OPERANDS[name]
@@ -288,6 +290,7 @@ class Plan:
         at_a, at_b = a.data_ptr(), b.data_ptr()
         if at_a & self._mask_a or at_b & self._mask_b:
             return None
+        # Every address is checked before memory for D is allocated.
         pointers = []
         for name, field, mask in self._slots:
             operand = operands.get(name)

@@ -1,17 +1,21 @@
-"""From a product's shapes to a loaded kernel that takes it."""
+"""From a product's shapes to a loaded kernel that takes it, and the interfaces that this needs.
+
+A layer's bias is added by the kernel, or by a pass after a kernel without a bias.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from gemmsmith.core.config import Config
+from gemmsmith.core.operation import Epilogue, Layout
 from gemmsmith.errors import GemmsmithError
-from gemmsmith.ops.engine.biases import adds_bias_afterwards, pays
-from gemmsmith.ops.engine.choosing import Chooser, PackSource
-from gemmsmith.ops.engine.forms import Form, Shape, Spec
+from gemmsmith.ops.engine.forms import Form, Shape, Spec, shapes
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.platform import Platform
 from gemmsmith.ops.engine.settings import needed
@@ -19,6 +23,49 @@ from gemmsmith.runtime.abi import NO_ALGORITHM
 from gemmsmith.runtime.pack import LoadedPack
 
 log = logging.getLogger("gemmsmith")
+
+BIAS_US = 2.0
+"""Fixed cost of the pass that adds a bias: one more launch. An estimate, not measured yet."""
+BIAS_BYTES_PER_US = 3e6
+"""Device memory moved in a microsecond by that pass, 3 TB/s: below an H200's 4.8 TB/s peak."""
+
+
+class Chosen(Protocol):
+    """A lookup's answer."""
+
+    @property
+    def config(self) -> Config:
+        """Kernel, launch, and the hash of the pack that holds the kernel."""
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the order of every sum is fixed."""
+
+
+class Chooser(Protocol):
+    """Says which kernel runs a product, as `gemmsmith.winners.lookup.Lookup` does."""
+
+    def lookup(
+        self, dtype: str, layout: Layout, m: int, n: int, k: int, batch: int = 1
+    ) -> Chosen | None:
+        """Returns None if torch's own operator must run."""
+
+
+@runtime_checkable
+class PackSource(Protocol):
+    """Holds kernel packs as local files."""
+
+    def path(self, pack_hash: str) -> Path:
+        """The checked pack of that hash, which may be fetched first."""
+
+
+class Watcher(Protocol):
+    """Sees every product; see `gemmsmith.patch(report=True)`."""
+
+    def saw(
+        self, form: Form, a: torch.Tensor, b: torch.Tensor, plan: Plan | None, groups: int
+    ) -> None:
+        """Called for each product. `plan` is None if torch computes it."""
 
 
 class Planner:
@@ -133,3 +180,30 @@ def misalignment(config: Config, shape: Shape) -> bool:
         leading % alignment or (batched and stride % alignment)
         for alignment, leading, stride in checks
     )
+
+
+def ways(
+    form: Form, a: Spec, b: Spec, output: torch.dtype | None, groups: int, epilogue: Epilogue
+) -> tuple[Shape, ...]:
+    """How kernels could run the product; those that add a bias themselves come first."""
+    plain = shapes(form, a, b, output, groups, epilogue)
+    if form is not Form.LINEAR_BIAS or epilogue is not Epilogue.NONE:
+        return plain
+    return (*shapes(form, a, b, output, groups, Epilogue.BIAS), *plain)
+
+
+def adds_bias_afterwards(form: Form, shape: Shape) -> bool:
+    return form is Form.LINEAR_BIAS and not shape.problem.operation.is_fused
+
+
+def pays(saving_us: float | None, shape: Shape) -> bool:
+    """Whether a product is faster than torch's although a pass of its own adds the bias.
+
+    torch adds the bias within the product, as kernels with a bias do. A pass reads and writes the
+    output once more. If the kernel's saving was not measured, torch computes the product.
+    """
+    if saving_us is None:
+        return False
+    problem = shape.problem
+    moved = 2 * problem.m * problem.n * problem.operation.d.bytes
+    return saving_us > BIAS_US + moved / BIAS_BYTES_PER_US

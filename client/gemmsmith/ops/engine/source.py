@@ -14,8 +14,8 @@ from gemmsmith.core.device import DeviceModel, called
 from gemmsmith.distributed import shared_snapshot
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.http.client import Client
-from gemmsmith.ops.engine.choosing import Chooser, PackSource
 from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.planning import Chooser, PackSource
 from gemmsmith.winners.bundle import Bundle
 from gemmsmith.winners.lookup import Lookup
 from gemmsmith.winners.packs import Packs, asking, believe

@@ -104,5 +104,4 @@ def add_parts(sums: torch.Tensor, out: torch.Tensor) -> None:
 
 @lru_cache(maxsize=16)
 def sm_count(device: int) -> int:
-    """Streaming multiprocessors of a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -100,7 +100,6 @@ class MlpCall(NamedTuple):
 
     @property
     def layers(self) -> Layers:
-        """The tensors among them."""
         return Layers(*self[:7])
 
     @property
@@ -110,7 +109,6 @@ class MlpCall(NamedTuple):
 
     @property
     def backward_epilogues(self) -> tuple[Epilogue, ...]:
-        """See the function of that name."""
         return backward_epilogues(
             self.activation, is_gated=self.is_gated, bias=self.bias, recompute=self.recompute
         )
@@ -184,9 +182,8 @@ def _apply(layers: Layers, epilogue: Epilogue) -> torch.Tensor:
 
 
 def _autograd(_way: CallWay, engine: Engine | None, *arguments: Any) -> torch.Tensor:
-    call = MlpCall(*arguments)
-    d = run_if_fused(engine, call)
-    return run_composed(*call) if d is None else d
+    d = run_if_fused(engine, MlpCall(*arguments))
+    return run_composed(*arguments) if d is None else d
 
 
 def _adds(engine: Engine | None, call: MlpCall) -> bool:

@@ -51,14 +51,14 @@ def linear(
         x: any number of leading dimensions.
         weight: [N, K].
         bias: [N]; None adds nothing.
-        activation: `gelu_tanh`, `gelu` (exact), `silu` or `relu2` (the square of ReLU); None: none.
+        activation: `gelu_tanh`, `gelu` (exact), `silu` or `relu2` (the square of ReLU).
             Fused kernels need a bias.
         residual: of the result's size, or broadcastable to it; None adds nothing.
         column_scale: [N], such as LayerScale's; of the result's type where a kernel is to read it.
-            If its gradient is wanted, the kernel stores what it multiplies. None: 1.
+            If its gradient is needed, the kernel stores what it multiplies.
         row_scale: [...], x's leading dimensions, usually FP32, such as an RMS norm's factors; the
             result has the product's type all the same. Its gradient needs the product, which no
-            kernel stores: if it is wanted, torch's operators follow the product. None: 1.
+            kernel stores: if it is needed, torch's operators follow the product.
         main_grad: [N, K], usually FP32: the weight's gradient is added to it in the backward pass,
             and `weight.grad` is not changed, as in Megatron's gradient accumulation.
 
@@ -98,6 +98,10 @@ def linear(
     return result
 
 
+Outputs = tuple[torch.Tensor, torch.Tensor | None]
+"""D, and aux if it is stored."""
+
+
 class LinearCall(NamedTuple):
     """The arguments of the operator `fused_linear`, in its order; see `linear`."""
 
@@ -130,11 +134,12 @@ class LinearCall(NamedTuple):
 
         Returns None if no kernel has all of it.
         """
-        if wants_gradient(self.row_scale):
+        if self.row_scale is not None and wants_gradient(self.row_scale):
             return None
-        if self.activation is None:
-            return self._epilogue(aux=wants_gradient(self.column_scale))
-        return self._epilogue(aux=self.has_gradient)
+        if self.activation is not None:
+            return self._epilogue(aux=self.has_gradient)
+        scale = self.column_scale
+        return self._epilogue(aux=scale is not None and wants_gradient(scale))
 
     def forward_epilogue(self) -> Epilogue | None:
         """What follows the product if no gradient is needed. Returns None if no kernel has it."""
@@ -156,7 +161,7 @@ class LinearFusion(NamedTuple):
 
     Attributes:
         epilogue: what follows the product.
-        names: of the operands that the epilogue reads, in the order in which they are passed.
+        names: of the operands that the epilogue reads, in their order.
         main_grad: as of `linear`.
         decided: None: it is decided where the product is computed.
     """
@@ -202,30 +207,26 @@ def _follow(
 
 def run_if_fused(way: CallWay, engine: Engine | None, call: LinearCall) -> torch.Tensor | None:
     """The layer by one kernel of the engine. Returns None if no winner computes all of it."""
-    epilogue = call.epilogue()
-    if epilogue is None:
+    x, weight, epilogue = call.x, call.weight, call.epilogue()
+    if engine is None or epilogue is None:
         return None
-    if way is not CallWay.EAGER and not functions.sizes_are_numbers(call.x, call.weight):
+    if way is not CallWay.EAGER and not functions.sizes_are_numbers(x, weight):
         return None
-    operands = call.operands
-    decided = functions.decide(engine, Form.LINEAR, call.x, call.weight, epilogue, operands)
-    if decided is None:
+    plan = engine.plan(Form.LINEAR, x, weight, epilogue=epilogue)
+    # Unlike `functions.decide`, this makes no record of operands without a winner.
+    if plan is None or not plan.suits(operands := call.operands):
         return None
+    decided = Decided(engine, plan, Form.LINEAR, x, weight, operands)
     if not call.has_gradient:
-        return run_fused(call.x, call.weight, operands, LinearFusion(epilogue, decided=decided))[0]
+        return run_fused(x, weight, operands, LinearFusion(epilogue, decided=decided))[0]
     fusion = LinearFusion(epilogue, tuple(operands), call.main_grad, decided)
-    d: torch.Tensor = FusedLinear.apply(call.x, call.weight, *operands.values(), fusion)[0]  # type: ignore[no-untyped-call]
+    d: torch.Tensor = FusedLinear.apply(x, weight, *operands.values(), fusion)[0]  # type: ignore[no-untyped-call]
     return d
 
 
 def _autograd(way: CallWay, engine: Engine | None, *arguments: Any) -> torch.Tensor:
-    call = LinearCall(*arguments)
-    d = run_if_fused(way, engine, call)
-    return run_composed(*call) if d is None else d
-
-
-Outputs = tuple[torch.Tensor, torch.Tensor | None]
-"""D, and aux if the epilogue stores it."""
+    d = run_if_fused(way, engine, LinearCall(*arguments))
+    return run_composed(*arguments) if d is None else d
 
 
 def run_fused(
@@ -237,10 +238,9 @@ def run_fused(
     if observers.is_watched():
         return _run_by_torch(x, weight, operands, fusion.epilogue)
     with torch._C._AutoDispatchBelowAutograd():
-        outputs: Outputs = torch.ops.gemmsmith.fused_product(
-            *(x, weight, operands.get("bias"), operands.get("residual"), fusion.epilogue.value),
-            *(operands.get("column_scale"), operands.get("row_scale")),
-        )
+        first = (x, weight, operands.get("bias"), operands.get("residual"), fusion.epilogue.value)
+        factors = (operands.get("column_scale"), operands.get("row_scale"))
+        outputs: Outputs = torch.ops.gemmsmith.fused_product(*first, *factors)
         return outputs
 
 
@@ -272,7 +272,7 @@ def _run_by_torch(
 class FusedLinear(torch.autograd.Function):
     """`linear` with an epilogue; gives aux too, so that gradients have gradients.
 
-    Its arguments are x, weight, the epilogue's operands, and a `LinearFusion` that names these.
+    Takes x, weight, the epilogue's operands, and a `LinearFusion` that names these.
     """
 
     @staticmethod
@@ -289,6 +289,7 @@ class FusedLinear(torch.autograd.Function):
             operands.get("row_scale"),
             aux,
         )
+        # The decision holds the operands, which may be freed before the backward pass.
         ctx.fusion = fusion._replace(decided=None)
         ctx.set_materialize_grads(False)
         return d, aux

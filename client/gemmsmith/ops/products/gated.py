@@ -72,7 +72,7 @@ def gated_linear(
 
 
 class GatedCall(NamedTuple):
-    """The arguments of the operator `gated_linear`, in its order; see there."""
+    """The arguments of the operator `gated_linear`, in its order."""
 
     x: torch.Tensor
     weight: torch.Tensor

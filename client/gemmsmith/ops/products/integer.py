@@ -26,8 +26,8 @@ def int8_mm(
     Args:
         a: int8; kernels take it row-major.
         b: int8; kernels take it column-major: for a weight [N, K], pass `weight.t()`.
-        scale_a: [M, 1], one FP32 factor for each row of a; None: ones.
-        scale_b: [1, N], one for each column of b; None: ones.
+        scale_a: [M, 1], one FP32 factor for each row of a; 1 by default.
+        scale_b: [1, N], one for each column of b; 1 by default.
         out_dtype: bfloat16, or int32 for the unscaled sums, which takes no factors.
 
     Raises:

@@ -16,8 +16,8 @@ class Multiplied(NamedTuple):
     """What an operator multiplies.
 
     Attributes:
-        form: which product; None: one that no kernel computes.
-        output: element type of the result; None: as torch gives it.
+        form: which product. None if no kernel computes it.
+        output: element type of the result; by default torch's for such a product.
         epilogue: what follows the product.
         groups: how many, of a grouped product.
     """

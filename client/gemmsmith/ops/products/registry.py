@@ -50,6 +50,7 @@ def way_of(*arguments: object) -> CallWay:
             ):
                 return CallWay.TORCH
         return CallWay.OPERATOR
+    # In the usual case, nothing observes, one question answers this and `is_watched`.
     is_eager = observers.unobserved()
     if not is_eager and observers.is_watched():
         return CallWay.TORCH
@@ -165,6 +166,7 @@ def register(
         engine, way = current(), way_of(*arguments)
         if by_torch is not None and (way is CallWay.TORCH or (needs_engine and engine is None)):
             return by_torch(*arguments)
+        # Tracers and recorders see calls of the dispatcher alone.
         if way is CallWay.OPERATOR:
             return getattr(torch.ops.gemmsmith, name)(*arguments)
         if casts and torch.is_autocast_enabled(arguments[0].device.type):

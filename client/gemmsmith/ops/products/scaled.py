@@ -33,7 +33,7 @@ class Output(NamedTuple):
 
     Attributes:
         dtype: of the result.
-        scale: factor of an FP8 result; None: 1.
+        scale: factor of an FP8 result, 1 by default.
         amax: becomes the larger one of itself and of the value's largest absolute value.
     """
 
@@ -104,13 +104,13 @@ def scaled_linear(
         scale_x: one FP32 element on the operands' device, by which x's values are multiplied.
         scale_weight: the same for weight's.
         bias: [N] of bf16; None adds nothing. Fused kernels need one.
-        activation: `gelu_tanh`, `gelu` (exact), `silu` or `relu2` (the square of ReLU); None: none.
+        activation: `gelu_tanh`, `gelu` (exact), `silu` or `relu2` (the square of ReLU).
         out_dtype: `torch.bfloat16` or `torch.float8_e4m3fn`.
         out_scale: one FP32 element by which an FP8 result is multiplied before it is rounded with
-            saturation at 448; None: 1.
+            saturation at 448; 1 by default.
         amax: one FP32 element, in place of which the larger one of it and of the largest absolute
             value of the result before `out_scale` is written; a NaN counts as the largest. Zero it
-            when a new interval begins. None: nothing is computed.
+            when a new interval begins.
         use_fast_accum: sums may stay in the tensor core, with fewer bits than FP32 (`scaled_mm`).
 
     Raises:
@@ -132,7 +132,7 @@ def scaled_linear(
 
 
 class ScaledCall(NamedTuple):
-    """The arguments of the operator `scaled_linear`, in its order; see there."""
+    """The arguments of the operator `scaled_linear`, in its order."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -147,7 +147,6 @@ class ScaledCall(NamedTuple):
 
     @property
     def output(self) -> Output:
-        """What the layer's value becomes."""
         return Output(self.out_dtype, self.out_scale, self.amax)
 
 

@@ -68,7 +68,7 @@ def scaled_gated_linear(
 
 
 class ScaledGatedCall(NamedTuple):
-    """The arguments of the operator `scaled_gated_linear`, in its order; see there."""
+    """The arguments of the operator `scaled_gated_linear`, in its order."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -84,7 +84,6 @@ class ScaledGatedCall(NamedTuple):
 
     @property
     def output(self) -> Output:
-        """What the layer's value becomes."""
         return Output(self.out_dtype, self.out_scale, self.amax)
 
 
