@@ -55,9 +55,19 @@ def best(client: httpx.Client, problem: Problem = KNOWN, **more: Any) -> httpx.R
 def test_a_lookup_trusts_the_row_and_a_deep_look_does_not(
     settings: Settings, client: httpx.Client
 ) -> None:
-    alter(settings, record={})
-    assert best(client).json()["match"] == "exact"
+    alter(settings, use="cublas")
+    answer = best(client).json()
+    assert (answer["match"], answer["use"]) == ("exact", "cublas")
     assert best(client, NEAR).json()["match"] == "nearest"
+    deep = doctor(settings, "--deep")
+    assert deep.exit_code == 1
+    assert f"winner {KNOWN} on {H200.slug}, revision 1: it was altered" in deep.stdout
+
+
+def test_a_row_that_cannot_be_read_is_no_winner(settings: Settings, client: httpx.Client) -> None:
+    alter(settings, record={})
+    assert best(client).json()["match"] == "predicted"
+    assert best(client, exact=True).status_code == 404
     deep = doctor(settings, "--deep")
     assert deep.exit_code == 1
     assert f"winner {KNOWN} on {H200.slug}, revision 1: it was altered" in deep.stdout
