@@ -17,6 +17,9 @@ from gemmsmith.core.device import DeviceModel, Environment
 from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Signature
 
+UNREADABLE = "unreadable"
+"""The digest of a winner whose row cannot be read; no other winner has it."""
+
 
 class Phase(StrEnum):
     """Which part of a tuning run measured the trial."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gemmsmith import moved
+
 if TYPE_CHECKING:
     from gemmsmith import distributed as distributed
     from gemmsmith import runtime as runtime
@@ -88,6 +90,8 @@ if TYPE_CHECKING:
     from gemmsmith.winners.packs import Packs
 
     __version__: str
+
+moved.install()
 
 _MODULES = {
     "http.aio": ("AsyncClient", "AsyncTuningJob"),

@@ -140,8 +140,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
     lookups = [route for route in app.routes if isinstance(route, LookupRoute)]
-    for route in lookups:
-        document["paths"][route.path] = {route.method.lower(): _lookup(route)}
+    first = {route.path: {route.method.lower(): _lookup(route)} for route in lookups}
+    document["paths"] = first | document["paths"]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             name = f"{method.upper()} {path}"

@@ -25,7 +25,7 @@ from tuner.backends import refusal, splits_refusal
 from tuner.search.predict import Prediction, predict
 from tuner.search.ranking import Ranker
 from tuner.store.served import Won
-from tuner.trial import Winner
+from tuner.trial import UNREADABLE, Winner
 
 REACH = MAX_DISTANCE + 0.01
 """What is read: distances are rounded in two ways, and `answering` decides."""
@@ -82,7 +82,7 @@ def find_many(
     accepted, has no answer. `ranker` predicts.
     """
     pack_of = functools.cache(source.pack_for)
-    winners = source.winners_of(problems, device.slug)
+    winners = _readable(source.winners_of(problems, device.slug))
     answers = {winner.problem: as_served(winner, pack_of) for winner in winners}
     if Match.NEAREST in accepted:
         others = [problem for problem in problems if problem not in answers]
@@ -109,7 +109,8 @@ def _of_neighbours(
     if not chosen:
         return {}
     measured = {there for there, _, _ in chosen.values()}
-    winners = {winner.problem: winner for winner in source.winners_of(measured, device.slug)}
+    readable = _readable(source.winners_of(measured, device.slug))
+    winners = {winner.problem: winner for winner in readable}
     answers = {}
     for problem, (there, won, use) in chosen.items():
         winner = winners.get(there)
@@ -121,6 +122,10 @@ def _of_neighbours(
             winner = without_candidate(winner)
         answers[problem] = _answer(problem, winner, Match.NEAREST, pack_of, use)
     return answers
+
+
+def _readable(winners: Iterable[Winner]) -> list[Winner]:
+    return [winner for winner in winners if winner.digest != UNREADABLE]
 
 
 def _answering(

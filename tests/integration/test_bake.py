@@ -187,7 +187,7 @@ def test_a_run_opens_the_database_once_and_reads_what_answers(
         raise AssertionError("all winners are read")
 
     monkeypatch.setattr("tuner.store.store.Database", Counted)
-    monkeypatch.setattr(Store, "winners", every_winner)
+    monkeypatch.setattr("tuner.store.winners.Winners.find", every_winner)
     kept = settings.model_copy(update={"device": f"replay:{H200.slug}"})
     winners = of_run.ProgramWinners(kept, tmp_path / "next.gspack", None)
     assert of_run.tune(winners, captured, Effort.QUICK, None) == 0

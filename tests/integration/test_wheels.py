@@ -70,7 +70,7 @@ print(json.dumps([gemmsmith.__file__, choice.distance, pack.read_bytes()[:4].hex
 """
 
 LOADED = (
-    "gemmsmith gemmsmith.program gemmsmith.program.variables "
+    "gemmsmith gemmsmith.moved gemmsmith.program gemmsmith.program.variables "
     "gemmsmith.startup gemmsmith.startup.hook"
 )
 """The modules of gemmsmith in a program without torch, once `GEMMSMITH` is set."""

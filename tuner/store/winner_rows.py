@@ -19,10 +19,7 @@ from gemmsmith.core.problem import Problem
 from tuner.store.codec import from_json, to_json
 from tuner.store.dictionary import Ids
 from tuner.store.models import WinnerRow
-from tuner.trial import Winner
-
-UNREADABLE = "unreadable"
-"""The digest of a row that cannot be read: no winner has it."""
+from tuner.trial import UNREADABLE, Winner
 
 _RECORD = (
     *("statistics", "baseline", "speedup", "correctness", "conditions", "ties"),

@@ -35,7 +35,7 @@ from tuner.store.dictionary import Dictionary, Entry, problem_of
 from tuner.store.gpus import Gpus
 from tuner.store.models import CURRENT, DeviceRow, JobRow, ProblemRow, WinnerRow
 from tuner.store.statement import canonical, fingerprint
-from tuner.store.winner_rows import UNREADABLE, columns, references, winner_of
+from tuner.store.winner_rows import columns, references, winner_of
 from tuner.trial import Winner, WinnerSignature
 
 PROMOTION_LOCK = 0x67656D77  # promotions queue up, so that revisions and sequences have no gaps
@@ -117,15 +117,11 @@ class Winners:
         return next(iter(self.of([problem], device)), None)
 
     def of(self, problems: Iterable[Problem], device: str) -> list[Winner]:
-        """As `current`, for many problems at once, in no order; some may have no winner.
-
-        A row that cannot be read is no winner.
-        """
+        """As `current`, for many problems at once, in no order; some may have no winner."""
         query = _of_problems(on_sqlite=self._database.is_sqlite)
         with self._database.read() as session:
             rows = session.execute(query, asked.parameters(problems) | {"slug": device}).all()
-            winners = self._winners(session, rows)
-        return [winner for winner in winners if winner.digest != UNREADABLE]
+            return self._winners(session, rows)
 
     def heal(self, session: Session, kernels: Iterable[AnyKernel]) -> None:
         """Correct kernels' descriptions. Answers with such a kernel change: they get a sequence."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import gemmsmith
 
 HEAVY = ("torch", "numpy", "fastapi", "sqlalchemy", "cuda", "httpx", "msgspec", "pydantic")
@@ -19,7 +21,10 @@ def loaded_after(statement: str) -> set[str]:
 def test_importing_loads_nothing_heavy() -> None:
     loaded = loaded_after("import gemmsmith")
     assert not loaded & set(HEAVY)
-    assert {name for name in loaded if name.startswith("gemmsmith")} == {"gemmsmith"}
+    assert {name for name in loaded if name.startswith("gemmsmith")} == {
+        "gemmsmith",
+        "gemmsmith.moved",
+    }
 
 
 def test_the_client_needs_neither_torch_nor_the_service() -> None:
@@ -43,3 +48,25 @@ def test_every_export_exists_and_is_declared_once() -> None:
         assert getattr(gemmsmith, name).__name__ == name
     assert set(gemmsmith.__all__) <= set(dir(gemmsmith))
     assert gemmsmith.__version__.count(".") >= 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ("gemmsmith.problem", "gemmsmith.core.problem", "Problem"),
+        ("gemmsmith.jobs", "gemmsmith.http.jobs", "JobStatus"),
+        ("gemmsmith.packs", "gemmsmith.winners.packs", "Packs"),
+        ("gemmsmith.answers.lookup", "gemmsmith.winners.lookup", "Lookup"),
+        ("gemmsmith.answers.answer", "gemmsmith.answers.answer", "Config"),
+    ],
+)
+def test_modules_keep_the_names_of_release_0_1(old: str, new: str, name: str) -> None:
+    code = (
+        f"import importlib, sys\nold = importlib.import_module({old!r})\n"
+        f"new = importlib.import_module({new!r})\n"
+        f"print(old is new, new.__spec__.name, hasattr(old, {name!r}))"
+    )
+    command = [sys.executable, "-W", "always", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", new, "True"]
+    assert (f"DeprecationWarning: {old} is {new} now" in done.stderr) is (old != new)

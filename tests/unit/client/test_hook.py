@@ -34,8 +34,8 @@ def test_an_unset_variable_costs_a_fraction_of_a_millisecond(
         ("", ""),
         (
             "auto",
-            "gemmsmith gemmsmith.startup gemmsmith.program gemmsmith.program.variables "
-            "gemmsmith.startup.hook",
+            "gemmsmith.moved gemmsmith gemmsmith.startup gemmsmith.program "
+            "gemmsmith.program.variables gemmsmith.startup.hook",
         ),
     ],
 )

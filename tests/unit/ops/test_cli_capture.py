@@ -175,6 +175,7 @@ def test_a_process_that_multiplies_nothing_pays_little(tmp_path: Path) -> None:
     seconds, ours, others = done.stdout.splitlines()
     assert float(seconds) <= 0.05
     assert ours.split() == [
+        "gemmsmith.moved",
         "gemmsmith.program",
         *(f"gemmsmith.program.{name}" for name in ("built", "calls", "variables")),
         "gemmsmith.startup",

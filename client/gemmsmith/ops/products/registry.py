@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from gemmsmith.ops.engine import observers
 from gemmsmith.ops.engine.engine import Engine, current
-from gemmsmith.ops.engine.observers import is_traced
+from gemmsmith.ops.engine.observers import DENSE, is_traced, keys_of
 
 _REAL = (torch.Tensor, torch.nn.Parameter)
 _TORCHS = (*_REAL, FakeTensor, FunctionalTensor)
@@ -55,13 +55,15 @@ def way_of(*arguments: object) -> CallWay:
     if not is_eager and observers.is_watched():
         return CallWay.TORCH
     for argument in arguments:
-        if not isinstance(argument, torch.Tensor):
+        if argument is None:
             continue
         if type(argument) in _REAL:
             # As `observers.is_dense`, without a call for each tensor of each layer.
-            if observers.keys_of(argument).raw_repr() not in observers.DENSE:
+            if keys_of(argument).raw_repr() not in DENSE:  # type: ignore[arg-type]
                 return CallWay.TORCH
-        elif not is_traced(argument) or argument.layout is not torch.strided:
+        elif isinstance(argument, torch.Tensor) and not (
+            is_traced(argument) and argument.layout is torch.strided
+        ):
             return CallWay.TORCH
     return CallWay.EAGER if is_eager else CallWay.OPERATOR
 
