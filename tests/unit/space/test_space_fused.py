@@ -123,32 +123,54 @@ def test_the_list_of_all_is_wider() -> None:
     assert len(kernels(problem, level=Level.FULL)) > 10 * len(kernels(problem))
 
 
-def test_the_source_names_the_whole_epilogue() -> None:
-    problem = fused("bias_silu_aux", "fp8_e4m3")
-    found = next(each for each in kernels(problem) if cutlass(each).swapped)
-    source = unit_source([found])
-    assert '#include "gemmsmith/fused3x.hpp"' in source
-    assert "gemmsmith::Fused<gemmsmith::SiLU, true, false, true, true, true," in source
-    assert f'("{found.name}")' in source
-    assert "FusedGemm3x<" in source
-    plain = unit_source([kernels(Problem(m=M, n=N, k=K))[0]])
-    assert "fused3x" not in plain
+LINEAR = "MultiplyAdd<Alpha, Accumulator, Bias<D>>"
+SCALED = "MultiplyAdd<ScaledAlpha, Accumulator, Bias<D>>"
 
 
 @pytest.mark.parametrize(
-    ("epilogue", "dtype", "arguments"),
+    ("epilogue", "dtype", "expression"),
     [
-        ("scale_residual", "bf16", "true, false, false, false"),
-        ("bias_scale_residual_aux", "bf16", "true, true, true, false"),
-        ("row_scale", "fp8_e4m3", "false, false, false, true"),
-        ("row_scale_bias", "fp16", "false, true, false, false"),
+        ("bias", "bf16", LINEAR),
+        ("bias_gelu", "fp16", f"Apply<GELU, {LINEAR}>"),
+        ("bias_silu_aux", "fp8_e4m3", f"Apply<SiLU, Store<{SCALED}>>"),
+        ("residual", "bf16", "Add<Residual<D>, Multiply<Alpha, Accumulator>>"),
+        ("bias_residual", "bf16", f"Add<Residual<D>, {LINEAR}>"),
+        (
+            "scale_residual",
+            "bf16",
+            "MultiplyAdd<ColumnScale<D>, Multiply<Alpha, Accumulator>, Residual<D>>",
+        ),
+        (
+            "bias_scale_residual_aux",
+            "bf16",
+            f"MultiplyAdd<ColumnScale<D>, Store<{LINEAR}>, Residual<D>>",
+        ),
+        ("row_scale", "fp8_e4m3", "Multiply<RowScale, Multiply<ScaledAlpha, Accumulator>>"),
+        (
+            "row_scale_bias",
+            "fp16",
+            "MultiplyAdd<RowScale, Multiply<Alpha, Accumulator>, Bias<D>>",
+        ),
     ],
 )
-def test_the_source_names_factors(epilogue: str, dtype: str, arguments: str) -> None:
-    problem = fused(epilogue, dtype)
+def test_the_source_holds_the_epilogue_as_an_expression(
+    epilogue: str, dtype: str, expression: str
+) -> None:
+    d = {"bf16": "cutlass::bfloat16_t", "fp16": "cutlass::half_t"}
     for swapped in (False, True):
-        found = next(each for each in kernels(problem) if cutlass(each).swapped is swapped)
-        source = unit_source([found])
-        assert '#include "gemmsmith/fused_factors3x.hpp"' in source
-        assert f"gemmsmith::FusedFactors<{arguments}, {str(swapped).lower()}," in source
-        assert "FactorsGemm3x<" in source
+        kernel = next(
+            kernel
+            for kernel in kernels(fused(epilogue, dtype))
+            if cutlass(kernel).swapped is swapped
+        )
+        source = unit_source([kernel])
+        assert '#include "gemmsmith/fused3x.hpp"' in source
+        assert f'("{kernel.name}")' in source
+        assert "FusedGemm3x<" in source
+        expected = expression.replace("D>", f"{d.get(dtype, d['bf16'])}>")
+        text = source.replace("gemmsmith::", "")
+        assert f"Fused<{expected}, {str(swapped).lower()}, " in text
+
+
+def test_a_bare_product_has_no_expression() -> None:
+    assert "fused3x" not in unit_source([kernels(Problem(m=M, n=N, k=K))[0]])

@@ -6,7 +6,7 @@ from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
 from cutlass_library.library import DataTypeTag, KernelScheduleTag
 
 from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
-from gemmsmith.core.operation import Grouping
+from gemmsmith.core.operation import Grouping, Operation
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import footprint, text
 from tuner.backends.cutlass.generated import described
@@ -19,20 +19,7 @@ _SCALED_EPILOGUE = (
 
 _ROW_SCALED_EPILOGUE = _SCALED_EPILOGUE.replace("::Scaled", "::RowScaled")
 
-_FUSED_EPILOGUE = (
-    "gemmsmith::Fused<gemmsmith::{activation}, {bias}, {residual}, {aux}, {scaled}, {swapped},"
-    " ${{element_d}}, ${{element_epilogue}}>"
-)
-
-_FACTORS_EPILOGUE = (
-    "gemmsmith::FusedFactors<{of_columns}, {bias}, {aux}, {scaled}, {swapped},"
-    " ${{element_d}}, ${{element_epilogue}}>"
-)
-
-_FUSED_FP8_EPILOGUE = (
-    "gemmsmith::FusedFp8<gemmsmith::{activation}, {swapped}, {bias},"
-    " ${{element_d}}, ${{element_epilogue}}>"
-)
+_FUSED_EPILOGUE = "gemmsmith::Fused<{expression}, {swapped}, ${{element_d}}, ${{element_epilogue}}>"
 
 _BACKWARD_EPILOGUE = (
     "gemmsmith::Backward<gemmsmith::{activation}Slope, {gated}, {activated}, {bias_gradient},"
@@ -86,8 +73,6 @@ def part(kernel: CutlassKernel) -> Part:
         )
     elif kernel.operation.epilogue.backward:
         adapter = f"BackwardGemm3x<{struct}, {traits}, {swapped}>"
-    elif _has_factors(kernel):
-        adapter = f"FactorsGemm3x<{struct}, {traits}, {swapped}>"
     elif kernel.operation.is_fused:
         adapter = f"FusedGemm3x<{struct}, {traits}, {swapped}>"
     else:
@@ -143,14 +128,9 @@ def _promotes(kernel: CutlassKernel) -> bool:
     return kernel.operation.is_narrow_float and not kernel.fast_accumulation
 
 
-def _has_factors(kernel: CutlassKernel) -> bool:
-    epilogue = kernel.operation.epilogue
-    return epilogue.has_column_scale or epilogue.has_row_scale
-
-
 def _fused_epilogue(kernel: CutlassKernel) -> str:
-    """The fusion operation of `fused3x.hpp`, `fused_factors3x.hpp`, `fused_fp8_3x.hpp` or
-    `backward3x.hpp`. CUTLASS's emitter fills in the element types of D and of the computation.
+    """The fusion operation of `fused3x.hpp` or `backward3x.hpp`. CUTLASS's emitter fills in the
+    element types of D and of the computation.
     """
     operation = kernel.operation
     if backward := operation.epilogue.backward:
@@ -160,28 +140,40 @@ def _fused_epilogue(kernel: CutlassKernel) -> str:
             activated=text.boolean(backward.activated),
             bias_gradient=text.boolean(backward.bias_gradient),
         )
-    if operation.stores_fp8:
-        return _FUSED_FP8_EPILOGUE.format(
-            activation=text.ACTIVATIONS[operation.epilogue.activation],
-            swapped=text.boolean(kernel.swapped),
-            bias=DataTypeTag[DATA_TYPES[operation.bias]],
-        )
-    if _has_factors(kernel):
-        return _FACTORS_EPILOGUE.format(
-            of_columns=text.boolean(operation.epilogue.has_column_scale),
-            bias=text.boolean(operation.epilogue.has_bias),
-            aux=text.boolean(operation.epilogue.stores_aux),
-            scaled=text.boolean(operation.is_scaled),
-            swapped=text.boolean(kernel.swapped),
-        )
     return _FUSED_EPILOGUE.format(
-        activation=text.ACTIVATIONS[operation.epilogue.activation],
-        bias=text.boolean(operation.epilogue.has_bias),
-        residual=text.boolean(operation.epilogue.has_residual),
-        aux=text.boolean(operation.epilogue.stores_aux),
-        scaled=text.boolean(operation.is_scaled),
-        swapped=text.boolean(kernel.swapped),
+        expression=_expression(operation), swapped=text.boolean(kernel.swapped)
     )
+
+
+def _expression(operation: Operation) -> str:
+    """What follows the product, of the nodes of `fused3x.hpp`."""
+
+    def node(name: str, *inputs: str) -> str:
+        return f"gemmsmith::{name}" + (f"<{', '.join(inputs)}>" if inputs else "")
+
+    epilogue, d = operation.epilogue, "${element_d}"
+    alpha = node("ScaledAlpha" if operation.is_scaled else "Alpha")
+    bias = node("Bias", DataTypeTag[DATA_TYPES[operation.bias]] if operation.stores_fp8 else d)
+    if epilogue.has_bias and not epilogue.has_row_scale:
+        result = node("MultiplyAdd", alpha, node("Accumulator"), bias)
+    else:
+        result = node("Multiply", alpha, node("Accumulator"))
+    if epilogue.has_row_scale:
+        factor = node("RowScale")
+        if epilogue.has_bias:
+            return node("MultiplyAdd", factor, result, bias)
+        return node("Multiply", factor, result)
+    if epilogue.stores_aux:
+        result = node("Store", result)
+    if epilogue.activation is not None:
+        result = node("Apply", f"gemmsmith::{text.ACTIVATIONS[epilogue.activation]}", result)
+    if epilogue.has_column_scale:
+        return node("MultiplyAdd", node("ColumnScale", d), result, node("Residual", d))
+    if epilogue.has_residual:
+        result = node("Add", node("Residual", d), result)
+    if operation.stores_fp8:
+        result = node("Multiply", node("OutputScale"), node("StoreAmax", result))
+    return result
 
 
 def _header(kernel: CutlassKernel) -> str:
@@ -190,10 +182,8 @@ def _header(kernel: CutlassKernel) -> str:
         return "grouped3x"
     if kernel.operation.epilogue.backward:
         return "backward3x"
-    if _has_factors(kernel):
-        return "fused_factors3x"
     if kernel.operation.is_fused:
-        return "fused_fp8_3x" if kernel.operation.stores_fp8 else "fused3x"
+        return "fused3x"
     if is_padded(kernel):
         return "padded"
     return {

@@ -1,147 +1,223 @@
-/* CUTLASS 3.x kernels with an epilogue: D = activation(alpha * acc + bias) + residual, and what the
- * activation is applied to stored as well, in one visitor tree. FP32 throughout; rounded once.
+/* CUTLASS 3.x kernels with an epilogue, which an expression of the nodes below describes:
+ *
+ *   Apply<SiLU, Store<MultiplyAdd<Alpha, Accumulator, Bias<D>>>>
+ *
+ * is D = silu(alpha * acc + bias), with what the activation is applied to stored in aux. FP32
+ * throughout; D is rounded once. Python writes the expression (tuner/backends/cutlass3x/visitors.py).
+ *
+ * A node has four members. `kExtras`: the operands that it reads or writes. `Visitor<Build, Out>`:
+ * CUTLASS's visitor, whose results have the type Out. `arguments`: what a launch gives that visitor.
+ * `check`: whether the launch has the operands, aligned to their elements.
  *
  * The residual takes the place of CUTLASS's C, and is loaded as that is; there is no beta. A kernel
- * without one has a void C, and keeps no shared memory for it. Swapped kernels compute Dᵀ: there a
- * bias runs along the rows, and aux and residual are column-major.
+ * without a residual has a void C, and keeps no shared memory for it. Swapped kernels compute Dᵀ:
+ * there a vector of the problem's columns runs along the rows, and aux and residual are
+ * column-major.
  */
 #pragma once
 
 #include "gemmsmith/activations.hpp"
+#include "gemmsmith/amax.hpp"
 #include "gemmsmith/gemm3x.hpp"
 
 namespace gemmsmith {
 
+namespace fusion = cutlass::epilogue::fusion;
+
 /* The fusion operation that the collective builder is asked for. */
-template <template <class> class Activation_, bool Bias, bool Residual, bool Aux, bool Scaled,
-          bool Swapped, class ElementD, class ElementCompute_>
+template <class Expression_, bool Swapped, class ElementD, class ElementCompute_>
 struct Fused : cutlass::epilogue::fusion::FusionOperation {
+  using Expression = Expression_;
   using ElementOutput = ElementD;
   using ElementCompute = ElementCompute_;
   using ElementScalar = ElementCompute_;
-  using ElementSource = std::conditional_t<Residual, ElementD, void>;
+  static constexpr bool kHasBias = Expression::kExtras & kBias;
+  static constexpr bool kHasResidual = Expression::kExtras & kResidual;
+  static constexpr bool kHasAux = Expression::kExtras & kAux;
+  static constexpr bool kIsSwapped = Swapped;
+  using ElementSource = std::conditional_t<kHasResidual, ElementD, void>;
   using ElementBias = ElementD;
-  using ElementAux = std::conditional_t<Aux, ElementD, void>;
+  using ElementAux = std::conditional_t<kHasAux, ElementD, void>;
   using GmemLayoutTagAux =
       std::conditional_t<Swapped, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
-  static constexpr bool IsSourceSupported = Residual;
-  static constexpr bool IsPerRowBiasSupported = Bias && Swapped;
-  static constexpr bool IsPerColBiasSupported = Bias && !Swapped;
-  static constexpr bool IsAuxOutSupported = Aux;
+  using StrideAux = cutlass::gemm::TagToStrideC_t<GmemLayoutTagAux>;
+  static constexpr bool IsSourceSupported = kHasResidual;
+  static constexpr bool IsPerRowBiasSupported = kHasBias && Swapped;
+  static constexpr bool IsPerColBiasSupported = kHasBias && !Swapped;
+  static constexpr bool IsAuxOutSupported = kHasAux;
   static constexpr int AlignmentAux = 128 / cutlass::sizeof_bits<ElementD>::value;
-  static constexpr bool kHasBias = Bias, kHasResidual = Residual, kHasAux = Aux;
-  static constexpr bool kIsScaled = Scaled, kIsSwapped = Swapped;
-
-  template <class T>
-  using Activation = Activation_<T>;
-  static constexpr bool kActivates = !std::is_same_v<Activation<float>, Identity<float>>;
-  static_assert(Bias || Residual, "nothing follows the product");
-  static_assert(!(Aux && !kActivates), "what is stored is D");
-  static_assert(!(Residual && kActivates), "no such epilogue");
 };
 
-namespace fusion = cutlass::epilogue::fusion;
-
-template <template <class> class Function, class Output, class Compute>
-using Node =
-    fusion::Sm90Compute<Function, Output, Compute, cutlass::FloatRoundStyle::round_to_nearest>;
-
-/* The tree, from its leaves up; what is not its root stays in ElementCompute. `Copies` are the
- * shared-memory layout and the copy that the builder chose for aux. */
-template <class Op, int StagesD, class CtaTile, class EpilogueTile, class... Copies>
-struct FusedTree {
-  using D = typename Op::ElementOutput;
+/* What the builder chose. `Copies` are aux's shared-memory layout and copy, if there is an aux. */
+template <class Op_, int StagesD_, class CtaTile_, class EpilogueTile_, class... Copies>
+struct Build {
+  using Op = Op_;
   using Compute = typename Op::ElementCompute;
-  using Scalar =
-      fusion::Sm90ScalarBroadcast<Compute, cute::Stride<cute::_0, cute::_0, int64_t>,
-                                  Op::kIsScaled ? 3 : 1>;
-  using Bias = std::conditional_t<
-      Op::kIsSwapped,
-      fusion::Sm90ColBroadcast<0, CtaTile, D, Compute,
-                               cute::Stride<cute::_1, cute::_0, cute::_0>, 1, false>,
-      fusion::Sm90RowBroadcast<0, CtaTile, D, Compute,
-                               cute::Stride<cute::_0, cute::_1, cute::_0>, 1, false>>;
+  using CtaTile = CtaTile_;
+  using EpilogueTile = EpilogueTile_;
+  static constexpr int StagesD = StagesD_;
 
-  static constexpr bool kEndsLinear = !Op::kActivates && !Op::kHasResidual;
-  using LinearOutput = std::conditional_t<kEndsLinear, D, Compute>;
-  using Linear = std::conditional_t<
-      Op::kHasBias,
-      fusion::Sm90EVT<Node<cutlass::homogeneous_multiply_add, LinearOutput, Compute>, Scalar,
-                      fusion::Sm90AccFetch, Bias>,
-      fusion::Sm90EVT<Node<cutlass::multiplies, LinearOutput, Compute>, Scalar,
-                      fusion::Sm90AccFetch>>;
-
-  template <class... Chosen>
-  struct Storing {
-    using type = Linear;
+  template <class...>
+  struct Aux {};
+  template <class Layout, class Copy>
+  struct Aux<Layout, Copy> {
+    using Store =
+        fusion::Sm90AuxStore<StagesD, EpilogueTile, typename Op::ElementOutput,
+                             cutlass::FloatRoundStyle::round_to_nearest, typename Op::StrideAux,
+                             Layout, Copy, Op::AlignmentAux, false>;
   };
-  template <class SmemLayoutAtom, class CopyOp>
-  struct Storing<SmemLayoutAtom, CopyOp> {
-    using type = fusion::Sm90EVT<
-        fusion::Sm90AuxStore<StagesD, EpilogueTile, D, cutlass::FloatRoundStyle::round_to_nearest,
-                             cutlass::gemm::TagToStrideC_t<typename Op::GmemLayoutTagAux>,
-                             SmemLayoutAtom, CopyOp, Op::AlignmentAux, false>,
-        Linear>;
-  };
-  using Stored = typename Storing<Copies...>::type;
-
-  using type = std::conditional_t<
-      Op::kActivates,
-      fusion::Sm90EVT<Node<Op::template Activation, D, Compute>, Stored>,
-      std::conditional_t<Op::kHasResidual,
-                         fusion::Sm90EVT<Node<cutlass::plus, D, Compute>,
-                                         fusion::Sm90SrcFetch<typename Op::ElementSource>, Linear>,
-                         Linear>>;
+  using AuxOf = Aux<Copies...>;
 };
 
-/* What a launch says to the tree. */
-template <class Op, class Tree>
+/* What a launch gives the tree. */
+template <class Op, class Build>
 struct FusedArguments {
-  using ElementD = typename Op::ElementOutput;
-  using Scalar = typename Op::ElementScalar;
-  using StrideAux = cutlass::gemm::TagToStrideC_t<typename Op::GmemLayoutTagAux>;
+  using D = typename Op::ElementOutput;
+  using Tree = typename Op::Expression::template Visitor<Build, D>;
 
-  Scalar alpha = Scalar(1);
-  Scalar const* scale_a = nullptr;
-  Scalar const* scale_b = nullptr;
-  ElementD const* bias = nullptr;
-  ElementD* aux = nullptr;
-  StrideAux stride_aux = {};
+  typename Op::ElementScalar alpha = 1;
+  gs_arguments launch = {};
 
-  operator typename Tree::type::Arguments() const {
-    if constexpr (Op::kActivates && Op::kHasAux) {
-      return {{linear(), {aux, stride_aux}}, {}};
-    } else if constexpr (Op::kActivates) {
-      return {linear(), {}};
-    } else if constexpr (Op::kHasResidual) {
-      return {{}, linear(), {}};
-    } else {
-      return linear();
-    }
-  }
-
- private:
-  typename Tree::Linear::Arguments linear() const {
-    if constexpr (Op::kHasBias) {
-      return {scalar(), {}, {bias, ElementD(0), {}}, {}};
-    } else {
-      return {scalar(), {}, {}};
-    }
-  }
-
-  typename Tree::Scalar::Arguments scalar() const {
-    if constexpr (Op::kIsScaled) {
-      return {{alpha, Scalar(1), Scalar(1)}, {nullptr, scale_a, scale_b}};
-    } else {
-      return {{alpha}};
-    }
+  operator typename Tree::Arguments() const {
+    return Op::Expression::template arguments<Build, D>(launch);
   }
 };
 
-template <class Op, class Tree>
-constexpr uint32_t kExtrasOf<FusedArguments<Op, Tree>> =
-    (Op::kHasBias ? uint32_t(kBias) : 0u) | (Op::kHasAux ? uint32_t(kAux) : 0u) |
-    (Op::kIsScaled ? uint32_t(kScales) : 0u);
+template <class Op, class Build>
+constexpr uint32_t kExtrasOf<FusedArguments<Op, Build>> =
+    Op::Expression::kExtras & ~uint32_t(kResidual); /* which is C by then */
+
+/* Found by its argument where `Gemm3x` copies the scalars. */
+template <bool Swapped = false, class Op, class Build>
+void set_scalars(FusedArguments<Op, Build>& epilogue, gs_arguments const& g) {
+  static_assert(Swapped == Op::kIsSwapped, "orientation of the epilogue");
+  epilogue.alpha = g.alpha;
+  epilogue.launch = g;
+}
+
+/* ---- Leaves ---- */
+
+template <uint32_t Extras = 0>
+struct Leaf {
+  static constexpr uint32_t kExtras = Extras;
+  static cutlass::Status check(gs_arguments const&) { return cutlass::Status::kSuccess; }
+};
+
+struct Accumulator : Leaf<> {
+  template <class Build, class Out>
+  using Visitor = fusion::Sm90AccFetch;
+  template <class Build, class Out>
+  static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const&) {
+    return {};
+  }
+};
+
+struct Alpha : Leaf<> {
+  template <class Build, class Out>
+  using Visitor = fusion::Sm90ScalarBroadcast<typename Build::Compute,
+                                              cute::Stride<cute::_0, cute::_0, int64_t>>;
+  template <class Build, class Out>
+  static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const& g) {
+    return {{g.alpha}};
+  }
+};
+
+/* alpha times the factors of A and B. */
+struct ScaledAlpha : Leaf<kScales> {
+  template <class Build, class Out>
+  using Visitor = fusion::Sm90ScalarBroadcast<typename Build::Compute,
+                                              cute::Stride<cute::_0, cute::_0, int64_t>, 3>;
+  template <class Build, class Out>
+  static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const& g) {
+    return {{g.alpha, 1.0f, 1.0f}, {nullptr, g.scale_a, g.scale_b}};
+  }
+};
+
+/* What an FP8 D is multiplied by before it is rounded; conversions to FP8 saturate. */
+struct OutputScale : Leaf<kOutputScale> {
+  template <class Build, class Out>
+  using Visitor = fusion::Sm90ScalarBroadcast<typename Build::Compute>;
+  template <class Build, class Out>
+  static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const& g) {
+    return {{1.0f}, {g.scale_d}};
+  }
+};
+
+/* A vector with an element for each of the problem's columns, or rows, read element by element. */
+template <uint32_t Extra, class Element, bool OfRows, auto Member>
+struct Vector {
+  static constexpr uint32_t kExtras = Extra;
+  template <class Build, class Out>
+  using Visitor = std::conditional_t<
+      OfRows != Build::Op::kIsSwapped,
+      fusion::Sm90ColBroadcast<0, typename Build::CtaTile, Element, typename Build::Compute,
+                               cute::Stride<cute::_1, cute::_0, cute::_0>, 1, false>,
+      fusion::Sm90RowBroadcast<0, typename Build::CtaTile, Element, typename Build::Compute,
+                               cute::Stride<cute::_0, cute::_1, cute::_0>, 1, false>>;
+  template <class Build, class Out>
+  static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const& g) {
+    return {static_cast<Element const*>(g.*Member), Element(0), {}};
+  }
+  static cutlass::Status check(gs_arguments const& g) {
+    if (!(g.*Member)) return cutlass::Status::kErrorInvalidProblem;
+    return reinterpret_cast<uintptr_t>(g.*Member) % sizeof(Element)
+               ? cutlass::Status::kErrorMisalignedOperand
+               : cutlass::Status::kSuccess;
+  }
+};
+
+template <class Element>
+using Bias = Vector<kBias, Element, false, &gs_arguments::bias>;
+template <class Element>
+using ColumnScale = Vector<kColumnFactors, Element, false, &gs_arguments::column_scale>;
+using RowScale = Vector<kRowFactors, float, true, &gs_arguments::row_scale>;
+
+template <class Element>
+struct Residual : Leaf<kResidual> {
+  template <class Build, class Out>
+  using Visitor = fusion::Sm90SrcFetch<Element>;
+  template <class Build, class Out>
+  static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const&) {
+    return {};
+  }
+};
+
+/* ---- Nodes ---- */
+
+/* `Own` is the node's visitor by itself; its inputs' results stay in ElementCompute. */
+template <template <class Build, class Out> class Own, class... Inputs>
+struct Node {
+  static constexpr uint32_t kExtras = (Inputs::kExtras | ... | 0u);
+  template <class Build, class Out>
+  using Visitor =
+      fusion::Sm90EVT<Own<Build, Out>,
+                      typename Inputs::template Visitor<Build, typename Build::Compute>...>;
+  template <class Build, class Out>
+  static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const& g) {
+    return {Inputs::template arguments<Build, typename Build::Compute>(g)..., {}};
+  }
+  static cutlass::Status check(gs_arguments const& g) {
+    cutlass::Status status = cutlass::Status::kSuccess;
+    ((status = status == cutlass::Status::kSuccess ? Inputs::check(g) : status), ...);
+    return status;
+  }
+};
+
+template <template <class> class Function>
+struct OfFunction {
+  template <class Build, class Out>
+  using Own = fusion::Sm90Compute<Function, Out, typename Build::Compute,
+                                  cutlass::FloatRoundStyle::round_to_nearest>;
+};
+
+template <template <class> class Function, class... Inputs>
+using Apply = Node<OfFunction<Function>::template Own, Inputs...>;
+template <class Factor, class Input>
+using Multiply = Apply<cutlass::multiplies, Factor, Input>;
+template <class Left, class Right>
+using Add = Apply<cutlass::plus, Left, Right>;
+template <class Factor, class Input, class Addend>
+using MultiplyAdd = Apply<cutlass::homogeneous_multiply_add, Factor, Input, Addend>;
 
 /* Aux in the problem's orientation; TMA stores it. */
 template <class Op>
@@ -150,18 +226,36 @@ Operand aux_of(gs_arguments const& g) {
           int(sizeof(typename Op::ElementOutput))};
 }
 
-/* Found by its argument where `Gemm3x` copies the scalars. */
-template <bool Swapped = false, class Op, class Tree>
-void set_scalars(FusedArguments<Op, Tree>& epilogue, gs_arguments const& g) {
-  using ElementD = typename Op::ElementOutput;
-  static_assert(Swapped == Op::kIsSwapped, "orientation of the epilogue");
-  epilogue.alpha = g.alpha;
-  epilogue.scale_a = g.scale_a;
-  epilogue.scale_b = g.scale_b;
-  epilogue.bias = static_cast<ElementD const*>(g.bias);
-  epilogue.aux = static_cast<ElementD*>(g.aux);
-  set_row_stride(epilogue.stride_aux, aux_of<Op>(g).row_stride());
-}
+/* Stores its input in aux, and passes it on. */
+template <class Input>
+struct Store {
+  static constexpr uint32_t kExtras = Input::kExtras | kAux;
+  template <class Build, class Out>
+  using Visitor = fusion::Sm90EVT<typename Build::AuxOf::Store,
+                                  typename Input::template Visitor<Build, typename Build::Compute>>;
+  template <class Build, class Out>
+  static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const& g) {
+    using Op = typename Build::Op;
+    typename Op::StrideAux stride{};
+    set_row_stride(stride, aux_of<Op>(g).row_stride());
+    return {Input::template arguments<Build, typename Build::Compute>(g),
+            {static_cast<typename Op::ElementOutput*>(g.aux), stride}};
+  }
+  static cutlass::Status check(gs_arguments const& g) { return Input::check(g); }
+};
+
+/* Adds its input's largest absolute value to amax, if there is an amax, and passes the input on. */
+template <class Input>
+struct StoreAmax : Input {
+  static constexpr uint32_t kExtras = Input::kExtras | kAmax;
+  template <class Build, class Out>
+  using Visitor = fusion::Sm90EVT<Amax<typename Build::CtaTile>,
+                                  typename Input::template Visitor<Build, Out>>;
+  template <class Build, class Out>
+  static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const& g) {
+    return {Input::template arguments<Build, Out>(g), {g.amax}};
+  }
+};
 
 /* The adapter: what an epilogue reads and writes is checked, and its residual becomes C. */
 template <class Kernel, class Traits, bool Swapped>
@@ -193,20 +287,14 @@ struct FusedGemm3x {
   static cutlass::Status check(gs_arguments const& g) {
     using cutlass::Status;
     if (g.batch != 1 || g.beta != 0.0f) return Status::kErrorNotSupported;
-    if (!takes_only(g, kExtrasOf<typename Product::EpilogueScalars> |
-                           (Op::kHasResidual ? uint32_t(kResidual) : 0u))) {
-      return Status::kErrorNotSupported;
-    }
-    if (Op::kHasBias && !g.bias) return Status::kErrorInvalidProblem;
+    if (!takes_only(g, Op::Expression::kExtras)) return Status::kErrorNotSupported;
     if (Op::kHasResidual && !g.residual) return Status::kErrorInvalidProblem;
-    if (Op::kHasBias && reinterpret_cast<uintptr_t>(g.bias) % sizeof(typename Op::ElementBias)) {
-      return Status::kErrorMisalignedOperand;
-    }
-    if (!Op::kHasAux) return Status::kSuccess;
+    Status status = Op::Expression::check(g);
+    if (status != Status::kSuccess || !Op::kHasAux) return status;
     return g.aux ? aux_of<Op>(g).check(1) : Status::kErrorInvalidProblem;
   }
 
-  /* The launch that CUTLASS knows: the residual is a C of which there is one. */
+  /* The launch that CUTLASS knows: C is the residual. */
   static gs_arguments product_of(gs_arguments const& g) {
     gs_arguments product = g;
     if (Op::kHasResidual) {
@@ -225,21 +313,21 @@ namespace cutlass::epilogue::fusion {
 
 /* TMA epilogue only. */
 template <int StagesC, int StagesD, int FragmentSize, bool ReuseSmemC, bool DelayTmaStore,
-          template <class> class Activation, bool Bias, bool Residual, bool Aux, bool Scaled,
-          bool Swapped, class ElementD, class ElementCompute, class CtaTileShapeMNK,
-          class EpilogueTile, class... Copies>
+          class Expression, bool Swapped, class ElementD, class ElementCompute,
+          class CtaTileShapeMNK, class EpilogueTile, class... Copies>
 struct FusionCallbacks<
     Sm90TmaWarpSpecialized<StagesC, StagesD, FragmentSize, ReuseSmemC, DelayTmaStore>,
-    gemmsmith::Fused<Activation, Bias, Residual, Aux, Scaled, Swapped, ElementD, ElementCompute>,
-    CtaTileShapeMNK, EpilogueTile, Copies...>
-    : gemmsmith::FusedTree<gemmsmith::Fused<Activation, Bias, Residual, Aux, Scaled, Swapped,
-                                            ElementD, ElementCompute>,
-                           StagesD, CtaTileShapeMNK, EpilogueTile, Copies...>::type {
-  using Operation = gemmsmith::Fused<Activation, Bias, Residual, Aux, Scaled, Swapped, ElementD,
-                                     ElementCompute>;
-  using Tree = gemmsmith::FusedTree<Operation, StagesD, CtaTileShapeMNK, EpilogueTile, Copies...>;
-  using Impl = typename Tree::type;
-  using Arguments = gemmsmith::FusedArguments<Operation, Tree>;
+    gemmsmith::Fused<Expression, Swapped, ElementD, ElementCompute>, CtaTileShapeMNK, EpilogueTile,
+    Copies...>
+    : gemmsmith::FusedArguments<
+          gemmsmith::Fused<Expression, Swapped, ElementD, ElementCompute>,
+          gemmsmith::Build<gemmsmith::Fused<Expression, Swapped, ElementD, ElementCompute>,
+                           StagesD, CtaTileShapeMNK, EpilogueTile, Copies...>>::Tree {
+  using Operation = gemmsmith::Fused<Expression, Swapped, ElementD, ElementCompute>;
+  using Arguments = gemmsmith::FusedArguments<
+      Operation,
+      gemmsmith::Build<Operation, StagesD, CtaTileShapeMNK, EpilogueTile, Copies...>>;
+  using Impl = typename Arguments::Tree;
   using Impl::Impl;
 };
 
