@@ -26,7 +26,7 @@ from gemmsmith.core.config import MAX_DISTANCE
 from gemmsmith.core.neighbours import Neighbourhood
 from gemmsmith.core.problem import Problem
 from gemmsmith.files import publish
-from service.lookup.find import is_legal
+from tuner.backends import is_legal
 from tuner.compile import ArtifactStore
 from tuner.devices import Contender, Device, Policy, open_device
 from tuner.errors import TunerError

@@ -18,9 +18,10 @@ from gemmsmith.answers.answer import Ratio, Statistics
 from gemmsmith.core.config import Use
 from gemmsmith.core.kernel import AnyKernel, Backend, CutlassKernel, TileScheduler
 from gemmsmith.core.launch import Decomposition, Launch
+from gemmsmith.core.legality import launch_refusal
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from tuner.arch import ARCHITECTURES
-from tuner.backends import backend_of, refusal, splits_refusal
+from tuner.backends import backend_of, refusal
 from tuner.backends.cutlass.launches import SWIZZLES
 from tuner.trial import Winner
 
@@ -219,7 +220,7 @@ def launch_is_legal(winner: Winner) -> str | None:
         return "an algorithm that no cuBLASLt has"
     if isinstance(kernel, CutlassKernel) and (reason := _cut_reason(kernel, launch)):
         return reason
-    return splits_refusal(kernel, launch, winner.problem)
+    return launch_refusal(kernel, launch, winner.problem)
 
 
 CLAIMS: tuple[Claim, ...] = (

@@ -21,7 +21,7 @@ from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.neighbours import answering
 from gemmsmith.core.problem import Problem
 from service.http.abilities import without_candidate
-from tuner.backends import refusal, splits_refusal
+from tuner.backends import is_legal
 from tuner.search.predict import Prediction, predict
 from tuner.search.ranking import Ranker
 from tuner.store.served import Won
@@ -118,7 +118,7 @@ def _of_neighbours(
             continue
         if winner.candidate != won.candidate:  # promoted a moment ago
             use = Use.CUBLAS
-        if not is_legal(winner.candidate, problem):
+        if not _is_legal(winner.candidate, problem):
             winner = without_candidate(winner)
         answers[problem] = _answer(problem, winner, Match.NEAREST, pack_of, use)
     return answers
@@ -131,15 +131,11 @@ def _readable(winners: Iterable[Winner]) -> list[Winner]:
 def _answering(
     problem: Problem, near: Sequence[tuple[Problem, Won]]
 ) -> tuple[Problem, Won, Use] | None:
-    return answering(problem, near, lambda won: is_legal(won.candidate, problem))
+    return answering(problem, near, lambda won: _is_legal(won.candidate, problem))
 
 
-def is_legal(candidate: Candidate | None, problem: Problem) -> bool:
-    """Whether there is a kernel that takes the problem, and can split its K as the launch says."""
-    if candidate is None:
-        return False
-    kernel, launch = candidate.kernel, candidate.launch
-    return refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None
+def _is_legal(candidate: Candidate | None, problem: Problem) -> bool:
+    return candidate is not None and is_legal(candidate, problem)
 
 
 def as_served(winner: Winner, pack_of: PackOf) -> Answer:

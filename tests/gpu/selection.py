@@ -14,10 +14,11 @@ from itertools import combinations
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.core.launch import Decomposition, Launch
+from gemmsmith.core.legality import launch_refusal
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.types import FLOATS
-from tuner.backends import Level, kernels, launches, refusal, splits_refusal
+from tuner.backends import Level, kernels, launches, refusal
 
 FAMILIES = tuple(
     (dtype, layout)
@@ -201,7 +202,7 @@ def plain_launch(kernel: Kernel, problem: Problem) -> Launch:
     if kernel.scheduler is not TileScheduler.SPLIT_K:
         return Launch()
     halves = _split(2)
-    if splits_refusal(kernel, halves, problem) is None:
+    if launch_refusal(kernel, halves, problem) is None:
         return halves
     return Launch(decomposition=Decomposition.SPLIT_K)
 

@@ -32,12 +32,12 @@ __all__ = [
     "candidates",
     "compiles",
     "features",
+    "is_legal",
     "kernels",
     "launches",
     "offered",
     "prepare",
     "refusal",
-    "splits_refusal",
     "supporting",
     "variety",
 ]
@@ -131,12 +131,15 @@ def refusal(kernel: AnyKernel, problem: Problem | None = None) -> str | None:
     return None if problem is None else legality.problem_refusal(kernel, problem)
 
 
-def splits_refusal(kernel: AnyKernel, launch: Launch, problem: Problem) -> str | None:
-    """The reason why a launch is not legal for a problem that the kernel takes; None if it is.
+def is_legal(candidate: Candidate, problem: Problem) -> bool:
+    """Whether the kernel takes the problem, and the launch is legal for it.
 
     A launch that is legal for one K need not be legal for another (`can_implement`).
     """
-    return legality.launch_refusal(kernel, launch, problem)
+    kernel, launch = candidate.kernel, candidate.launch
+    if refusal(kernel, problem) is not None:
+        return False
+    return legality.launch_refusal(kernel, launch, problem) is None
 
 
 def compiles(kernel: AnyKernel) -> bool:

@@ -19,7 +19,7 @@ from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule
 from gemmsmith.core.launch import Decomposition
 from gemmsmith.core.problem import DType, Problem
-from tuner.backends import refusal, splits_refusal
+from tuner.backends import is_legal
 from tuner.backends.cutlass.operation import of_type
 from tuner.store import Store
 
@@ -210,7 +210,7 @@ def near_winners(store: Store, problem: Problem, device: str) -> list[Candidate]
             continue
         kernel, launch = of_type(winner.candidate.kernel, problem.dtype), winner.candidate.launch
         candidate = Candidate(kernel=kernel, launch=launch)
-        if refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None:
+        if is_legal(candidate, problem):
             near.setdefault(candidate.key, candidate)
     return list(near.values())
 

@@ -12,6 +12,7 @@ from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import AnyKernel, Backend, CublasLtKernel
 from gemmsmith.core.launch import Launch
+from gemmsmith.core.legality import launch_refusal
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import Layout, Problem
 from tests.support.types import FLOATS
@@ -70,7 +71,7 @@ def test_a_kernel_that_nobody_knows_is_judged_by_its_problem_alone(
     assert backends.refusal(stranger) is None
     assert backends.refusal(stranger, PROBLEM) is None
     assert "built for" in str(backends.refusal(stranger, Problem(m=8, n=8, k=8, dtype="fp16")))
-    assert backends.splits_refusal(stranger, Launch(), PROBLEM) is None
+    assert launch_refusal(stranger, Launch(), PROBLEM) is None
     assert backends.launches(stranger, PROBLEM, h200) == []
     assert backends.variety(stranger) == ()
     with pytest.raises(ValueError, match="not compiled here"):

@@ -7,14 +7,14 @@ from collections import Counter
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.kernel import TileScheduler
-from gemmsmith.core.legality import refusal
+from gemmsmith.core.legality import launch_refusal, refusal
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import MAX_EXTENT, DType, Layout, Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200
 from tests.support.types import FLOATS
 from tuner import backends
-from tuner.backends import launches, splits_refusal
+from tuner.backends import launches
 
 EXTENTS = (1, 2, 3, 7, 8, 12, 16, 24, 48, 63, 64, 65, 100, 128, 250, 257, 512, 1000, 1024, 1536)
 EXTENTS += (3584, 4096, 4100, 5120, 50257, 2**20, 2**22, MAX_EXTENT)
@@ -30,7 +30,7 @@ KINDS += [(dtype, Layout.TN) for dtype in FLOATS if Operation.of(dtype).is_narro
 def legal(config: Config, problem: Problem) -> bool:
     return (
         backends.refusal(config.kernel, problem) is None
-        and splits_refusal(config.kernel, config.launch, problem) is None
+        and launch_refusal(config.kernel, config.launch, problem) is None
     )
 
 

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.core.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.core.legality import launch_refusal
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.core.tiles import tile_grid
 from tuner.arch import SM90
-from tuner.backends import candidates, launches, splits_refusal
+from tuner.backends import candidates, launches
 from tuner.backends.cutlass.grid import effective_swizzle
 from tuner.backends.cutlass.operation import kernel
 
@@ -242,7 +243,7 @@ def test_splits_of_one_k_need_not_be_legal_for_another(
     splitting: Kernel, k: int, splits: int, reason: str | None
 ) -> None:
     launch = Launch(decomposition=Decomposition.SPLIT_K, splits=splits)
-    refused = splits_refusal(splitting, launch, Problem(m=64, n=64, k=k))
+    refused = launch_refusal(splitting, launch, Problem(m=64, n=64, k=k))
     assert refused is None if reason is None else reason in (refused or "")
 
 
@@ -250,4 +251,4 @@ def test_splits_of_one_k_need_not_be_legal_for_another(
 def test_no_candidate_s_splits_are_refused(k: int, h200: DeviceModel) -> None:
     problem = Problem(m=256, n=512, k=k)
     for candidate in candidates(problem, h200):
-        assert splits_refusal(candidate.kernel, candidate.launch, problem) is None
+        assert launch_refusal(candidate.kernel, candidate.launch, problem) is None
