@@ -31,10 +31,9 @@ def may_fuse(arguments: tuple[Any, ...]) -> bool:
     return has_no_global_hooks()
 
 
-def linear(call: fused.LinearCall, way: CallWay = CallWay.TORCH) -> torch.Tensor | None:
+def linear(call: fused.LinearCall, way: CallWay | None = None) -> torch.Tensor | None:
     """`gemmsmith.linear` if one kernel computes all of it; else None. `way`: if it is known."""
-    if way is CallWay.TORCH:
-        way = way_of(*call)
+    way = way or way_of(*call)
     if _is_plain(way, call.x):
         return fused.run_if_fused(way, current(), call)
     x, weight, bias, residual, activation, *_ = call
@@ -58,7 +57,7 @@ def linear(call: fused.LinearCall, way: CallWay = CallWay.TORCH) -> torch.Tensor
     return _run_observed(way, call, note, wins, run)
 
 
-def gate(call: gated.GatedCall, way: CallWay = CallWay.TORCH) -> torch.Tensor | None:
+def gate(call: gated.GatedCall, way: CallWay | None = None) -> torch.Tensor | None:
     """`gemmsmith.gated_linear` if one kernel computes all of it; else None. `way`: if known."""
     x, weight, up, bias, activation, *_ = call
     # No kernel has a gate and a bias.
@@ -66,8 +65,7 @@ def gate(call: gated.GatedCall, way: CallWay = CallWay.TORCH) -> torch.Tensor | 
         return None
     if weight.shape[0] % 2 if up is None else up.shape != weight.shape:
         return None
-    if way is CallWay.TORCH:
-        way = way_of(*call)
+    way = way or way_of(*call)
     if _is_plain(way, x):
         return gated.run_if_fused(way, current(), call)
 
@@ -96,13 +94,15 @@ def feed_forward(call: feedforward.MlpCall, *, is_gated: bool) -> tuple[torch.Te
     Returns the result, and whether it is that of both layers.
     """
     x, weight, _, up, bias, *_ = call
-    way = CallWay.TORCH
+    way = None
     has_backward = is_gated is call.is_gated and (not is_gated or call.activation in GATES)
     if has_backward and wants_gradient(x, weight, up, bias):
         way = way_of(*call)
         both = _both(call, way)
         if both is not None:
             return both, True
+        if way is CallWay.TORCH:  # a tensor of the second layer may be the reason
+            way = None
     if is_gated:
         return gate(gated.GatedCall(x, weight, up, bias, call.activation), way), False
     return linear(fused.LinearCall(x, weight, bias, activation=call.activation), way), False
