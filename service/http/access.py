@@ -84,7 +84,7 @@ class _Held:
 
 
 class Doorkeeper:
-    """Tells who asks and whether they may. A context manager: it reads the keys while open.
+    """Identifies the caller and checks its rights. A context manager: it reads the keys while open.
 
     Args:
         required: whether a request must bring a key.

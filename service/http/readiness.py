@@ -30,7 +30,7 @@ WRITE_EVERY_S = 10.0
 """Time between two writes while all is well. One costs what an order does, an fsync."""
 
 PATIENCE_S = 3.0
-"""Of who asks, for a look that is under way; one that waits for other writers takes 2 s."""
+"""A caller's, for a check under way; a check that waits for other writers takes 2 s."""
 
 PACKS_NEED_BYTES = 100_000_000
 """Free space below which the packs' disk counts as full: a few tuned problems' packs."""

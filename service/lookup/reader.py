@@ -80,7 +80,7 @@ def look_up(
     return [answer or read[problem] for problem, answer in zip(problems, known, strict=True)]
 
 
-def told(answer: Found, abilities: Abilities) -> Found:
+def for_client(answer: Found, abilities: Abilities) -> Found:
     """The answer for a client of these abilities."""
     if isinstance(answer, ProblemError) or abilities is EVERYTHING:
         return answer
@@ -109,7 +109,9 @@ def batch(
     accepted = find.EXACT if exact else find.MEASURED
     known = look_up(service, problems, device, accepted=accepted, generation=generation)
     rest = iter(known)
-    answers = (told(next(rest), abilities) if isinstance(item, Problem) else item for item in asked)
+    answers = (
+        for_client(next(rest), abilities) if isinstance(item, Problem) else item for item in asked
+    )
     return Body(
         answer.body
         if isinstance(answer, Rendered)

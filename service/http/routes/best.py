@@ -43,7 +43,7 @@ async def best(request: Request, caller: Caller) -> Response:
         client = whose(caller, request.scope)
         with service.in_progress.admitted(client):
             answer = await service.lookups.singles.run(client, _look_up, service, query)
-    answer = reader.told(answer, abilities_of(request.scope["headers"]))
+    answer = reader.for_client(answer, abilities_of(request.scope["headers"]))
     if isinstance(answer, ProblemError):
         raise answer
     return _Ready(*answer.reply(_if_none_match(request)))
