@@ -3,7 +3,7 @@
  *   Apply<SiLU, Store<MultiplyAdd<Alpha, Accumulator, Bias<D>>>>
  *
  * is D = silu(alpha * acc + bias), with what the activation is applied to stored in aux. FP32
- * throughout; D is rounded once. Python writes the expression (tuner/backends/cutlass3x/visitors.py).
+ * throughout; D is rounded once. Python writes the expression (tuner/backends/cutlass3x/build.py).
  *
  * A node has four members. `kExtras`: the operands that it reads or writes. `Visitor<Build, Out>`:
  * CUTLASS's visitor, whose results have the type Out. `arguments`: what a launch gives that visitor.
