@@ -1,6 +1,6 @@
 """Kernels are built once, tests skip where there is no GPU, and a report says what happened.
 
-Environment: GEMMSMITH_PACKS is the pack store to build into (and to find packs in),
+Environment: GEMMSMITH_TEST_PACKS is the folder that keeps packs between sessions,
 GEMMSMITH_GPU_REPORT where the machine-readable report goes, GEMMSMITH_COMMIT the commit to name
 in it where there is no git. GEMMSMITH_GPU_TESTS=build builds the kernels and runs no test; most
 files need no GPU for that.
@@ -28,6 +28,7 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import DType, Layout
 from gemmsmith.files import publish
 from tests.gpu import selection
+from tests.support.compiled import kept
 from tests.support.replacing import replace
 from tests.support.serving import H200
 from tuner.compile import ArtifactStore, Builder, find_toolchain
@@ -103,10 +104,9 @@ class Packs:
 
 
 @pytest.fixture(scope="session")
-def packs(tmp_path_factory: pytest.TempPathFactory) -> Packs:
-    """Every chosen kernel, built or found."""
-    root = os.environ.get("GEMMSMITH_PACKS") or tmp_path_factory.mktemp("packs")
-    builder = Builder(ArtifactStore(Path(root)), find_toolchain())
+def packs() -> Packs:
+    """Every chosen kernel, built or kept from an earlier session."""
+    builder = Builder(ArtifactStore(kept()), find_toolchain())
     paths: dict[str, Path] = {}
     failures: dict[str, str] = {}
     for built in builder.build(selection.everything()):

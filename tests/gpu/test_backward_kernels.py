@@ -71,21 +71,21 @@ def _size(kernel: CutlassKernel) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def built() -> dict[str, Path]:
     """The packs of all kernels, by kernel."""
     wanted = [kernel for family in FAMILIES for kernel in chosen(*family)]
-    return build(wanted, tmp_path_factory)[1]
+    return build(wanted)[1]
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory, model: DeviceModel) -> Ground:
+def ground(model: DeviceModel) -> Ground:
     plain = [Operation.of("bf16", layout) for layout in ("tn", "tt", "nt")]
     forwards = [Operation.of("bf16", epilogue="bias_gelu_tanh_aux")]
     picked = [kernel for family in FAMILIES for kernel in chosen(*family)]
     for operation in (*plain, *forwards):
         found = kernels(Problem.of(operation, 4096, 768, 1024), level=Level.CORE)
         picked += found[:3]
-    store, _ = build(picked, tmp_path_factory)
+    store, _ = build(picked)
     return Ground(
         device=torch.device("cuda:0"),
         model=model,

@@ -11,6 +11,7 @@ import pytest
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort, JobState
+from tests.support.compiled import kept
 from tests.support.serving import new_settings
 from tuner.jobs import Queue
 from tuner.store import Store
@@ -20,8 +21,7 @@ PROBLEMS = [Problem(m=384, n=1536, k=1024), Problem(m=512, n=1536, k=1024)]
 
 def test_a_fleet_of_one_gpu_tunes_what_is_ordered(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[fleet]'")
-    packs = Path(os.environ.get("GEMMSMITH_PACKS", str(tmp_path / "packs")))
-    settings = new_settings(tmp_path, packs=packs, device="cuda:0")
+    settings = new_settings(tmp_path, packs=kept(), device="cuda:0")
     with Store.open(settings.database) as store:
         queue = Queue(store)
         jobs = [queue.enqueue(problem, effort=Effort.QUICK)[0].id for problem in PROBLEMS]

@@ -74,10 +74,10 @@ def chosen(epilogue: str) -> tuple[CutlassKernel, ...]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def built() -> dict[str, Path]:
     """The packs of all kernels, by kernel."""
     wanted = [kernel for epilogue in FAMILIES for kernel in chosen(epilogue)]
-    return build(wanted, tmp_path_factory)[1]
+    return build(wanted)[1]
 
 
 def test_boxes_and_descriptors_are_as_the_kernel_takes_them(tmp_path: Path) -> None:

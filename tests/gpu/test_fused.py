@@ -57,13 +57,13 @@ OPERATIONS = (
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory, model: DeviceModel) -> Ground:
+def ground(model: DeviceModel) -> Ground:
     chosen = [
         kernel
         for operation in OPERATIONS
         for kernel in kernels(Problem.of(operation, 4096, 768, 1024), level=Level.CORE)[:KERNELS]
     ]
-    store, _ = build(chosen, tmp_path_factory)
+    store, _ = build(chosen)
     return Ground(
         device=torch.device("cuda:0"),
         model=model,

@@ -73,10 +73,10 @@ def chosen(dtype: str) -> tuple[Kernel, ...]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def built() -> dict[str, Path]:
     """The packs of all kernels, by kernel."""
     wanted = [kernel for dtype in FAMILIES for kernel in chosen(dtype)]
-    return build(wanted, tmp_path_factory)[1]
+    return build(wanted)[1]
 
 
 def test_layouts_and_descriptors_are_as_the_kernel_takes_them(tmp_path: Path) -> None:

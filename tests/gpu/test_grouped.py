@@ -43,7 +43,7 @@ OPERATIONS = (
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory, model: DeviceModel) -> Ground:
+def ground(model: DeviceModel) -> Ground:
     chosen = [
         kernel
         for operation in OPERATIONS
@@ -51,7 +51,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory, model: DeviceModel) -> Grou
             :KERNELS
         ]
     ]
-    store, _ = build(chosen, tmp_path_factory)
+    store, _ = build(chosen)
     return Ground(
         device=torch.device("cuda:0"),
         model=model,

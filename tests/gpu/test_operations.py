@@ -70,10 +70,10 @@ def chosen(dtype: str, layout: str) -> tuple[Kernel, ...]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def built() -> dict[str, Path]:
     """The packs of all kernels, by kernel."""
     wanted = [kernel for family in FAMILIES for kernel in chosen(*family)]
-    return build(wanted, tmp_path_factory)[1]
+    return build(wanted)[1]
 
 
 def check(

@@ -112,15 +112,13 @@ def test_hand_written_kernels_are_clean(kind: str, tool: str, packs: Packs, tmp_
 
 
 @pytest.fixture(scope="module")
-def walking(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[MainloopSchedule, tuple[Kernel, Path]]:
+def walking() -> dict[MainloopSchedule, tuple[Kernel, Path]]:
     """A kernel of each schedule that walks groups, and its pack."""
     first: dict[MainloopSchedule, Kernel] = {}
     for kernel in map(cutlass, kernels(GROUPED)):
         if kernel.backend is Backend.CUTE:
             first.setdefault(kernel.mainloop, kernel)
-    _, packs = build(first.values(), tmp_path_factory)
+    _, packs = build(first.values())
     return {mainloop: (kernel, packs[kernel.name]) for mainloop, kernel in first.items()}
 
 

@@ -34,13 +34,13 @@ KINDS = (
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory, model: DeviceModel) -> Ground:
+def ground(model: DeviceModel) -> Ground:
     found = [cutlass(one) for one in kernels(Problem(m=4096, n=768, k=1024, dtype=DTYPE))]
     chosen = [
         next(one for one in found if (one.mainloop, one.scheduler, one.fast_accumulation) == kind)
         for kind in KINDS
     ]
-    store, _ = build(chosen, tmp_path_factory)
+    store, _ = build(chosen)
     return Ground(
         device=torch.device("cuda:0"),
         model=model,

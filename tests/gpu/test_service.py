@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from statistics import geometric_mean
@@ -13,6 +12,7 @@ from gemmsmith import Client, Match, runtime
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import DType, Layout
 from gemmsmith.runtime.launch import torch_dtype
+from tests.support.compiled import kept
 from tests.support.processes import serving
 
 M, N, K = 384, 1536, 1024
@@ -22,8 +22,8 @@ M, N, K = 384, 1536, 1024
 def test_from_an_order_to_the_winner_in_torch(tmp_path: Path, dtype: DType) -> None:
     import torch
 
-    packs = os.environ.get("GEMMSMITH_PACKS", str(tmp_path / "packs"))
-    with serving(tmp_path, "worker", GEMMSMITH_DEVICE="cuda:0", GEMMSMITH_PACKS=packs) as (_, said):
+    environment = {"GEMMSMITH_DEVICE": "cuda:0", "GEMMSMITH_PACKS": str(kept())}
+    with serving(tmp_path, "worker", **environment) as (_, said):
         url = re.findall(r"http://[0-9.:]+", said)[0]
         with Client(url, cache_dir=tmp_path / "cache") as client:
             phases: list[str] = []
