@@ -11,6 +11,7 @@ import logging
 import math
 import random
 import runpy
+import shutil
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -51,8 +52,15 @@ BOUND = {DType.BF16: 1e-2, DType.FP16: 2e-3, DType.FP8_E4M3: 1.5e-2, DType.FP8_E
 
 
 @pytest.fixture(scope="module")
-def ground(packs: BuiltPacks, model: DeviceModel) -> Ground:
-    store = ArtifactStore(next(iter(packs.paths.values())).parent)
+def ground(
+    packs: BuiltPacks, model: DeviceModel, tmp_path_factory: pytest.TempPathFactory
+) -> Ground:
+    # The packs stay unsigned where they are kept: this process's key ends with it.
+    folder = tmp_path_factory.mktemp("signed")
+    for path in set(packs.paths.values()):
+        for file in (path, path.with_suffix(".json")):
+            shutil.copy2(file, folder)
+    store = ArtifactStore(folder)
     store.sign(own_signer())
     return Ground(
         device=torch.device("cuda:0"),
