@@ -17,21 +17,12 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch.nn import functional
 
-from gemmsmith.core.activations import ACTIVATIONS, through
-from gemmsmith.core.epilogue import Activation, Backward
+from gemmsmith.core.activations import ACTIVATIONS, FUNCTIONS, through
+from gemmsmith.core.epilogue import Backward
 from gemmsmith.core.problem import Problem
-from tuner.workloads.fused_ways import compiled, first_of
+from tuner.workloads.ways import compiled, first_of
 from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
-
-_CALLS = {
-    Activation.GELU_TANH: "gelu_backward",
-    Activation.GELU: "gelu_backward",
-    Activation.SILU: "silu_backward",
-    Activation.RELU2: "relu and mul",
-}
-"""Names of the calls in recorded results."""
 
 
 def defaults(problem: Problem) -> Sequence[Way]:
@@ -55,7 +46,11 @@ def _parts(problem: Problem) -> Backward:
 
 
 def _named(parts: Backward) -> str:
-    steps = ["torch.mm", *(["mul twice"] if parts.gated else []), _CALLS[parts.activation]]
+    steps = [
+        "torch.mm",
+        *(["mul twice"] if parts.gated else []),
+        FUNCTIONS[parts.activation].calls[1],
+    ]
     if parts.activated:
         steps.append("the activation" + (" and mul" if parts.gated else ""))
     if parts.bias_gradient:
@@ -63,48 +58,18 @@ def _named(parts: Backward) -> str:
     return ", then ".join(steps)
 
 
-def _backward(
-    activation: Activation, dy: torch.Tensor, x: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
-    """Write the activation's gradient to `out`, by one kernel if torch has one."""
-    aten = torch.ops.aten
-    match activation:
-        case Activation.GELU_TANH:
-            aten.gelu_backward.grad_input(dy, x, approximate="tanh", grad_input=out)
-        case Activation.GELU:
-            aten.gelu_backward.grad_input(dy, x, grad_input=out)
-        case Activation.SILU:
-            aten.silu_backward.grad_input(dy, x, grad_input=out)
-        case _:
-            torch.mul(dy, functional.relu(x).mul_(2), out=out)
-    return out
-
-
-def _forward(activation: Activation, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    aten = torch.ops.aten
-    match activation:
-        case Activation.GELU_TANH:
-            aten.gelu.out(x, approximate="tanh", out=out)
-        case Activation.GELU:
-            aten.gelu.out(x, out=out)
-        case Activation.SILU:
-            aten.silu.out(x, out=out)
-        case _:
-            torch.square(functional.relu(x), out=out)
-    return out
-
-
 def _plain(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
     parts, m = _parts(problem), problem.m
+    function = FUNCTIONS[parts.activation]
     # One product for all launches: the allocator would give the same memory again.
     product = torch.empty_like(sets[0].d[0, :m])
 
     def launch(s: OperandSet) -> torch.Tensor:
         gradient = s.d[0, :m]
         torch.mm(s.a[0], s.b[0], out=product)
-        _backward(parts.activation, product, drawn_with(s.aux)[0], gradient)
+        function.write_gradient(product, drawn_with(s.aux)[0], None, gradient)
         if parts.activated:
-            _forward(parts.activation, drawn_with(s.aux)[0], s.d[1])
+            function.write_value(drawn_with(s.aux)[0], s.d[1])
         if parts.bias_gradient:
             torch.sum(gradient, 0, out=s.d[0, m])
         return s.d[0]
@@ -144,16 +109,20 @@ def _of_halves(
     product, scaled, gate_gradient, up_gradient, value, activated = (
         torch.empty_like(like) for _ in range(6)
     )
-    stored = None if parts.activated else _forward(parts.activation, halves[0][0], value)
+    function = FUNCTIONS[parts.activation]
+    if not parts.activated:
+        function.write_value(halves[0][0], value)
 
     def launch(s: OperandSet, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         torch.mm(s.a[0], s.b[0], out=product)
-        activated_gate = _forward(parts.activation, gate, value) if stored is None else stored
-        torch.mul(product, activated_gate, out=up_gradient)
+        if parts.activated:
+            function.write_value(gate, value)
+        torch.mul(product, value, out=up_gradient)
         torch.mul(product, up, out=scaled)
         if parts.activated:
-            torch.mul(activated_gate, up, out=activated)
-        return _backward(parts.activation, scaled, gate, gate_gradient)
+            torch.mul(value, up, out=activated)
+        function.write_gradient(scaled, gate, value, gate_gradient)
+        return gate_gradient
 
     return [partial(launch, s, *both) for s, both in zip(sets, halves, strict=True)]
 

@@ -25,11 +25,11 @@ from functools import partial
 import torch
 
 from gemmsmith.core.activations import ACTIVATIONS
-from gemmsmith.core.epilogue import Activation
+from gemmsmith.core.epilogue import Activation, StepKind
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
-from tuner.workloads import fp8_output, fp8_ways, fused_ways
+from tuner.workloads import epilogue_ways, fp8_output
 from tuner.workloads.dense import Dense
 from tuner.workloads.matrices import FACTOR_SPREAD, draw_factors, empty, fill
 from tuner.workloads.scaled import Scaled
@@ -62,60 +62,40 @@ class Fused:
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """The bare product's sets, each with its own vectors and residual."""
         operation = problem.operation
-        epilogue, element = operation.epilogue, operation.d
         drawn = bare(operation).draw(problem, count, source)
-        sets = drawn.sets
-        linear = drawn.sigma
-        if epilogue.has_row_scale:
-            rows = draw_factors((count, problem.m, 1), 1.0, source)
-            sets = tuple(replace(s, row_scale=rows[i : i + 1]) for i, s in enumerate(sets))
-            linear *= root_mean_square(_factor)
-        if epilogue.has_bias:
-            biases = empty(source, count, problem.n, operation.bias)
-            fill(biases, operation.bias, BIAS_SIGMA, source)
-            sets = tuple(
-                replace(s, bias=biases[i, : problem.n].view(1, 1, -1)) for i, s in enumerate(sets)
-            )
-            linear = math.hypot(linear, BIAS_SIGMA)
-        sigma = linear
-        if epilogue.has_column_scale:
-            columns = _column_factors(problem, count, source)
-            sets = tuple(
-                replace(s, column_scale=columns[i, : problem.n].view(1, 1, -1))
-                for i, s in enumerate(sets)
-            )
-            sigma *= COLUMN_FACTOR * root_mean_square(_factor)
-        if epilogue.has_residual:
-            size = problem.m * problem.n
-            residuals = empty(source, count, size, element)
-            fill(residuals, element, RESIDUAL_SIGMA, source)
-            sets = tuple(
-                replace(s, residual=residuals[i, :size].view(1, problem.m, problem.n))
-                for i, s in enumerate(sets)
-            )
-            sigma = math.hypot(sigma, RESIDUAL_SIGMA)
-        if epilogue.activation is not None:
-            sigma = spread(epilogue.activation, linear)
+        sets, sigma, argument = drawn.sets, drawn.sigma, drawn.sigma
+        stored: tuple[float, ...] = ()
+        for step in operation.epilogue.steps:
+            match step.kind:
+                case StepKind.STORE:
+                    stored = (sigma,)
+                case StepKind.APPLY:
+                    argument, sigma = sigma, spread(Activation(step.by), sigma)
+                case _:
+                    tensors = _drawn(step.by, problem, count, source)
+                    sets = tuple(
+                        replace(s, **{step.by: tensor})  # type: ignore[arg-type]
+                        for s, tensor in zip(sets, tensors, strict=True)
+                    )
+                    size = _size(step.by)
+                    adds = step.kind is StepKind.ADD
+                    sigma = math.hypot(sigma, size) if adds else sigma * size
         if operation.stores_fp8:
-            largest = peak(epilogue.activation, linear)
+            activation = operation.epilogue.activation
+            largest = peak(activation, argument if activation else sigma)
             sets, factor = fp8_output.with_factor(sets, largest, source)
             sigma *= factor
-        sigmas = (sigma, linear) if epilogue.stores_aux else (sigma,)
-        case = Case(operands=sets[0], written=problem.m, sigmas=sigmas)
+        case = Case(operands=sets[0], written=problem.m, sigmas=(sigma, *stored))
         return Drawn(sets=sets, check=drawn.check, sigma=sigma, cases=(case,))
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
         """The C ABI's arguments of a set with output `d`, which includes aux."""
         epilogue = problem.operation.epilogue
         arguments = bare(problem.operation).arguments(problem, operands, d)
-        if epilogue.has_row_scale:
-            arguments.row_scale = drawn_with(operands.row_scale).data_ptr()
-        if epilogue.has_bias:
-            arguments.bias = drawn_with(operands.bias).data_ptr()
-        if epilogue.has_column_scale:
-            arguments.column_scale = drawn_with(operands.column_scale).data_ptr()
+        for step in epilogue.steps:
+            if step.kind in (StepKind.MULTIPLY, StepKind.ADD):
+                setattr(arguments, step.by, drawn_with(getattr(operands, step.by)).data_ptr())
         if epilogue.has_residual:
-            arguments.residual = drawn_with(operands.residual).data_ptr()
             arguments.ld_residual = problem.n
         if epilogue.stores_aux:
             arguments.aux, arguments.ld_aux = d[1].data_ptr(), problem.n
@@ -129,48 +109,65 @@ class Fused:
     def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
         """A block of D and aux."""
         operation = problem.operation
-        linear = bare(operation).product(problem, operands, replace(block, batches=slice(0, 1)))
-        epilogue = operation.epilogue
-        if epilogue.has_row_scale:
-            linear *= drawn_with(operands.row_scale)[:, block.rows]
-        if epilogue.has_bias:
-            linear += drawn_with(operands.bias)[:, :, block.columns]
-        value = ACTIVATIONS[epilogue.activation](linear) if epilogue.activation else linear
-        if epilogue.has_column_scale:
-            value = value * drawn_with(operands.column_scale)[:, :, block.columns].to(value.dtype)
-        if epilogue.has_residual:
-            value = value + drawn_with(operands.residual)[:, block.rows, block.columns]
+        value = bare(operation).product(problem, operands, replace(block, batches=slice(0, 1)))
+        stored = []
+        for step in operation.epilogue.steps:
+            match step.kind:
+                case StepKind.STORE:
+                    stored.append(value)
+                case StepKind.APPLY:
+                    value = ACTIVATIONS[step.by](value)
+                case StepKind.MULTIPLY:
+                    value = value * _within(block, getattr(operands, step.by))
+                case _:
+                    value = value + _within(block, getattr(operands, step.by))
         if operation.stores_fp8:
             return value * drawn_with(operands.scale_d)
-        outputs = [value]
-        if epilogue.stores_aux:
-            outputs.append(linear)
-        return torch.cat(outputs[block.batches])
+        return torch.cat([value, *stored][block.batches])
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
         return carried(problem, _DRIFT, fast_accumulation=fast_accumulation)
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
-        ways = fused_ways.defaults(problem)
-        return fp8_ways.defaults(ways) if problem.operation.stores_fp8 else ways
+        return epilogue_ways.defaults(problem)
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
-        if problem.operation.stores_fp8:
-            return fp8_ways.alternatives(problem)
-        return fused_ways.alternatives(problem)
+        return epilogue_ways.alternatives(problem)
 
 
-def _factor(x: torch.Tensor) -> torch.Tensor:
-    """A factor of `draw_factors` relative to its median, as a function of a normal sample."""
-    return torch.exp(FACTOR_SPREAD * x)
+def _within(block: Block, operand: torch.Tensor) -> torch.Tensor:
+    """The block's part of an operand: [1, m, n], or a vector, which has an extent of 1."""
+    _, m, n = operand.shape
+    rows = slice(None) if m == 1 else block.rows
+    return operand[:, rows, slice(None) if n == 1 else block.columns]
 
 
-def _column_factors(problem: Problem, count: int, source: RandomSource) -> torch.Tensor:
-    """Factors of columns in D's type, [count, N + padding]."""
-    factors = empty(source, count, problem.n, problem.operation.d)
-    drawn = draw_factors((1, *factors.shape), COLUMN_FACTOR, source)[0]
-    signs = torch.empty_like(drawn).bernoulli_(0.5, generator=source.generator).mul_(2).sub_(1)
-    return factors.copy_(drawn * signs)
+def _drawn(name: str, problem: Problem, count: int, source: RandomSource) -> Sequence[torch.Tensor]:
+    """An operand of each set: a factor or an addend of columns, of rows, or of all elements."""
+    if name == "row_scale":
+        return list(draw_factors((count, problem.m, 1), 1.0, source)[:, None])
+    operation, m, n = problem.operation, problem.m, problem.n
+    size, shape = (m * n, (1, m, n)) if name == "residual" else (n, (1, 1, n))
+    element = operation.bias if name == "bias" else operation.d
+    packed = empty(source, count, size, element)
+    if name == "column_scale":
+        drawn = draw_factors((1, *packed.shape), COLUMN_FACTOR, source)[0]
+        signs = torch.empty_like(drawn).bernoulli_(0.5, generator=source.generator).mul_(2).sub_(1)
+        packed.copy_(drawn * signs)
+    else:
+        fill(packed, element, _size(name), source)
+    return [row[:size].view(shape) for row in packed]
+
+
+def _size(name: str) -> float:
+    """The root mean square of an operand."""
+    factor = root_mean_square(lambda x: torch.exp(FACTOR_SPREAD * x))
+    return {
+        "row_scale": factor,
+        "column_scale": COLUMN_FACTOR * factor,
+        "bias": BIAS_SIGMA,
+        "residual": RESIDUAL_SIGMA,
+    }[name]
 
 
 def peak(activation: Activation | None, sigma: float) -> float:

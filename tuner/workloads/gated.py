@@ -25,9 +25,9 @@ from gemmsmith.core.activations import ACTIVATIONS
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
-from tuner.workloads import fp8_output, fp8_ways, gated_ways
+from tuner.workloads import epilogue_ways, fp8_output
+from tuner.workloads.epilogue_ways import activation_of
 from tuner.workloads.fused import bare, carried, peak, spread
-from tuner.workloads.gated_ways import activation_of
 from tuner.workloads.workload import (
     Block,
     Case,
@@ -98,13 +98,10 @@ class Gated:
         return carried(problem, _DRIFT, fast_accumulation=fast_accumulation)
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
-        ways = gated_ways.defaults(problem)
-        return fp8_ways.defaults(ways) if problem.operation.stores_fp8 else ways
+        return epilogue_ways.defaults(problem)
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
-        if problem.operation.stores_fp8:
-            return fp8_ways.alternatives(problem)
-        return gated_ways.alternatives(problem)
+        return epilogue_ways.alternatives(problem)
 
 
 def _halves(

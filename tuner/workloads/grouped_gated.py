@@ -20,8 +20,8 @@ from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from tuner.workloads import grouped_gated_ways
+from tuner.workloads.epilogue_ways import activation_of
 from tuner.workloads.fused import spread
-from tuner.workloads.gated_ways import activation_of
 from tuner.workloads.grouped import Grouped
 from tuner.workloads.workload import (
     Block,

@@ -15,19 +15,19 @@ from functools import partial
 
 import torch
 
-from gemmsmith.core.activations import ACTIVATIONS
-from gemmsmith.core.epilogue import Activation
+from gemmsmith.core.activations import FUNCTIONS
+from gemmsmith.core.epilogue import Activation, EpilogueStep, StepKind
 from gemmsmith.core.operation import Element
 from gemmsmith.core.problem import Problem
 from tuner.workloads import grouped_ways
-from tuner.workloads.fused_ways import CALLS, compiled, first_of
-from tuner.workloads.gated_ways import activation_of
+from tuner.workloads.epilogue_ways import activation_of, followed, following
+from tuner.workloads.ways import compiled, first_of
 from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
 
 def defaults(problem: Problem) -> Sequence[Way]:
     """Eager calls."""
-    calls = f"then {CALLS[activation_of(problem)]}, mul and mul"
+    calls = f"then {FUNCTIONS[activation_of(problem)].calls[0]}, mul and mul"
     return tuple(
         Way(name=f"{way.name}, {calls}", launches=partial(_eager, way), takes=way.takes)
         for way in grouped_ways.defaults(problem)
@@ -40,10 +40,10 @@ def alternatives(problem: Problem) -> Sequence[Way]:
     if problem.operation.a is not Element.BF16 or not call.takes(problem):
         return ()
     ways = [Way.to_beat("torch.compile of the same", _compiled)]
-    if activation_of(problem) is Activation.SILU:
+    if activation_of(problem) is Activation.SILU:  # the only one that `gemmsmith.experts` has
         one_pass = f"{call.name}, then one pass of gemmsmith.experts"
         ways.append(Way.to_beat(one_pass, partial(_passed, call)))
-    return tuple(ways)
+    return ways
 
 
 def _products(
@@ -59,26 +59,25 @@ def _products(
 
 
 def _eager(way: Way, problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-    activate = ACTIVATIONS[activation_of(problem)]
+    steps = following(problem.operation.epilogue)
 
-    def run(multiply: Launch, shares: torch.Tensor) -> torch.Tensor:
-        gate, up = multiply().view(problem.m, -1).chunk(2, -1)
-        return (activate(gate) * up).mul_(shares)
+    def run(multiply: Launch, s: OperandSet, shares: torch.Tensor) -> torch.Tensor:
+        return followed(steps, s, multiply().view(problem.m, -1)).mul_(shares)
 
     return [
-        partial(run, multiply, drawn_with(s.row_scale)[0].to(s.d.dtype))
+        partial(run, multiply, s, drawn_with(s.row_scale)[0].to(s.d.dtype))
         for s, multiply in _products(way, problem, sets, room)
     ]
 
 
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    activate, stores = ACTIVATIONS[activation_of(problem)], problem.operation.epilogue.stores_aux
+    epilogue = problem.operation.epilogue
+    steps = [*following(epilogue), EpilogueStep(StepKind.MULTIPLY, "row_scale")]
 
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
         both = grouped_ways.grouped_mm(s)
-        gate, up = both.chunk(2, -1)
-        value = (activate(gate) * up).mul(drawn_with(s.row_scale)[0]).to(both.dtype)
-        return (value, both) if stores else (value,)
+        value = followed(steps, s, both).to(both.dtype)
+        return (value, both) if epilogue.stores_aux else (value,)
 
     call = compiled(sequence)
     return [partial(first_of, call, s) for s in sets]

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -18,6 +19,12 @@ from gemmsmith.core.problem import Problem
 from tuner.workloads.workload import Launch, OperandSet, Way
 
 _LOG = logging.getLogger(__name__)
+
+COMPILER = "inductor"
+"""The backend of `torch.compile`. Tests on the host replace it by one that compiles nothing."""
+
+Sequenced = Callable[[OperandSet], tuple[torch.Tensor, ...]]
+"""A sequence of calls, which returns D and further outputs."""
 
 
 def first_that_runs(
@@ -106,6 +113,26 @@ def then(launch: Launch, *steps: Launch) -> Launch:
         return result
 
     return sequence
+
+
+def compiled(sequence: Sequenced, *, beside_others: bool = False) -> Sequenced:
+    """The sequence through `torch.compile`, for the sizes that it is called with.
+
+    Dynamo limits how often one function is compiled, so all that was compiled for other problems is
+    discarded first, unless this sequence runs `beside_others` of the same problem.
+    """
+    if not beside_others:
+        torch._dynamo.reset()
+    # No compiler processes: they would outlive this one if a launch corrupts its CUDA context.
+    options: dict[str, Any] | None = {"compile_threads": 1} if COMPILER == "inductor" else None
+    call: Sequenced = torch.compile(
+        sequence, dynamic=False, fullgraph=True, backend=COMPILER, options=options
+    )
+    return call
+
+
+def first_of(call: Sequenced, s: OperandSet) -> torch.Tensor:
+    return call(s)[0]
 
 
 @contextmanager

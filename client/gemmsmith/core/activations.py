@@ -7,23 +7,84 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from gemmsmith.core.epilogue import Activation
 
+_aten = torch.ops.aten
 
-def _relu2(x: torch.Tensor) -> torch.Tensor:
+
+class TorchFunction(NamedTuple):
+    """An activation as torch computes it.
+
+    Attributes:
+        value: of x.
+        gradient: of x, given dy, the gradient of the value, and x. Differentiable.
+        write_value: the value of x into `out`, by torch's kernels of eager code.
+        write_gradient: the gradient, from dy, x and its value, into `out`, in the same way.
+        calls: names of these kernels, forward and backward, in recorded results.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    gradient: Callable[[Tensor, Tensor], Tensor]
+    write_value: Callable[[Tensor, Tensor], object]
+    write_gradient: Callable[[Tensor, Tensor, Tensor | None, Tensor], object]
+    calls: tuple[str, str]
+
+
+def _relu2(x: Tensor) -> Tensor:
     return functional.relu(x).square()
 
 
+def _silu_gradient(dy: Tensor, x: Tensor) -> Tensor:
+    if torch.is_grad_enabled() and (dy.requires_grad or x.requires_grad):
+        # torch's silu_backward has no derivative: second gradients need it in parts.
+        sigmoid = torch.sigmoid(x)
+        return dy * sigmoid * (1 + x * (1 - sigmoid))
+    dx: Tensor = _aten.silu_backward(dy, x)
+    return dx
+
+
+FUNCTIONS: Mapping[str, TorchFunction] = {
+    Activation.GELU_TANH: TorchFunction(
+        partial(functional.gelu, approximate="tanh"),
+        partial(_aten.gelu_backward, approximate="tanh"),
+        lambda x, out: _aten.gelu.out(x, approximate="tanh", out=out),
+        lambda dy, x, _, out: _aten.gelu_backward.grad_input(
+            dy, x, approximate="tanh", grad_input=out
+        ),
+        ("gelu", "gelu_backward"),
+    ),
+    Activation.GELU: TorchFunction(
+        functional.gelu,
+        _aten.gelu_backward,
+        lambda x, out: _aten.gelu.out(x, out=out),
+        lambda dy, x, _, out: _aten.gelu_backward.grad_input(dy, x, grad_input=out),
+        ("gelu", "gelu_backward"),
+    ),
+    Activation.SILU: TorchFunction(
+        functional.silu,
+        _silu_gradient,
+        lambda x, out: _aten.silu.out(x, out=out),
+        lambda dy, x, _, out: _aten.silu_backward.grad_input(dy, x, grad_input=out),
+        ("silu", "silu_backward"),
+    ),
+    Activation.RELU2: TorchFunction(
+        _relu2,
+        lambda dy, x: dy * functional.relu(x).mul(2),
+        lambda x, out: torch.square(functional.relu(x), out=out),
+        lambda dy, x, _, out: torch.mul(dy, functional.relu(x).mul_(2), out=out),
+        ("relu and square", "relu and mul"),
+    ),
+}
+
 # A plain dictionary: torch.compile cannot trace through a MappingProxyType.
-ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    Activation.GELU_TANH: partial(functional.gelu, approximate="tanh"),
-    Activation.GELU: functional.gelu,
-    Activation.SILU: functional.silu,
-    Activation.RELU2: _relu2,
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    name: function.value for name, function in FUNCTIONS.items()
 }
 
 
@@ -32,22 +93,9 @@ def check_activation(activation: str) -> None:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
 
 
-def through(activation: Activation, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def through(activation: Activation, dy: Tensor, x: Tensor) -> Tensor:
     """The gradient of x, given dy, the gradient of activation(x). Differentiable.
 
     dy and x have the same shape.
     """
-    match activation:
-        case Activation.GELU_TANH:
-            dx: torch.Tensor = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
-        case Activation.GELU:
-            dx = torch.ops.aten.gelu_backward(dy, x)
-        case Activation.SILU if torch.is_grad_enabled() and (dy.requires_grad or x.requires_grad):
-            # torch's silu_backward has no derivative: second gradients need it in parts.
-            sigmoid = torch.sigmoid(x)
-            dx = dy * sigmoid * (1 + x * (1 - sigmoid))
-        case Activation.SILU:
-            dx = torch.ops.aten.silu_backward(dy, x)
-        case _:
-            dx = dy * functional.relu(x).mul(2)
-    return dx
+    return FUNCTIONS[activation].gradient(dy, x)

@@ -88,6 +88,11 @@ class Epilogue(StrEnum):
     DGELU_GATE_ACT = "dgelu_gate_act"  # the same D, and gelu(gate) · up
 
     @property
+    def steps(self) -> tuple[EpilogueStep, ...]:
+        """What a forward epilogue does with P, in order; empty for backward epilogues."""
+        return _STEPS[self]
+
+    @property
     def has_bias(self) -> bool:
         return _PARTS[self].bias
 
@@ -166,6 +171,25 @@ class Epilogue(StrEnum):
         return _OF_BACKWARD.get((activation, gated, activated, bias_gradient))
 
 
+class StepKind(StrEnum):
+    MULTIPLY = "multiply"  # by an operand
+    ADD = "add"  # an operand
+    STORE = "store"  # the value in an operand, and go on with it
+    APPLY = "apply"  # an activation
+    GATE = "gate"  # multiply the second half of the columns by an activation of the first half
+
+
+class EpilogueStep(NamedTuple):
+    """A step of a forward epilogue. It takes the value of the step before; the first takes P.
+
+    Attributes:
+        by: name of the operand or of the activation.
+    """
+
+    kind: StepKind
+    by: str
+
+
 class Backward(NamedTuple):
     """The parts of a backward epilogue.
 
@@ -226,6 +250,25 @@ def _parts(epilogue: Epilogue) -> _Parts:
     )
 
 
+def _steps(parts: _Parts) -> tuple[EpilogueStep, ...]:
+    """The order in which a name lists the parts; what aux stores is the activation's argument."""
+    steps = []
+    if parts.row_scale:
+        steps.append(EpilogueStep(StepKind.MULTIPLY, "row_scale"))
+    if parts.bias:
+        steps.append(EpilogueStep(StepKind.ADD, "bias"))
+    if parts.aux:
+        steps.append(EpilogueStep(StepKind.STORE, "aux"))
+    if parts.activation is not None:
+        kind = StepKind.GATE if parts.gate else StepKind.APPLY
+        steps.append(EpilogueStep(kind, parts.activation))
+    if parts.column_scale:
+        steps.append(EpilogueStep(StepKind.MULTIPLY, "column_scale"))
+    if parts.residual:
+        steps.append(EpilogueStep(StepKind.ADD, "residual"))
+    return tuple(steps)
+
+
 _BACKWARD = {
     epilogue: _backward(epilogue) for epilogue in Epilogue if epilogue.value.startswith("d")
 }
@@ -233,6 +276,7 @@ _OF_BACKWARD: dict[tuple[object, ...], Epilogue] = {
     parts: epilogue for epilogue, parts in _BACKWARD.items()
 }
 _PARTS = {epilogue: _parts(epilogue) for epilogue in Epilogue}
+_STEPS = {epilogue: _steps(parts) for epilogue, parts in _PARTS.items()}
 _OF_PARTS: dict[tuple[object, ...], Epilogue] = {
     parts: epilogue for epilogue, parts in _PARTS.items() if epilogue not in _BACKWARD
 }

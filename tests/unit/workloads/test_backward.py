@@ -12,7 +12,7 @@ from gemmsmith.core.epilogue import Backward, Epilogue
 from gemmsmith.core.problem import Problem
 from tests.support.judging import SMALL, judged
 from tuner.trial import FailureKind
-from tuner.workloads import fused_ways, reference
+from tuner.workloads import reference, ways
 from tuner.workloads.footprint import footprint
 from tuner.workloads.operands import HOST, Operands, poison
 from tuner.workloads.registry import workload_of
@@ -28,7 +28,7 @@ PROBLEMS = [
 
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(fused_ways, "COMPILER", "eager")
+    monkeypatch.setattr(ways, "COMPILER", "eager")
     yield
     torch._dynamo.reset()
 

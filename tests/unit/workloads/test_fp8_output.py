@@ -11,7 +11,7 @@ from torch.nn import functional
 from gemmsmith.core.problem import Problem
 from tests.support.judging import SMALL, judged
 from tuner.trial import FailureKind
-from tuner.workloads import fused_ways, ways
+from tuner.workloads import ways
 from tuner.workloads.footprint import footprint
 from tuner.workloads.operands import HOST, Operands, poison
 from tuner.workloads.reference import tolerance
@@ -35,7 +35,7 @@ def asked(epilogue: str, m: int = 96, n: int = 160, k: int = 208) -> Problem:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(fused_ways, "COMPILER", "eager")
+    monkeypatch.setattr(ways, "COMPILER", "eager")
     yield
     torch._dynamo.reset()
 

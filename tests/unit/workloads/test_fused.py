@@ -14,7 +14,7 @@ from gemmsmith.core.problem import Problem
 from tests.support.epilogues import FUSED
 from tests.support.judging import SMALL, judged
 from tuner.trial import FailureKind
-from tuner.workloads import fused_ways, ways
+from tuner.workloads import ways
 from tuner.workloads.footprint import footprint
 from tuner.workloads.fused import spread
 from tuner.workloads.operands import HOST, Operands, poison
@@ -36,7 +36,7 @@ PROBLEMS = [
 
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(fused_ways, "COMPILER", "eager")
+    monkeypatch.setattr(ways, "COMPILER", "eager")
     yield
     torch._dynamo.reset()
 

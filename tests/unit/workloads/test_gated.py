@@ -13,7 +13,7 @@ from gemmsmith.core.problem import Problem
 from tests.support.judging import SMALL, judged
 from tests.support.replacing import replace
 from tuner.trial import FailureKind
-from tuner.workloads import fused_ways, reference, ways
+from tuner.workloads import reference, ways
 from tuner.workloads.operands import HOST, Operands, poison
 from tuner.workloads.reference import tolerance
 from tuner.workloads.registry import workload_of
@@ -30,7 +30,7 @@ PROBLEMS = [
 
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(fused_ways, "COMPILER", "eager")
+    monkeypatch.setattr(ways, "COMPILER", "eager")
     yield
     torch._dynamo.reset()
 
@@ -163,7 +163,7 @@ def test_compiled_ways_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> Non
         compilations.append(str(graph))
         return graph
 
-    monkeypatch.setattr(fused_ways, "COMPILER", backend)
+    monkeypatch.setattr(ways, "COMPILER", backend)
     for problem in (PROBLEMS[0], replace(PROBLEMS[0], m=64)):
         compilations.clear()
         operands = Operands(problem, SMALL, HOST, seed=1)

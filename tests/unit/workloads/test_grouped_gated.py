@@ -14,7 +14,7 @@ from tests.support.candidates import KERNEL
 from tests.support.judging import SMALL
 from tests.support.replacing import replace
 from tuner.trial import Failure, FailureKind
-from tuner.workloads import fused_ways
+from tuner.workloads import ways
 from tuner.workloads.operands import HOST, Operands
 from tuner.workloads.reference import Reference, tolerance
 from tuner.workloads.registry import workload_of
@@ -40,7 +40,7 @@ EVERY = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(fused_ways, "COMPILER", "eager")
+    monkeypatch.setattr(ways, "COMPILER", "eager")
     yield
     torch._dynamo.reset()
 

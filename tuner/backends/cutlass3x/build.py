@@ -5,6 +5,7 @@ from __future__ import annotations
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
 from cutlass_library.library import DataTypeTag, KernelScheduleTag
 
+from gemmsmith.core.epilogue import Activation, StepKind
 from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
 from gemmsmith.core.operation import Grouping, Operation
 from tuner.backends.backend import Part
@@ -147,33 +148,43 @@ def _fused_epilogue(kernel: CutlassKernel) -> str:
 
 def _expression(operation: Operation) -> str:
     """What follows the product, of the nodes of `fused3x.hpp`."""
-
-    def node(name: str, *inputs: str) -> str:
-        return f"gemmsmith::{name}" + (f"<{', '.join(inputs)}>" if inputs else "")
-
-    epilogue, d = operation.epilogue, "${element_d}"
-    alpha = node("ScaledAlpha" if operation.is_scaled else "Alpha")
-    bias = node("Bias", DataTypeTag[DATA_TYPES[operation.bias]] if operation.stores_fp8 else d)
-    if epilogue.has_bias and not epilogue.has_row_scale:
-        result = node("MultiplyAdd", alpha, node("Accumulator"), bias)
-    else:
-        result = node("Multiply", alpha, node("Accumulator"))
-    if epilogue.has_row_scale:
-        factor = node("RowScale")
-        if epilogue.has_bias:
-            return node("MultiplyAdd", factor, result, bias)
-        return node("Multiply", factor, result)
-    if epilogue.stores_aux:
-        result = node("Store", result)
-    if epilogue.activation is not None:
-        result = node("Apply", f"gemmsmith::{text.ACTIVATIONS[epilogue.activation]}", result)
-    if epilogue.has_column_scale:
-        return node("MultiplyAdd", node("ColumnScale", d), result, node("Residual", d))
-    if epilogue.has_residual:
-        result = node("Add", node("Residual", d), result)
+    d = "${element_d}"
+    bias = DataTypeTag[DATA_TYPES[operation.bias]] if operation.stores_fp8 else d
+    operands = {
+        "bias": _node("Bias", bias),
+        "residual": _node("Residual", d),
+        "row_scale": _node("RowScale"),
+        "column_scale": _node("ColumnScale", d),
+    }
+    alpha = _node("ScaledAlpha" if operation.is_scaled else "Alpha")
+    value, factor = _node("Accumulator"), alpha
+    for step in operation.epilogue.steps:
+        # A factor waits for the next step: with an addend it is one instruction. alpha does not
+        # wait for a residual, which CUTLASS loads as C.
+        if factor and step.kind is StepKind.ADD and (step.by == "bias" or factor != alpha):
+            value, factor = _node("MultiplyAdd", factor, value, operands[step.by]), ""
+            continue
+        value, factor = _node("Multiply", factor, value) if factor else value, ""
+        match step.kind:
+            case StepKind.MULTIPLY:
+                factor = operands[step.by]
+            case StepKind.ADD:
+                value = _node("Add", operands[step.by], value)
+            case StepKind.STORE:
+                value = _node("Store", value)
+            case StepKind.APPLY:
+                function = text.ACTIVATIONS[Activation(step.by)]
+                value = _node("Apply", f"gemmsmith::{function}", value)
+            case _:
+                raise NotImplementedError(f"no node for {step}")  # gates have their own kernels
+    value = _node("Multiply", factor, value) if factor else value
     if operation.stores_fp8:
-        result = node("Multiply", node("OutputScale"), node("StoreAmax", result))
-    return result
+        value = _node("Multiply", _node("OutputScale"), _node("StoreAmax", value))
+    return value
+
+
+def _node(name: str, *arguments: str) -> str:
+    return f"gemmsmith::{name}" + (f"<{', '.join(arguments)}>" if arguments else "")
 
 
 def _header(kernel: CutlassKernel) -> str:
