@@ -14,6 +14,11 @@ class Activation(StrEnum):
     SILU = "silu"  # x / (1 + e⁻ˣ)
     RELU2 = "relu2"  # max(x, 0)²
 
+    @property
+    def approximations(self) -> int:
+        """How often a kernel needs the GPU's unit for exp, tanh and division for one element."""
+        return {"gelu_tanh": 1, "gelu": 2, "silu": 2, "relu2": 0}[self]
+
 
 class Epilogue(StrEnum):
     """What follows the product P = alpha · A·B (times its factors) within the same kernel.

@@ -16,7 +16,7 @@ UNIT = """
 #include <math.h>
 #define __expf expf
 #define __fdividef(x, y) ((x) / (y))
-#include "gemmsmith/slopes.hpp"
+#include "gemmsmith/activations.hpp"
 template <class Slope>
 static void each(long count, const float *x, float *value, float *slope) {
   for (long i = 0; i < count; ++i) {
@@ -24,23 +24,41 @@ static void each(long count, const float *x, float *value, float *slope) {
     value[i] = found.value, slope[i] = found.slope;
   }
 }
-#define FUNCTION(name, Slope) \\
-  extern "C" void name(long count, const float *x, float *value, float *slope) { \\
-    each<gemmsmith::Slope>(count, x, value, slope); \\
-  }
-FUNCTION(gelu_tanh, TanhGELUSlope)
-FUNCTION(gelu, GELUSlope)
-FUNCTION(silu, SiLUSlope)
-FUNCTION(relu2, SquaredReLUSlope)
+"""
+CUTLASS = {
+    "cutlass/cutlass.h": """
+#define CUTLASS_DEVICE inline
+#define CUTLASS_HOST_DEVICE inline
+#define CUTLASS_PRAGMA_UNROLL
+""",
+    "cutlass/array.h": """
+namespace cutlass {
+template <class T, int Count> struct Array { T &operator[](int); T const &operator[](int) const; };
+template <class T> T fast_exp(T x) { return expf(x); }
+}
+""",
+    "cutlass/epilogue/thread/activation.h": """
+namespace cutlass::epilogue::thread {
+template <class T> struct GELU;
+template <class T> struct GELU_taylor;
+}
+""",
+}
+"""What the header needs of CUTLASS; only the derivatives are called."""
+FUNCTION = """
+extern "C" void {0}(long count, const float *x, float *value, float *slope) {{
+  each<gemmsmith::slope::{0}>(count, x, value, slope);
+}}
 """
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("slopes")
-    (folder / "cutlass").mkdir()
-    (folder / "cutlass" / "cutlass.h").write_text("#define CUTLASS_DEVICE inline\n")
-    (folder / "unit.cpp").write_text(UNIT)
+    for name, text in CUTLASS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "unit.cpp").write_text(UNIT + "".join(map(FUNCTION.format, Activation)))
     path = folder / "unit.so"
     options = ["-std=c++17", "-O2", "-shared", "-fPIC", f"-I{folder}", f"-I{INCLUDE}"]
     subprocess.run(["g++", *options, str(folder / "unit.cpp"), "-o", str(path)], check=True)

@@ -119,7 +119,7 @@ def test_the_source_is_cutlasss_mainloop_and_our_epilogue() -> None:
     )
     source = unit_source([found])
     assert '#include "gemmsmith/gated3x.hpp"' in source
-    assert "gemmsmith::TanhGELU, true, true, false, cutlass::bfloat16_t>" in source
+    assert "gemmsmith::activation::gelu_tanh, true, true, false, cutlass::bfloat16_t>" in source
     assert "gemmsmith::GatedMainloop<" in source
     assert "cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum" in source
     assert f"entry<gemmsmith::GatedGemm3x<{found.name}, " in source

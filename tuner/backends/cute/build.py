@@ -37,7 +37,7 @@ def part(kernel: CutlassKernel) -> Part:
             stored = text.boolean(epilogue.stores_aux)
             adapter, last = (
                 "GroupedGatedGemm",
-                f", gemmsmith::{text.ACTIVATIONS[epilogue.activation]}, {stored}",
+                f", gemmsmith::activation::{epilogue.activation}, {stored}",
             )
         return text.part(
             kernel,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from math import ceil
 
-from gemmsmith.core.epilogue import Activation
 from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
 from gemmsmith.core.operation import Operation
 from tuner.arch import SM90, architecture
@@ -52,14 +51,10 @@ CPASYNC_INGEST = 0.45
 """Rate of producer warps with `cp.async` of 16 bytes, relative to TMA; less with less alignment."""
 MULTISTAGE_RATE = 0.25
 """Rate of CUTLASS 2.x with element-wise loads and two stages, relative to `wgmma`."""
-ACTIVATION_CLOCKS = {
-    Activation.GELU_TANH: 1 / 16,
-    Activation.GELU: 1 / 8,
-    Activation.SILU: 1 / 8,
-    Activation.RELU2: 1 / 64,
-}
-"""Clocks of one SM for one element. Counted, not measured: an SM executes 16 approximations of
-functions or 128 other instructions per clock."""
+APPROXIMATION_CLOCKS, SIMPLE_CLOCKS = 1 / 16, 1 / 64
+"""Clocks of one SM for one element's activation: for each approximation of a function, and of an
+activation without any. Counted, not measured: an SM executes 16 approximations or 128 other
+instructions per clock."""
 
 
 def features(kernel: CutlassKernel) -> Features[float]:
@@ -103,7 +98,9 @@ def _element_clocks(operation: Operation) -> float:
     moved = operation.d.bytes * (1 + operation.epilogue.matrices)
     epilogue = operation.epilogue
     activation = epilogue.backward.activation if epilogue.backward else epilogue.activation
-    clocks = moved / STORE_BYTES_PER_CLOCK + (ACTIVATION_CLOCKS[activation] if activation else 0.0)
+    clocks = moved / STORE_BYTES_PER_CLOCK
+    if activation is not None:
+        clocks += max(activation.approximations * APPROXIMATION_CLOCKS, SIMPLE_CLOCKS)
     return clocks / 2 if epilogue.is_gated else clocks
 
 

@@ -5,21 +5,11 @@ from __future__ import annotations
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance, EmitGemmUniversalInstance
 from cutlass_library.library import DataTypeTag, LayoutTag, TensorDescription
 
-from gemmsmith.core.epilogue import Activation
 from gemmsmith.core.kernel import CutlassKernel
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import HEADERS
 from tuner.backends.cutlass.generated import described
 from tuner.backends.cutlass.operation import scales_rows, stores_itself, struct_suffix
-
-ACTIVATIONS = {
-    None: "Identity",
-    Activation.GELU_TANH: "TanhGELU",
-    Activation.GELU: "GELU",
-    Activation.SILU: "SiLU",
-    Activation.RELU2: "SquaredReLU",
-}
-"""Their names in `activations.hpp`."""
 
 
 def emitted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
 from cutlass_library.library import DataTypeTag, KernelScheduleTag
 
-from gemmsmith.core.epilogue import Activation, StepKind
+from gemmsmith.core.epilogue import StepKind
 from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
 from gemmsmith.core.operation import Grouping, Operation
 from tuner.backends.backend import Part
@@ -23,13 +23,13 @@ _ROW_SCALED_EPILOGUE = _SCALED_EPILOGUE.replace("::Scaled", "::RowScaled")
 _FUSED_EPILOGUE = "gemmsmith::Fused<{expression}, {swapped}, ${{element_d}}, ${{element_epilogue}}>"
 
 _BACKWARD_EPILOGUE = (
-    "gemmsmith::Backward<gemmsmith::{activation}Slope, {gated}, {activated}, {bias_gradient},"
+    "gemmsmith::Backward<gemmsmith::slope::{activation}, {gated}, {activated}, {bias_gradient},"
     " ${{element_d}}, ${{element_epilogue}}>"
 )
 
 _GATED = """using {name}_tile = cute::Shape<{tile}>;
 using {name}_epilogue = gemmsmith::{epilogue}<
-    {name}_tile, gemmsmith::{activation}, {stored}{pingpong}, {d}>;
+    {name}_tile, gemmsmith::activation::{activation}, {stored}{pingpong}, {d}>;
 using {name}_mainloop = gemmsmith::GatedMainloop<{promoting}
   typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
@@ -109,7 +109,7 @@ def _gated(kernel: CutlassKernel) -> str:
         name=text.struct(kernel),
         tile=text.static(kernel.tile),
         cluster=text.static(kernel.cluster),
-        activation=text.ACTIVATIONS[epilogue.activation],
+        activation=epilogue.activation,
         epilogue="GatedFp8Epilogue" if stores_fp8 else "GatedEpilogue",
         stored="" if stores_fp8 else f"{', '.join(stored)}, ",
         pingpong=text.boolean(kernel.mainloop is MainloopSchedule.PINGPONG),
@@ -136,7 +136,7 @@ def _fused_epilogue(kernel: CutlassKernel) -> str:
     operation = kernel.operation
     if backward := operation.epilogue.backward:
         return _BACKWARD_EPILOGUE.format(
-            activation=text.ACTIVATIONS[backward.activation],
+            activation=backward.activation,
             gated=text.boolean(backward.gated),
             activated=text.boolean(backward.activated),
             bias_gradient=text.boolean(backward.bias_gradient),
@@ -173,8 +173,7 @@ def _expression(operation: Operation) -> str:
             case StepKind.STORE:
                 value = _node("Store", value)
             case StepKind.APPLY:
-                function = text.ACTIVATIONS[Activation(step.by)]
-                value = _node("Apply", f"gemmsmith::{function}", value)
+                value = _node("Apply", _node(f"activation::{step.by}"), value)
             case _:
                 raise NotImplementedError(f"no node for {step}")  # gates have their own kernels
     value = _node("Multiply", factor, value) if factor else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gemmsmith.core.epilogue import Activation
 from gemmsmith.core.kernel import (
     TMA_MAINLOOPS,
     CutlassKernel,
@@ -108,7 +107,8 @@ def tma_stores_whole_vectors(kernel: CutlassKernel) -> str | None:
 
 def activation_leaves_registers(kernel: CutlassKernel) -> str | None:
     """An activation needs registers beside the accumulators, more if the kernel is swapped."""
-    heavy = kernel.operation.epilogue.activation in (Activation.GELU, Activation.SILU)
+    activation = kernel.operation.epilogue.activation
+    heavy = activation is not None and activation.approximations > 1
     used = footprint.accumulator_registers(kernel)
     if heavy and kernel.swapped and used > MAX_ACCUMULATORS_BESIDE_ACTIVATION:
         return f"{used} accumulator registers per thread leave too few for the activation"

@@ -1,4 +1,6 @@
-/* Functions of each element that a visitor tree applies to FP32 values before D is rounded.
+/* Functions of each element that epilogues apply to FP32 values before D is rounded, and the same
+ * with their derivatives. Python names them as `gemmsmith.core.epilogue.Activation` does:
+ * `activation::silu`, `slope::silu`.
  *
  * A NaN stays a NaN, as in torch. exp and tanh are the hardware's approximations (2^-11 of tanh at
  * most, which the rounding of a 16-bit D hides).
@@ -11,9 +13,11 @@
 
 namespace gemmsmith {
 
-/* The names of `gemmsmith.epilogue.Activation`, in CUTLASS's form: of a value, and of an array. */
+/* In CUTLASS's form: of a value, and of an array. */
+namespace activation {
+
 template <class T>
-struct SiLU {
+struct silu {
   CUTLASS_HOST_DEVICE T operator()(T const& x) const {
 #if defined(__CUDA_ARCH__)
     return x * __fdividef(1.0f, 1.0f + __expf(-x));
@@ -24,7 +28,7 @@ struct SiLU {
 };
 
 template <class T>
-struct SquaredReLU {
+struct relu2 {
   CUTLASS_HOST_DEVICE T operator()(T const& x) const {
     T positive = x < T(0) ? T(0) : x;
     return positive * positive;
@@ -34,7 +38,7 @@ struct SquaredReLU {
 /* x/2 · erfc(-x/√2), with erfc by Abramowitz and Stegun's 7.1.26, within 1.5e-7: half of erff's
  * instructions and fewer registers, which erff spills beside large tiles. */
 template <class T>
-struct GELU {
+struct gelu {
   CUTLASS_HOST_DEVICE T operator()(T const& x) const {
 #if defined(__CUDA_ARCH__)
     float z = fabsf(x) * 0.70710678f;
@@ -64,18 +68,75 @@ struct OfEach {
 };
 
 template <class T, int Count>
-struct SiLU<cutlass::Array<T, Count>> : OfEach<SiLU, T, Count> {};
+struct silu<cutlass::Array<T, Count>> : OfEach<silu, T, Count> {};
 
 template <class T, int Count>
-struct GELU<cutlass::Array<T, Count>> : OfEach<GELU, T, Count> {};
+struct gelu<cutlass::Array<T, Count>> : OfEach<gelu, T, Count> {};
 
 template <class T, int Count>
-struct SquaredReLU<cutlass::Array<T, Count>> : OfEach<SquaredReLU, T, Count> {};
+struct relu2<cutlass::Array<T, Count>> : OfEach<relu2, T, Count> {};
 
 template <class T>
-using TanhGELU = cutlass::epilogue::thread::GELU_taylor<T>;
+using gelu_tanh = cutlass::epilogue::thread::GELU_taylor<T>;
 
-template <class T>
-using Identity = cutlass::epilogue::thread::Identity<T>;
+}  // namespace activation
+
+/* Both of an FP32 value at once: they share what is costly.
+ *
+ * In the logistic form x·σ(z) the derivative needs no tanh, whose approximation by the hardware is
+ * too coarse where 1 - tanh² cancels. exp and division are the hardware's, within 2^-21.
+ */
+namespace slope {
+
+struct ValueAndSlope {
+  float value, slope;
+};
+
+/* x·σ(z(x)), whose derivative is σ + x·z'·σ·(1 - σ). */
+CUTLASS_DEVICE ValueAndSlope logistic(float x, float z, float dz) {
+  float sigmoid = __fdividef(1.0f, 1.0f + __expf(-z));
+  float value = x * sigmoid;
+  return {value, fmaf(value * dz, 1.0f - sigmoid, sigmoid)};
+}
+
+struct silu {
+  CUTLASS_DEVICE ValueAndSlope operator()(float x) const { return logistic(x, x, 1.0f); }
+};
+
+/* 1 + tanh(u) is 2·σ(2u), and u is √(2/π)·(x + 0.044715·x³). */
+struct gelu_tanh {
+  CUTLASS_DEVICE ValueAndSlope operator()(float x) const {
+    constexpr float kLinear = 1.5957691216f, kCubic = 0.0713548162726f;
+    float square = x * x;
+    return logistic(x, x * fmaf(kCubic, square, kLinear), fmaf(3.0f * kCubic, square, kLinear));
+  }
+};
+
+/* x·Φ(x), with Φ as in `activation::gelu`; its derivative is Φ + x·φ. */
+struct gelu {
+  CUTLASS_DEVICE ValueAndSlope operator()(float x) const {
+    float z = fabsf(x) * 0.70710678f;
+    float t = __fdividef(1.0f, fmaf(0.3275911f, z, 1.0f));
+    float series = fmaf(1.061405429f, t, -1.453152027f);
+    series = fmaf(series, t, 1.421413741f);
+    series = fmaf(series, t, -0.284496736f);
+    series = fmaf(series, t, 0.254829592f);
+    float bell = __expf(-z * z);
+    float tail = 0.5f * series * t * bell;
+    float below = x < 0.0f ? tail : 1.0f - tail;
+    return {x * below, fmaf(x, 0.39894228f * bell, below)};
+  }
+};
+
+struct relu2 {
+  CUTLASS_DEVICE ValueAndSlope operator()(float x) const {
+    float positive = x < 0.0f ? 0.0f : x;
+    return {positive * positive, 2.0f * positive};
+  }
+};
+
+}  // namespace slope
+
+using slope::ValueAndSlope;
 
 }  // namespace gemmsmith

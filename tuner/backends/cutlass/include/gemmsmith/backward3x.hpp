@@ -18,9 +18,9 @@
 #pragma once
 
 #include "cutlass/arch/grid_dependency_control.h"
+#include "gemmsmith/activations.hpp"
 #include "gemmsmith/column_sums.hpp"
 #include "gemmsmith/gemm3x.hpp"
-#include "gemmsmith/slopes.hpp"
 
 namespace gemmsmith {
 

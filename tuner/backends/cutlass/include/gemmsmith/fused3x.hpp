@@ -1,6 +1,6 @@
 /* CUTLASS 3.x kernels with an epilogue, which an expression of the nodes below describes:
  *
- *   Apply<SiLU, Store<MultiplyAdd<Alpha, Accumulator, Bias<D>>>>
+ *   Apply<activation::silu, Store<MultiplyAdd<Alpha, Accumulator, Bias<D>>>>
  *
  * is D = silu(alpha * acc + bias), with what the activation is applied to stored in aux. FP32
  * throughout; D is rounded once. Python writes the expression (tuner/backends/cutlass3x/build.py).
