@@ -131,8 +131,8 @@ SCALED = "MultiplyAdd<ScaledAlpha, Accumulator, Bias<D>>"
     ("epilogue", "dtype", "expression"),
     [
         ("bias", "bf16", LINEAR),
-        ("bias_gelu", "fp16", f"Apply<GELU, {LINEAR}>"),
-        ("bias_silu_aux", "fp8_e4m3", f"Apply<SiLU, Store<{SCALED}>>"),
+        ("bias_gelu", "fp16", f"Apply<activation::gelu, {LINEAR}>"),
+        ("bias_silu_aux", "fp8_e4m3", f"Apply<activation::silu, Store<{SCALED}>>"),
         ("residual", "bf16", "Add<Residual<D>, Multiply<Alpha, Accumulator>>"),
         ("bias_residual", "bf16", f"Add<Residual<D>, {LINEAR}>"),
         (
