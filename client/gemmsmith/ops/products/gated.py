@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from gemmsmith.core.activations import ACTIVATIONS, through
+from gemmsmith.core.activations import ACTIVATIONS, FUNCTIONS, through
 from gemmsmith.core.epilogue import GATES, Activation, Epilogue
 from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.engine import Engine
@@ -50,7 +50,7 @@ def gated_linear(
         up: [I, K].
         bias: [2·I], in the order of the weight's rows; with two weights the gate's first. None adds
             nothing. No kernel has a bias yet, so torch's operators run.
-        activation: of the gate: `silu` (SwiGLU), `gelu_tanh` or `gelu` (GeGLU).
+        activation: of the gate: `silu` (SwiGLU), `gelu_tanh` or `gelu` (GeGLU), `relu`, `sigmoid`.
         interleaved: even rows of the weight are the gate's, odd rows are up's.
         main_grad: of the weight's size, usually FP32: the weight's gradient is added to it in the
             backward pass, and `weight.grad` is not changed; with two weights, a pair.
@@ -332,15 +332,10 @@ def _joined_in_place(
     gate, up = aux.chunk(2, -1)
     out = torch.empty_like(aux)
     of_gate, of_up = halves(out, interleaved)
-    torch.mul(dy, ACTIVATIONS[activation](gate), out=of_up)
-    aten = torch.ops.aten
-    match activation:
-        case Activation.SILU:
-            aten.silu_backward.grad_input(dy * up, gate, grad_input=of_gate)
-        case Activation.GELU_TANH:
-            aten.gelu_backward.grad_input(dy * up, gate, approximate="tanh", grad_input=of_gate)
-        case _:
-            aten.gelu_backward.grad_input(dy * up, gate, grad_input=of_gate)
+    function = FUNCTIONS[activation]
+    value = function.value(gate)
+    torch.mul(dy, value, out=of_up)
+    function.write_gradient(dy * up, gate, value, of_gate)
     return out
 
 
