@@ -80,6 +80,20 @@ FUNCTIONS: Mapping[str, TorchFunction] = {
         lambda dy, x, _, out: torch.mul(dy, functional.relu(x).mul_(2), out=out),
         ("relu and square", "relu and mul"),
     ),
+    Activation.RELU: TorchFunction(
+        functional.relu,
+        lambda dy, x: _aten.threshold_backward(dy, x, 0),
+        lambda x, out: torch.clamp_min(x, 0, out=out),
+        lambda dy, x, _, out: _aten.threshold_backward.grad_input(dy, x, 0, grad_input=out),
+        ("relu", "threshold_backward"),
+    ),
+    Activation.SIGMOID: TorchFunction(
+        torch.sigmoid,
+        lambda dy, x: _aten.sigmoid_backward(dy, torch.sigmoid(x)),
+        lambda x, out: torch.sigmoid(x, out=out),
+        lambda dy, _, value, out: _aten.sigmoid_backward.grad_input(dy, value, grad_input=out),
+        ("sigmoid", "sigmoid_backward"),
+    ),
 }
 
 # A plain dictionary: torch.compile cannot trace through a MappingProxyType.

@@ -13,11 +13,13 @@ class Activation(StrEnum):
     GELU = "gelu"  # x/2 · (1 + erf(x/√2))
     SILU = "silu"  # x / (1 + e⁻ˣ)
     RELU2 = "relu2"  # max(x, 0)²
+    RELU = "relu"  # max(x, 0)
+    SIGMOID = "sigmoid"  # 1 / (1 + e⁻ˣ)
 
     @property
     def approximations(self) -> int:
         """How often a kernel needs the GPU's unit for exp, tanh and division for one element."""
-        return {"gelu_tanh": 1, "gelu": 2, "silu": 2, "relu2": 0}[self]
+        return {"gelu_tanh": 1, "relu2": 0, "relu": 0}.get(self, 2)
 
 
 class Epilogue(StrEnum):
@@ -33,7 +35,7 @@ class Epilogue(StrEnum):
     added (LayerScale of CaiT, ConvNeXt and DINOv2); aux is what they multiply. Row factors r, [M]
     in FP32, multiply the product before the bias (an RMS norm, whose weight is folded into B).
 
-    With a gate (SwiGLU, GeGLU), P has N = 2·I columns, those of the gate before those of up, and D
+    With a gate (SwiGLU, GeGLU, ReGLU, GLU), P has N = 2·I columns, those of the gate before those of up, and D
     has I columns; aux is P. B's columns are two matrices, each [K, I], which need not be adjacent
     in memory.
 
@@ -73,6 +75,10 @@ class Epilogue(StrEnum):
     GELU_TANH_GATE_AUX = "gelu_tanh_gate_aux"  # the same D, and aux = P
     GELU_GATE = "gelu_gate"  # D = gelu(P_gate) · P_up
     GELU_GATE_AUX = "gelu_gate_aux"  # the same D, and aux = P
+    RELU_GATE = "relu_gate"  # D = relu(P_gate) · P_up: ReGLU
+    RELU_GATE_AUX = "relu_gate_aux"  # the same D, and aux = P
+    SIGMOID_GATE = "sigmoid_gate"  # D = sigmoid(P_gate) · P_up: GLU
+    SIGMOID_GATE_AUX = "sigmoid_gate_aux"  # the same D, and aux = P
     DGELU_TANH = "dgelu_tanh"  # D = P · gelu_tanh'(aux)
     DGELU_TANH_ACT = "dgelu_tanh_act"  # the same D, and gelu_tanh(aux)
     DGELU_TANH_BGRAD = "dgelu_tanh_bgrad"  # the same D, and the sum of its rows
@@ -91,6 +97,10 @@ class Epilogue(StrEnum):
     DGELU_TANH_GATE_ACT = "dgelu_tanh_gate_act"  # the same D, and gelu_tanh(gate) · up
     DGELU_GATE = "dgelu_gate"  # D = [P · up · gelu'(gate) | P · gelu(gate)]
     DGELU_GATE_ACT = "dgelu_gate_act"  # the same D, and gelu(gate) · up
+    DRELU_GATE = "drelu_gate"  # D = [P · up · relu'(gate) | P · relu(gate)]
+    DRELU_GATE_ACT = "drelu_gate_act"  # the same D, and relu(gate) · up
+    DSIGMOID_GATE = "dsigmoid_gate"  # D = [P · up · sigmoid'(gate) | P · sigmoid(gate)]
+    DSIGMOID_GATE_ACT = "dsigmoid_gate_act"  # the same D, and sigmoid(gate) · up
 
     @property
     def steps(self) -> tuple[EpilogueStep, ...]:

@@ -67,7 +67,7 @@ def test_names_of_backward_epilogues_give_their_parts() -> None:
         assert (epilogue.has_bias, epilogue.has_residual, epilogue.stores_aux) == (False,) * 3
         assert epilogue.activation is None
         matrices[epilogue] = (epilogue.reads, epilogue.outputs)
-    assert len(matrices) == 4 * 3 + 3 * 2
+    assert len(matrices) == 4 * 3 + 5 * 2
     assert matrices[Epilogue.DGELU_BGRAD] == (1, 1)
     assert matrices[Epilogue.DRELU2_ACT] == (1, 2)
     assert matrices[Epilogue.DSILU_GATE] == (2, 2)

@@ -18,12 +18,14 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
                               FUSED("bias_scale_residual_aux"), FUSED("row_scale"),
                               FUSED("row_scale_bias"), "fp8_then_bias",
 #define GATED(name) "then_" name "_gate_tn", "then_" name "_gate_aux_tn"
-                              GATED("silu"), GATED("gelu_tanh"), GATED("gelu"),
+                              GATED("silu"), GATED("gelu_tanh"), GATED("gelu"), GATED("relu"),
+                              GATED("sigmoid"),
 #define BACKWARD(name) FUSED(name), FUSED(name "_act"), FUSED(name "_bgrad")
 #define BACKWARD_GATED(name) FUSED(name "_gate"), FUSED(name "_gate_act")
                               BACKWARD("dgelu_tanh"), BACKWARD("dgelu"), BACKWARD("dsilu"),
                               BACKWARD("drelu2"), BACKWARD_GATED("dsilu"),
                               BACKWARD_GATED("dgelu_tanh"), BACKWARD_GATED("dgelu"),
+                              BACKWARD_GATED("drelu"), BACKWARD_GATED("dsigmoid"),
                               "out_fp8_then_bias", "out_fp8_then_bias_gelu_tanh",
                               "out_fp8_then_bias_silu", "out_fp8_then_silu_gate",
                               "rows_then_silu_gate_tn", "rows_then_silu_gate_aux_tn"};
@@ -31,7 +33,7 @@ enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
        kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
        kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8,
        kFp8Row, kFused, kFusedEnd = kFused + 34, kFp8Bias = kFusedEnd, kGated,
-       kBackward = kGated + 6, kOutFp8 = kBackward + 36, kOutFp8Gate = kOutFp8 + 3,
+       kBackward = kGated + 10, kOutFp8 = kBackward + 44, kOutFp8Gate = kOutFp8 + 3,
        kRowsGate, kCount = kRowsGate + 2 };
 static int64_t runs;
 
@@ -78,6 +80,8 @@ static float activated(int32_t i, float x) {
   if (has(i, "gelu")) return x / 2 * (1 + erff(x * 0.70710678f));
   if (has(i, "silu")) return x / (1 + expf(-x));
   if (has(i, "relu2")) return x < 0 ? 0 : x * x;
+  if (has(i, "relu")) return x < 0 ? 0 : x;
+  if (has(i, "sigmoid")) return 1 / (1 + expf(-x));
   return x;
 }
 static float slope(int32_t i, float x) {
@@ -85,7 +89,9 @@ static float slope(int32_t i, float x) {
   if (has(i, "gelu_tanh"))
     return (1 + t) / 2 + x / 2 * (1 - t * t) * 0.79788456f * (1 + 3 * 0.044715f * x * x);
   if (has(i, "gelu")) return (1 + erff(x * 0.70710678f)) / 2 + x * 0.39894228f * expf(-x * x / 2);
-  return has(i, "silu") ? s * (1 + x * (1 - s)) : x < 0 ? 0 : 2 * x;
+  if (has(i, "sigmoid")) return s * (1 - s);
+  if (has(i, "silu")) return s * (1 + x * (1 - s));
+  return x < 0 ? 0 : has(i, "relu2") ? 2 * x : 1;
 }
 static int gated(int32_t i) { return (i >= kGated && i < kBackward) || i >= kOutFp8Gate; }
 static int backward(int32_t i) { return i >= kBackward && i < kOutFp8; }

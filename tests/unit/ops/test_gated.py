@@ -22,6 +22,8 @@ Runs = Callable[[], int]
 M, WIDE, K = 6, 24, 16
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
+    "relu": functional.relu,
+    "sigmoid": torch.sigmoid,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu": functional.gelu,
 }

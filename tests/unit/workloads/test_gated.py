@@ -46,6 +46,8 @@ def right_answer(operands: Operands) -> torch.Tensor:
         "gelu_tanh": functional.gelu(gate, approximate="tanh"),
         "gelu": functional.gelu(gate),
         "silu": gate / (1 + torch.exp(-gate)),
+        "relu": gate.clamp(min=0),
+        "sigmoid": 1 / (1 + torch.exp(-gate)),
     }[problem.operation.epilogue.activation or ""]
     d = (activated * up).view(1, problem.m, -1)
     if not problem.operation.epilogue.stores_aux:

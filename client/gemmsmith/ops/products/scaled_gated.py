@@ -43,7 +43,7 @@ def scaled_gated_linear(
         scale_x: one FP32 element on the operands' device, by which x's values are multiplied.
         scale_weight: the same for those of gate and up.
         up: E4M3, [I, K].
-        activation: of the gate: `silu` (SwiGLU), `gelu_tanh` or `gelu` (GeGLU).
+        activation: of the gate: `silu` (SwiGLU), `gelu_tanh` or `gelu` (GeGLU), `relu`, `sigmoid`.
         interleaved: even rows of the weight are the gate's, odd rows are up's.
         out_dtype: as of `scaled_linear`.
         out_scale: as of `scaled_linear`.

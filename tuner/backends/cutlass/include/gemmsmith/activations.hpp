@@ -35,6 +35,22 @@ struct relu2 {
   }
 };
 
+template <class T>
+struct relu {
+  CUTLASS_HOST_DEVICE T operator()(T const& x) const { return x < T(0) ? T(0) : x; }
+};
+
+template <class T>
+struct sigmoid {
+  CUTLASS_HOST_DEVICE T operator()(T const& x) const {
+#if defined(__CUDA_ARCH__)
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+#else
+    return T(1) / (T(1) + cutlass::fast_exp(-x));
+#endif
+  }
+};
+
 /* x/2 · erfc(-x/√2), with erfc by Abramowitz and Stegun's 7.1.26, within 1.5e-7: half of erff's
  * instructions and fewer registers, which erff spills beside large tiles. */
 template <class T>
@@ -132,6 +148,19 @@ struct relu2 {
   CUTLASS_DEVICE ValueAndSlope operator()(float x) const {
     float positive = x < 0.0f ? 0.0f : x;
     return {positive * positive, 2.0f * positive};
+  }
+};
+
+struct relu {
+  CUTLASS_DEVICE ValueAndSlope operator()(float x) const {
+    return {x < 0.0f ? 0.0f : x, x > 0.0f ? 1.0f : x == x ? 0.0f : x};
+  }
+};
+
+struct sigmoid {
+  CUTLASS_DEVICE ValueAndSlope operator()(float x) const {
+    float value = __fdividef(1.0f, 1.0f + __expf(-x));
+    return {value, value * (1.0f - value)};
   }
 };
 
