@@ -21,7 +21,6 @@ from gemmsmith.ops.models import fusing
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, run_experts
 from gemmsmith.ops.models.forwards import Forwards, Run, is_plain
 from gemmsmith.ops.models.norms import NormRecipe, run_norm
-from gemmsmith.ops.models.originals import still
 from gemmsmith.ops.models.recipes import (
     FeedForwardRecipe,
     First,
@@ -69,8 +68,9 @@ def take_over(forwards: Forwards, layers: Iterable[Recognized]) -> None:
 def take_over_linear(forwards: Forwards, layers: Iterable[nn.Module]) -> None:
     """Patch linear layers. Their products run alone, without what follows them."""
     recipe = linear_recipe()
-    for layer in layers if recipe is not None else ():
-        forwards.put(layer, _linear, recipe)
+    if recipe is not None:
+        for layer in layers:
+            forwards.put(layer, _linear, recipe)
 
 
 def counts(layers: list[Recognized]) -> Counter[str]:
@@ -140,25 +140,17 @@ def _run_activated(
 
 
 def _by_part(part: Part) -> Run:
-    """A forward that computes a part with kernels, then calls the remaining children.
+    """Computes a part with kernels, then calls the remaining children."""
 
-    If no kernel won, it runs the module's own forward.
-    """
-
-    def run(
-        recipe: Any,
-        module: Any,
-        own: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        named: dict[str, Any],
-    ) -> Any:
-        if not named and fusing.may_fuse(arguments) and still(recipe.relies_on):
-            hidden, count = part(recipe, module, *arguments)
-            if hidden is not None:
-                for name in recipe.then[count:]:
-                    hidden = getattr(module, name)(hidden)
-                return hidden
-        return own(module, *arguments, **named)
+    def run(recipe: Any, module: Any, arguments: tuple[Any, ...]) -> Any:
+        if not fusing.may_fuse(arguments):
+            return NotImplemented
+        hidden, count = part(recipe, module, *arguments)
+        if hidden is None:
+            return NotImplemented
+        for name in recipe.then[count:]:
+            hidden = getattr(module, name)(hidden)
+        return hidden
 
     return run
 
@@ -196,16 +188,10 @@ def _residual(
     return fusing.linear(fused.LinearCall(x, weight_of(layer), layer.bias, residual)), 0
 
 
-def _sequence(
-    recipe: SequenceRecipe,
-    module: Any,
-    own: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    named: dict[str, Any],
-) -> Any:
+def _sequence(recipe: SequenceRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
     """The forward of a `Sequential`: runs its pairs with kernels, and calls all other children."""
-    if named or len(arguments) != 1 or not still(recipe.relies_on):
-        return own(module, *arguments, **named)
+    if len(arguments) != 1:
+        return NotImplemented
     (value,) = arguments
     pairs = {pair.layer: pair for pair in recipe.pairs}
     children: dict[str, Any] = module._modules
@@ -236,15 +222,9 @@ def _pair(
     return _run_activated(x, pair, layer, None, following, is_gated=False)
 
 
-def _linear(
-    recipe: LinearRecipe,
-    module: Any,
-    own: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    named: dict[str, Any],
-) -> Any:
-    if named or len(arguments) != 1 or not still(recipe.relies_on):
-        return own(module, *arguments, **named)
+def _linear(_recipe: LinearRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
+    if len(arguments) != 1:
+        return NotImplemented
     return operators.linear(arguments[0], module.weight, module.bias)
 
 
