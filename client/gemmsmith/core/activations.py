@@ -51,3 +51,17 @@ def through(activation: Activation, dy: torch.Tensor, x: torch.Tensor) -> torch.
         case _:
             dx = dy * functional.relu(x).mul(2)
     return dx
+
+
+def gate_gradients(
+    activation: Activation, dy: torch.Tensor, aux: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of gate and up from that of `activation(gate) * up`, [..., I] each; differentiable.
+
+    Args:
+        activation: of the gate.
+        dy: [..., I].
+        aux: [..., 2·I]: gate, then up.
+    """
+    gate, up = aux.chunk(2, -1)
+    return through(activation, dy * up, gate), dy * ACTIVATIONS[activation](gate)

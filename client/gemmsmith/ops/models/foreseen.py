@@ -30,7 +30,6 @@ from gemmsmith.ops.models.recipes import (
     is_linear,
     is_transposed,
     recipe_of,
-    weight_of,
 )
 from gemmsmith.ops.products.feedforward import backward_epilogues
 
@@ -48,9 +47,11 @@ class _Linear(NamedTuple):
     layout: Layout
 
     @classmethod
-    def of(cls, layer: nn.Module) -> _Linear:
-        n, k = weight_of(layer).shape
-        return cls(n, k, Layout.TT if is_transposed(layer) else Layout.TN)
+    def of(cls, layer: Any) -> _Linear:
+        rows, columns = layer.weight.shape
+        if is_transposed(layer):
+            return cls(columns, rows, Layout.TT)
+        return cls(rows, columns, Layout.TN)
 
     @property
     def backward(self) -> _Linear:
@@ -176,7 +177,7 @@ def _activated(
             _Linear.of(layer),
             _Fusion(inference=inference, training=training, doubled=up is not None),
         )
-    down, _ = second(then)
+    down, *_ = second(then)
     choices = backward_epilogues(first.activation, is_gated=is_gated, bias=bias)
     if down is not None and choices:
         follows = _Fusion(inference=choices[0], training=choices[0])

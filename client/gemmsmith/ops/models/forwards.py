@@ -182,8 +182,10 @@ class Forwards:
 
 def has_own_forward(module: torch.nn.Module) -> bool:
     """Whether a program has set the module's attribute `forward`."""
-    forward = module.__dict__.get("forward")
-    return forward is not None and type(forward) is not Forward
+    return type(module.__dict__.get("forward")) not in _NOT_OWN
+
+
+_NOT_OWN = (type(None), Forward)
 
 
 def is_plain(module: torch.nn.Module) -> bool:
@@ -193,8 +195,9 @@ def is_plain(module: torch.nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or has_own_forward(module)
         or type(module).__call__ is not CALL
+        # As `has_own_forward`, without a call for each child of each layer.
+        or type(module.__dict__.get("forward")) not in _NOT_OWN
     )
 
 
