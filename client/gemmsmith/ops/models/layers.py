@@ -108,12 +108,13 @@ def _drops(dropout: object) -> bool:
     return type(dropout) is not nn.Identity or not is_plain(dropout)
 
 
-def second(following: Iterable[nn.Module]) -> tuple[Any, torch.Tensor | None, int]:
+def second(module: nn.Module, following: Iterable[str]) -> tuple[Any, torch.Tensor | None, int]:
     """The next linear layer after inactive dropouts, its weight and position, counted from 1.
 
-    Returns (None, None, 0) if another module comes first.
+    Returns (None, None, 0) if another of the children `following` comes first.
     """
-    for count, child in enumerate(following, 1):
+    for count, name in enumerate(following, 1):
+        child = getattr(module, name)
         weight = _weight_of(child)
         if weight is not None:
             return child, weight, count
@@ -143,7 +144,7 @@ def _fused(
 
 
 def _fused_with(
-    call: LinearCall | GatedCall, following: Iterable[nn.Module]
+    call: LinearCall | GatedCall, module: nn.Module, following: Iterable[str]
 ) -> tuple[torch.Tensor | None, int]:
     """A layer, its activation and possibly the layer after it, computed by kernels.
 
@@ -158,7 +159,7 @@ def _fused_with(
     if isinstance(call, GatedCall):
         up = call.up
     if wants_gradient(x, weight, up, bias) and (not is_gated or activation in GATES):
-        layer, down, count = second(following)
+        layer, down, count = second(module, following)
         if down is not None and activation is not None:
             both = MlpCall(x, weight, down, up, bias, layer.bias, None, activation)
             if both.is_gated is is_gated:
@@ -168,7 +169,7 @@ def _fused_with(
                     return value, count
                 if way is CallWay.TORCH:  # a tensor of the second layer may be the reason
                     way = None
-    if isinstance(call, GatedCall) and not call.has_kernels:
+    if is_gated and (bias is not None or activation not in GATES):  # no kernel has these
         return None, 0
     return _fused(call, way), 0
 
@@ -218,12 +219,16 @@ def _feed_forward(
         # Kernels with a gate do not add a bias.
         if up is None or layer.bias is not None or other.bias is not None:
             return None, 0
+        if up.shape != weight.shape:
+            return None, 0
+    elif recipe.is_gated and weight.shape[0] % 2:
+        return None, 0
     call: LinearCall | GatedCall
     if recipe.is_gated:
         call = GatedCall(operands[0], weight, up, layer.bias, first.activation)
     else:
         call = LinearCall(operands[0], weight, layer.bias, activation=first.activation)
-    return _fused_with(call, (getattr(module, name) for name in recipe.then))
+    return _fused_with(call, module, recipe.then)
 
 
 def _residual(
@@ -256,7 +261,7 @@ def _sequence(recipe: SequenceRecipe, module: Any, arguments: tuple[Any, ...]) -
             for following in names[at + 2 :]:
                 if following in pairs:
                     break
-                rest.append(children[following])
+                rest.append(following)
             hidden, count = _pair(module, pairs[name], children[name], value, rest)
         if hidden is None:
             value, at = children[name](value), at + 1
@@ -266,12 +271,13 @@ def _sequence(recipe: SequenceRecipe, module: Any, arguments: tuple[Any, ...]) -
 
 
 def _pair(
-    module: Any, pair: First, layer: Any, x: Any, following: list[nn.Module]
+    module: Any, pair: First, layer: Any, x: Any, following: list[str]
 ) -> tuple[torch.Tensor | None, int]:
     weight = _weight_of(layer) if _may_fuse((x,)) else None
     if weight is None or not _applies(module, pair):
         return None, 0
-    return _fused_with(LinearCall(x, weight, layer.bias, activation=pair.activation), following)
+    call = LinearCall(x, weight, layer.bias, activation=pair.activation)
+    return _fused_with(call, module, following)
 
 
 def _linear(_recipe: LinearRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:

@@ -305,7 +305,7 @@ def _hidden(layers: Layers, parts: Backward) -> tuple[torch.Tensor, torch.Tensor
     outputs: fused.Outputs | None = None
     engine = functions.engine_here()
     if epilogue is not None and parts.gated:
-        gate, raised = gated.detached_parts(weight, up)
+        gate, raised = gated.parts(weight, up)
         decided = functions.decide(engine, Form.LINEAR, x, gate, epilogue, {"up": raised})
         if decided is not None:
             outputs = gated.run_fused(x, weight, up, gated.GatedFusion(epilogue, decided=decided))

@@ -89,24 +89,17 @@ class GatedCall(NamedTuple):
 
     def epilogue(self) -> Epilogue:
         """The gate's, which stores gate and up if a gradient needs them."""
-        return gate_epilogue(self.activation, aux=wants_gradient(self.x, self.weight, self.up))
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether kernels of some sizes compute all of it. None has a gate and a bias."""
-        weight, up = self.weight, self.up
-        has_parts = weight.shape[0] % 2 == 0 if up is None else up.shape == weight.shape
-        return self.bias is None and self.activation in GATES and has_parts
+        return EPILOGUES[self.activation, wants_gradient(self.x, self.weight, self.up)]
 
     def record(self) -> None:
         """Note what could follow the product."""
         if self.bias is None:
-            gate, _ = detached_parts(self.weight, self.up, self.interleaved)
+            gate, _ = parts(self.weight, self.up, self.interleaved)
             record(self.x, gate, self.epilogue())
 
     def wins(self, engine: Engine) -> bool:
         """Whether one kernel computes all of it, from the operands that autocast gives."""
-        gate, up = detached_parts(self.weight, self.up, self.interleaved)
+        gate, up = parts(self.weight, self.up, self.interleaved)
         if not functions.lie_alike(gate, up) or not functions.sizes_are_numbers(self.x, gate):
             return False
         operands = (as_cast(self.x), as_cast(gate))
@@ -118,14 +111,15 @@ class GatedCall(NamedTuple):
         is_sized = way is CallWay.EAGER or functions.sizes_are_numbers(x, weight, up)
         if self.bias is not None or not is_sized:
             return None
-        epilogue = self.epilogue()
-        gate, raised = detached_parts(weight, up, self.interleaved)
+        aux = wants_gradient(x, weight, up)
+        epilogue = EPILOGUES[self.activation, aux]
+        gate, raised = parts(weight, up, self.interleaved)
         decided = functions.decide(engine, Form.LINEAR, x, gate, epilogue, {"up": raised})
         if decided is None:
             return None
         main_grads = (self.main_grad, self.up_main_grad)
         fusion = GatedFusion(epilogue, self.interleaved, main_grads, decided)
-        if not epilogue.stores_aux:
+        if not aux:
             return (_run if way is CallWay.EAGER else run_fused)(x, weight, up, fusion)[0]
         d: torch.Tensor = GatedLinear.apply(x, weight, up, fusion)[0]  # type: ignore[no-untyped-call]
         return d
@@ -178,7 +172,9 @@ def _main_grads(
 
 
 def parts(whole: torch.Tensor, up: torch.Tensor | None, interleaved: bool = False) -> Pair:
-    """The gate's rows and up's."""
+    """The gate's rows and up's, without gradients: autograd would note the slices."""
+    if torch.is_grad_enabled():
+        whole, up = whole.detach(), None if up is None else up.detach()
     if up is not None:
         return whole, up
     if interleaved:
@@ -187,25 +183,17 @@ def parts(whole: torch.Tensor, up: torch.Tensor | None, interleaved: bool = Fals
     return whole[:half], whole[half:]
 
 
-def detached_parts(
-    weight: torch.Tensor, up: torch.Tensor | None, interleaved: bool = False
-) -> Pair:
-    """The same, of weights without gradients: autograd would note the slices."""
-    if torch.is_grad_enabled():
-        weight, up = weight.detach(), None if up is None else up.detach()
-    return parts(weight, up, interleaved)
-
-
 def halves(both: torch.Tensor, interleaved: bool) -> Pair:
     """The gate's columns and up's."""
     return (both[..., 0::2], both[..., 1::2]) if interleaved else both.chunk(2, -1)  # type: ignore[return-value]
 
 
-def gate_epilogue(activation: str, *, aux: bool) -> Epilogue:
-    """The epilogue of one of `GATES`; `aux`: it stores gate and up."""
-    epilogue = Epilogue.made_of(activation=activation, gate=True, aux=aux)
-    assert epilogue is not None  # noqa: S101 - each of GATES has both
-    return epilogue
+EPILOGUES: dict[tuple[str, bool], Epilogue] = {
+    (epilogue.activation, epilogue.stores_aux): epilogue
+    for epilogue in Epilogue
+    if epilogue.is_gated and epilogue.activation is not None
+}
+"""By the gate's activation, and by whether gate and up are stored."""
 
 
 def run_composed(*arguments: Any) -> torch.Tensor:
@@ -242,7 +230,7 @@ def _run(
     decided = fusion.decided
     if decided is None:
         engine = functions.engine_here()
-        gate, raised = detached_parts(weight, up, fusion.interleaved)
+        gate, raised = parts(weight, up, fusion.interleaved)
         decided = functions.decide(engine, Form.LINEAR, x, gate, fusion.epilogue, {"up": raised})
     outputs = None if decided is None else decided.run()
     if outputs is None:
@@ -348,7 +336,7 @@ def _compute(*arguments: Any) -> torch.Tensor:
     call = GatedCall(*arguments)
     if call.bias is not None:
         return run_composed(*call._replace(main_grad=None, up_main_grad=None)).contiguous()
-    fusion = GatedFusion(gate_epilogue(call.activation, aux=False), call.interleaved)
+    fusion = GatedFusion(EPILOGUES[call.activation, False], call.interleaved)
     return _run(call.x, call.weight, call.up, fusion)[0].contiguous()
 
 
