@@ -113,3 +113,15 @@ def through(activation: Activation, dy: Tensor, x: Tensor) -> Tensor:
     dy and x have the same shape.
     """
     return FUNCTIONS[activation].gradient(dy, x)
+
+
+def gate_gradients(activation: Activation, dy: Tensor, aux: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of gate and up from that of `activation(gate) * up`, [..., I] each; differentiable.
+
+    Args:
+        activation: of the gate.
+        dy: [..., I].
+        aux: [..., 2·I]: gate, then up.
+    """
+    gate, up = aux.chunk(2, -1)
+    return through(activation, dy * up, gate), dy * ACTIVATIONS[activation](gate)

@@ -104,10 +104,13 @@ def is_reported(engine: Engine | None) -> bool:
     return engine is not None and engine.watcher is not None and unobserved()
 
 
-def sizes_are_numbers(*tensors: torch.Tensor) -> bool:
+def sizes_are_numbers(*tensors: torch.Tensor | None) -> bool:
     """Whether no size or stride is a tracer's symbol."""
     return unobserved() or all(
-        type(extent) is int for t in tensors for extent in (*t.size(), *t.stride())
+        type(extent) is int
+        for tensor in tensors
+        if tensor is not None
+        for extent in (*tensor.size(), *tensor.stride())
     )
 
 

@@ -267,6 +267,8 @@ class Plan:
 
     def outputs(self) -> dict[str, torch.Tensor]:
         """New tensors for what the epilogue writes beside D."""
+        if not self._writes:
+            return {}
         return {name: self._empty(self._layouts[name][1]) for name in self._writes}
 
     def _empty(self, size: tuple[int, ...]) -> torch.Tensor:

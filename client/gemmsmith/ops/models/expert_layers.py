@@ -10,7 +10,6 @@ it calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from torch.nn import functional
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.models.forwards import has_no_global_hooks, is_plain
-from gemmsmith.ops.models.originals import Original, originals, still
+from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.products import recording
 from gemmsmith.ops.products.grouped import grouped_mm
 from gemmsmith.ops.products.mixture import computed, experts, refusal
@@ -71,23 +70,17 @@ def experts_recipe(module: nn.Module) -> ExpertsRecipe | None:
     return ExpertsRecipe(interface=interface, grouped=learn().grouped, relies_on=relies_on)
 
 
-def run_experts(
-    recipe: ExpertsRecipe,
-    module: Any,
-    own: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    named: dict[str, Any],
-) -> Any:
-    if not named and len(arguments) == 3 and _pays(recipe, module, *arguments):
+def run_experts(recipe: ExpertsRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
+    if len(arguments) == 3 and _pays(recipe, module, *arguments):
         return computed(*arguments, module.gate_up_proj, module.down_proj)
-    return own(module, *arguments, **named)
+    return NotImplemented
 
 
 def _pays(recipe: ExpertsRecipe, module: Any, tokens: Any, index: Any, shares: Any) -> bool:
     """Whether the layer still matches its recipe, and one of its products has a winner."""
     config: Any = module.config
     name = config._experts_implementation
-    if name not in _PLAIN or not _is_replaceable(module) or not still(recipe.relies_on):
+    if name not in _PLAIN or not _is_replaceable(module):
         return False
     if recipe.interface.get(name) is not (recipe.grouped if name == "grouped_mm" else None):
         return False

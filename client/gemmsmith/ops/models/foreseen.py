@@ -30,7 +30,6 @@ from gemmsmith.ops.models.recipes import (
     is_linear,
     is_transposed,
     recipe_of,
-    weight_of,
 )
 from gemmsmith.ops.products.feedforward import backward_epilogues
 
@@ -48,9 +47,11 @@ class _Linear(NamedTuple):
     layout: Layout
 
     @classmethod
-    def of(cls, layer: nn.Module) -> _Linear:
-        n, k = weight_of(layer).shape
-        return cls(n, k, Layout.TT if is_transposed(layer) else Layout.TN)
+    def of(cls, layer: Any) -> _Linear:
+        rows, columns = layer.weight.shape
+        if is_transposed(layer):
+            return cls(columns, rows, Layout.TT)
+        return cls(rows, columns, Layout.TN)
 
     @property
     def backward(self) -> _Linear:
@@ -146,8 +147,7 @@ def _fusions(module: nn.Module, recipe: Recipe | None) -> Iterator[tuple[_Linear
         yield _Linear.of(layer), _Fusion(inference=epilogue, training=epilogue)
     elif isinstance(recipe, FeedForwardRecipe):
         up = None if recipe.up is None else _child(module, recipe.up)
-        then = [_child(module, name) for name in recipe.then]
-        yield from _activated(module, recipe.first, up, then, is_gated=recipe.is_gated)
+        yield from _activated(module, recipe.first, up, recipe.then, is_gated=recipe.is_gated)
     elif isinstance(recipe, SequenceRecipe):
         names, pairs = list(module._modules), {pair.layer for pair in recipe.pairs}
         for first in recipe.pairs:
@@ -155,12 +155,11 @@ def _fusions(module: nn.Module, recipe: Recipe | None) -> Iterator[tuple[_Linear
             rest = itertools.takewhile(
                 lambda name: name not in pairs, names[names.index(first.layer) + 2 :]
             )
-            then = [_child(module, name) for name in rest]
-            yield from _activated(module, first, None, then, is_gated=False)
+            yield from _activated(module, first, None, rest, is_gated=False)
 
 
 def _activated(
-    module: nn.Module, first: First, up: Any, then: list[Any], *, is_gated: bool
+    module: nn.Module, first: First, up: Any, then: Iterable[str], *, is_gated: bool
 ) -> Iterator[tuple[_Linear, _Fusion]]:
     """The fusions of a layer with an activation, and of the layer after it."""
     layer = _child(module, first.layer)
@@ -176,7 +175,7 @@ def _activated(
             _Linear.of(layer),
             _Fusion(inference=inference, training=training, doubled=up is not None),
         )
-    down, _ = second(then)
+    down, *_ = second(module, then)
     choices = backward_epilogues(first.activation, is_gated=is_gated, bias=bias)
     if down is not None and choices:
         follows = _Fusion(inference=choices[0], training=choices[0])

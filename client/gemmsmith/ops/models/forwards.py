@@ -16,18 +16,26 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
 from gemmsmith.ops.models.function_mode import Everywhere
-from gemmsmith.ops.models.originals import CALL
+from gemmsmith.ops.models.originals import CALL, Original
 
-Run = Callable[[Any, Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Runs a kind of layer. Called with the recipe, the module, its own forward, and the arguments of
-the call (positional and by name)."""
+
+class Recipe(Protocol):
+    """What a module computes. `relies_on`: what a program must not have replaced since."""
+
+    @property
+    def relies_on(self) -> tuple[Original, ...]: ...
+
+
+Run = Callable[[Any, Any, tuple[Any, ...]], Any]
+"""Runs a kind of layer. Called with the recipe, the module, and the arguments of the call. Returns
+NotImplemented if the module's own forward must run: a layer's result may be None."""
 
 
 class _Switch:
@@ -44,7 +52,7 @@ class Forward:
         self._switch = _Switch() if switch is None else switch
         self._patches = 0
         self._run: Run
-        self._recipe: object
+        self._recipe: Recipe
         self._own: Any
 
     def _alive(self) -> Any:
@@ -62,13 +70,16 @@ class Forward:
         module = self._alive()
         own = type(module).forward
         if (
-            not self._switch.is_on
-            or own is not self._own
-            or is_exported()
-            or not (torch.compiler.is_compiling() or _reaches_torch())
+            self._switch.is_on
+            and own is self._own
+            and not named
+            and _is_unseen()
+            and _still(self._recipe.relies_on)
         ):
-            return own(module, *arguments, **named)
-        return self._run(self._recipe, module, own, arguments, named)
+            value = self._run(self._recipe, module, arguments)
+            if value is not NotImplemented:
+                return value
+        return own(module, *arguments, **named)
 
     @property
     def __wrapped__(self) -> Any:
@@ -86,7 +97,7 @@ class Forward:
         # A class may copy the module's attributes itself. The copy then has its own forward.
         return getattr, (self._alive(), "forward")
 
-    def install(self, run: Run, recipe: object) -> None:
+    def install(self, run: Run, recipe: Recipe) -> None:
         """Open a further patch of the module."""
         module = self._alive()
         self._run, self._recipe, self._own = run, recipe, type(module).forward
@@ -152,7 +163,7 @@ class Forwards:
     def __init__(self) -> None:
         self._forwards: list[Forward] = []
 
-    def put(self, module: torch.nn.Module, run: Run, recipe: object) -> None:
+    def put(self, module: torch.nn.Module, run: Run, recipe: Recipe) -> None:
         """Patch a module, unless the program has given it a forward."""
         with _lock:
             if has_own_forward(module):
@@ -171,8 +182,10 @@ class Forwards:
 
 def has_own_forward(module: torch.nn.Module) -> bool:
     """Whether a program has set the module's attribute `forward`."""
-    forward = module.__dict__.get("forward")
-    return forward is not None and type(forward) is not Forward
+    return type(module.__dict__.get("forward")) not in _NOT_OWN
+
+
+_NOT_OWN = (type(None), Forward)
 
 
 def is_plain(module: torch.nn.Module) -> bool:
@@ -182,8 +195,9 @@ def is_plain(module: torch.nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or has_own_forward(module)
         or type(module).__call__ is not CALL
+        # As `has_own_forward`, without a call for each child of each layer.
+        or type(module.__dict__.get("forward")) not in _NOT_OWN
     )
 
 
@@ -196,16 +210,26 @@ def is_patched(module: torch.nn.Module) -> bool:
     return type(module.__dict__.get("forward")) is Forward
 
 
-def is_exported() -> bool:
-    """Whether the program is exported or traced by jit, so that it may run without gemmsmith."""
+def _still(relies_on: tuple[Original, ...]) -> bool:
+    """Whether no attribute has been replaced since."""
+    for owner, name, value in relies_on:  # noqa: SIM110 - runs at every call of a layer
+        if getattr(owner, name, None) is not value:
+            return False
+    return True
+
+
+def _is_unseen() -> bool:
+    """Whether nothing of the program would see that a layer makes other calls than its own.
+
+    An exporter and a tracer of jit would: what they write runs without gemmsmith. A torch function
+    mode sees the calls, except in a graph that is being compiled.
+    """
     # `is_exporting()` is always true in a graph that torch 2.11 compiles.
-    exporting = getattr(torch.compiler, "_is_exporting_flag", False)
-    return exporting or torch._C._get_tracing_state() is not None
-
-
-def _reaches_torch() -> bool:
-    """Whether no torch function mode of the program would see the calls that a layer makes."""
-    count = torch._C._len_torch_function_stack()
+    if getattr(torch.compiler, "_is_exporting_flag", False):
+        return False
+    if torch._C._get_tracing_state() is not None:
+        return False
+    count = 0 if torch.compiler.is_compiling() else torch._C._len_torch_function_stack()
     return not count or all(
         isinstance(torch._C._get_function_stack_at(at), DeviceContext | Everywhere)
         for at in range(count)

@@ -10,18 +10,18 @@ operators if no kernel won.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from gemmsmith.ops.models import fusing
+from gemmsmith.core.epilogue import GATES
+from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, run_experts
-from gemmsmith.ops.models.forwards import Forwards, Run, is_plain
+from gemmsmith.ops.models.forwards import Forwards, Run, has_no_global_hooks, is_plain
 from gemmsmith.ops.models.norms import NormRecipe, run_norm
-from gemmsmith.ops.models.originals import still
 from gemmsmith.ops.models.recipes import (
     FeedForwardRecipe,
     First,
@@ -30,12 +30,15 @@ from gemmsmith.ops.models.recipes import (
     ResidualRecipe,
     SequenceRecipe,
     activation_of,
-    is_linear,
+    is_transposed,
     linear_recipe,
     recipes,
-    weight_of,
 )
-from gemmsmith.ops.products import feedforward, fused, gated, operators
+from gemmsmith.ops.products import operators, recording
+from gemmsmith.ops.products.feedforward import MlpCall
+from gemmsmith.ops.products.fused import LinearCall
+from gemmsmith.ops.products.gated import GatedCall
+from gemmsmith.ops.products.registry import CallWay, are_torchs, wants_gradient, way_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +72,23 @@ def take_over(forwards: Forwards, layers: Iterable[Recognized]) -> None:
 def take_over_linear(forwards: Forwards, layers: Iterable[nn.Module]) -> None:
     """Patch linear layers. Their products run alone, without what follows them."""
     recipe = linear_recipe()
-    for layer in layers if recipe is not None else ():
-        forwards.put(layer, _linear, recipe)
+    if recipe is not None:
+        for layer in layers:
+            forwards.put(layer, _linear, recipe)
 
 
 def counts(layers: list[Recognized]) -> Counter[str]:
     return Counter(map(str, layers))
 
 
-def _is_ready(layer: object) -> bool:
-    """Whether this is a linear layer whose product may be computed without calling the layer."""
-    return is_linear(layer) and isinstance(layer, nn.Module) and is_plain(layer)
+def _weight_of(layer: Any) -> torch.Tensor | None:
+    """The weight, [N, K], of a linear layer whose product may be computed without calling it.
+
+    Returns None if the layer must be called: it is of another kind now, or has hooks.
+    """
+    if type(layer) is nn.Linear:
+        return layer.weight if is_plain(layer) else None
+    return layer.weight.t() if is_transposed(layer) and is_plain(layer) else None
 
 
 def _applies(module: nn.Module, first: First) -> bool:
@@ -99,66 +108,94 @@ def _drops(dropout: object) -> bool:
     return type(dropout) is not nn.Identity or not is_plain(dropout)
 
 
-def second(following: Sequence[nn.Module]) -> tuple[Any, int]:
-    """The next linear layer after inactive dropouts, and its position, counted from 1.
+def second(module: nn.Module, following: Iterable[str]) -> tuple[Any, torch.Tensor | None, int]:
+    """The next linear layer after inactive dropouts, its weight and position, counted from 1.
 
-    Returns (None, 0) if another module comes first.
+    Returns (None, None, 0) if another of the children `following` comes first.
     """
-    for count, child in enumerate(following, 1):
-        if _is_ready(child):
-            return child, count
+    for count, name in enumerate(following, 1):
+        child = getattr(module, name)
+        weight = _weight_of(child)
+        if weight is not None:
+            return child, weight, count
         if _drops(child):
             break
-    return None, 0
+    return None, None, 0
 
 
-def _run_activated(
-    x: torch.Tensor,
-    first: First,
-    layer: Any,
-    up: Any,
-    following: Sequence[nn.Module],
-    *,
-    is_gated: bool,
+def _fused(
+    call: LinearCall | GatedCall | MlpCall, way: CallWay | None = None
+) -> torch.Tensor | None:
+    """The call by a single kernel. Returns None if no winner computes all of it. `way`: if known.
+
+    A recorder notes what could be fused, and torch runs the products, which are noted too. A
+    compiler gets an operator, which becomes torch's own where no kernel wins.
+    """
+    engine, way = current(), way or way_of(*call)
+    if way is CallWay.EAGER and not torch.is_autocast_enabled(call.x.device.type):
+        return call.run_if_fused(way, engine)
+    if recording.is_recording():
+        if are_torchs(*call):
+            call.record()
+        return None
+    if engine is None or way is CallWay.TORCH:
+        return None
+    return call.run() if torch.compiler.is_compiling() or call.wins(engine) else None
+
+
+def _fused_with(
+    call: LinearCall | GatedCall, module: nn.Module, following: Iterable[str]
 ) -> tuple[torch.Tensor | None, int]:
     """A layer, its activation and possibly the layer after it, computed by kernels.
+
+    Both layers run as one function where their backward product has a fused kernel. Where no
+    gradient is needed, nothing is gained beyond the kernel of `call`.
 
     Returns the value, or None if no kernel won, and the number of following children that it
     includes.
     """
-    weight, up_weight = weight_of(layer), None if up is None else weight_of(up)
-    down, count = second(following)
-    if down is not None:
-        call = feedforward.MlpCall(
-            *(x, weight, weight_of(down), up_weight, layer.bias, down.bias, None, first.activation)
-        )
-        value, is_whole = fusing.feed_forward(call, is_gated=is_gated)
-        return value, count if is_whole else 0
-    if is_gated:
-        return fusing.gate(gated.GatedCall(x, weight, up_weight, layer.bias, first.activation)), 0
-    return fusing.linear(fused.LinearCall(x, weight, layer.bias, activation=first.activation)), 0
+    x, weight, bias, activation = call.x, call.weight, call.bias, call.activation
+    up, is_gated, way = None, isinstance(call, GatedCall), None
+    if isinstance(call, GatedCall):
+        up = call.up
+    if wants_gradient(x, weight, up, bias) and (not is_gated or activation in GATES):
+        layer, down, count = second(module, following)
+        if down is not None and activation is not None:
+            both = MlpCall(x, weight, down, up, bias, layer.bias, None, activation)
+            if both.is_gated is is_gated:
+                way = way_of(*both)
+                value = _fused(both, way)
+                if value is not None:
+                    return value, count
+                if way is CallWay.TORCH:  # a tensor of the second layer may be the reason
+                    way = None
+    if is_gated and (bias is not None or activation not in GATES):  # no kernel has these
+        return None, 0
+    return _fused(call, way), 0
+
+
+def _may_fuse(arguments: tuple[Any, ...]) -> bool:
+    """Whether kernels may have these operands, and something has kernels or records."""
+    if current() is None and not recording.is_recording():
+        return False
+    for argument in arguments:  # no `all`: this runs at every call of a layer
+        if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
+            return False
+    return has_no_global_hooks()
 
 
 def _by_part(part: Part) -> Run:
-    """A forward that computes a part with kernels, then calls the remaining children.
+    """Computes a part with kernels, then calls the remaining children."""
 
-    If no kernel won, it runs the module's own forward.
-    """
-
-    def run(
-        recipe: Any,
-        module: Any,
-        own: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        named: dict[str, Any],
-    ) -> Any:
-        if not named and fusing.may_fuse(arguments) and still(recipe.relies_on):
-            hidden, count = part(recipe, module, *arguments)
-            if hidden is not None:
-                for name in recipe.then[count:]:
-                    hidden = getattr(module, name)(hidden)
-                return hidden
-        return own(module, *arguments, **named)
+    def run(recipe: Any, module: Any, arguments: tuple[Any, ...]) -> Any:
+        if not _may_fuse(arguments):
+            return NotImplemented
+        hidden, count = part(recipe, module, *arguments)
+        if hidden is None:
+            return NotImplemented
+        for name in recipe.then[count:]:
+            hidden = getattr(module, name)(hidden)
+        return hidden
 
     return run
 
@@ -173,39 +210,44 @@ def _feed_forward(
 ) -> tuple[torch.Tensor | None, int]:
     first, up = recipe.first, None
     layer = getattr(module, first.layer)
-    if len(operands) != 1 or not _is_ready(layer) or not _applies(module, first):
+    weight = _weight_of(layer)
+    if len(operands) != 1 or weight is None or not _applies(module, first):
         return None, 0
     if recipe.up is not None:
-        up = getattr(module, recipe.up)
+        other = getattr(module, recipe.up)
+        up = _weight_of(other)
         # Kernels with a gate do not add a bias.
-        if not _is_ready(up) or layer.bias is not None or up.bias is not None:
+        if up is None or layer.bias is not None or other.bias is not None:
             return None, 0
-    following = [getattr(module, name) for name in recipe.then]
-    return _run_activated(operands[0], first, layer, up, following, is_gated=recipe.is_gated)
+        if up.shape != weight.shape:
+            return None, 0
+    elif recipe.is_gated and weight.shape[0] % 2:
+        return None, 0
+    call: LinearCall | GatedCall
+    if recipe.is_gated:
+        call = GatedCall(operands[0], weight, up, layer.bias, first.activation)
+    else:
+        call = LinearCall(operands[0], weight, layer.bias, activation=first.activation)
+    return _fused_with(call, module, recipe.then)
 
 
 def _residual(
     recipe: ResidualRecipe, module: Any, *operands: torch.Tensor
 ) -> tuple[torch.Tensor | None, int]:
     layer, dropout = getattr(module, recipe.layer), recipe.dropout
-    if len(operands) != 2 or not _is_ready(layer):
+    weight = _weight_of(layer)
+    if len(operands) != 2 or weight is None:
         return None, 0
     if dropout is not None and _drops(getattr(module, dropout)):
         return None, 0
     x, residual = operands
-    return fusing.linear(fused.LinearCall(x, weight_of(layer), layer.bias, residual)), 0
+    return _fused(LinearCall(x, weight, layer.bias, residual)), 0
 
 
-def _sequence(
-    recipe: SequenceRecipe,
-    module: Any,
-    own: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    named: dict[str, Any],
-) -> Any:
+def _sequence(recipe: SequenceRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
     """The forward of a `Sequential`: runs its pairs with kernels, and calls all other children."""
-    if named or len(arguments) != 1 or not still(recipe.relies_on):
-        return own(module, *arguments, **named)
+    if len(arguments) != 1:
+        return NotImplemented
     (value,) = arguments
     pairs = {pair.layer: pair for pair in recipe.pairs}
     children: dict[str, Any] = module._modules
@@ -219,7 +261,7 @@ def _sequence(
             for following in names[at + 2 :]:
                 if following in pairs:
                     break
-                rest.append(children[following])
+                rest.append(following)
             hidden, count = _pair(module, pairs[name], children[name], value, rest)
         if hidden is None:
             value, at = children[name](value), at + 1
@@ -229,22 +271,18 @@ def _sequence(
 
 
 def _pair(
-    module: Any, pair: First, layer: Any, x: Any, following: list[nn.Module]
+    module: Any, pair: First, layer: Any, x: Any, following: list[str]
 ) -> tuple[torch.Tensor | None, int]:
-    if not fusing.may_fuse((x,)) or not _is_ready(layer) or not _applies(module, pair):
+    weight = _weight_of(layer) if _may_fuse((x,)) else None
+    if weight is None or not _applies(module, pair):
         return None, 0
-    return _run_activated(x, pair, layer, None, following, is_gated=False)
+    call = LinearCall(x, weight, layer.bias, activation=pair.activation)
+    return _fused_with(call, module, following)
 
 
-def _linear(
-    recipe: LinearRecipe,
-    module: Any,
-    own: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    named: dict[str, Any],
-) -> Any:
-    if named or len(arguments) != 1 or not still(recipe.relies_on):
-        return own(module, *arguments, **named)
+def _linear(_recipe: LinearRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
+    if len(arguments) != 1:
+        return NotImplemented
     return operators.linear(arguments[0], module.weight, module.bias)
 
 

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional
 
 from gemmsmith.ops.engine.engine import current
-from gemmsmith.ops.models.originals import Original, originals, still
+from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import parsed
 from gemmsmith.ops.products import norms
 from gemmsmith.ops.products.registry import ours
@@ -222,18 +222,11 @@ def kind_in_use() -> str | None:
     return engine.platform.kind
 
 
-def run_norm(
-    recipe: NormRecipe,
-    module: Any,
-    own: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    named: dict[str, Any],
-) -> Any:
-    if not named and len(arguments) == 1 and still(recipe.relies_on):
-        weight = _suitable(recipe, module, *arguments)
-        if weight is not None:
-            return _run_fused(recipe, module, arguments[0], weight)
-    return own(module, *arguments, **named)
+def run_norm(recipe: NormRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
+    weight = _suitable(recipe, module, *arguments) if len(arguments) == 1 else None
+    if weight is None:
+        return NotImplemented
+    return _run_fused(recipe, module, arguments[0], weight)
 
 
 def _run_fused(

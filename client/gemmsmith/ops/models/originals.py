@@ -7,7 +7,6 @@ own name, and a Python function must come from its library's file and definition
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any, NamedTuple
 
@@ -55,14 +54,6 @@ def originals(*attributes: tuple[Any, str]) -> tuple[Original, ...] | None:
     candidates = [original(owner, name) for owner, name in attributes]
     known = tuple(candidate for candidate in candidates if candidate is not None)
     return known if len(known) == len(attributes) else None
-
-
-def still(relied_on: Iterable[Original]) -> bool:
-    """Whether no attribute has been replaced since."""
-    for owner, name, value in relied_on:  # noqa: SIM110 - runs at every call of a layer
-        if getattr(owner, name, None) is not value:
-            return False
-    return True
 
 
 CALL = torch.nn.Module._wrapped_call_impl

@@ -322,10 +322,3 @@ def recipes(model: nn.Module) -> Iterator[tuple[str, nn.Module, Recipe]]:
         recipe = recipe_of(module)
         if recipe is not None:
             yield name, module, recipe
-
-
-def weight_of(layer: nn.Module) -> torch.Tensor:
-    # [N, K], also for GPT-2's Conv1D.
-    weight = layer.weight
-    assert isinstance(weight, torch.Tensor)  # noqa: S101 - linear layers have a weight
-    return weight.t() if is_transposed(layer) else weight

@@ -14,7 +14,6 @@ from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.products import recording
-from gemmsmith.ops.products.gated import gate_gradients
 from gemmsmith.ops.products.registry import register
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -48,7 +47,7 @@ def _compute(dy: torch.Tensor, weight: torch.Tensor, aux: torch.Tensor, name: st
 def through(parts: Backward, dh: torch.Tensor, aux: torch.Tensor) -> torch.Tensor:
     """The gradient of `aux` from the gradient of the activation's value; differentiable."""
     if parts.gated:
-        return torch.cat(gate_gradients(parts.activation, dh, aux), -1)
+        return torch.cat(activations.gate_gradients(parts.activation, dh, aux), -1)
     return activations.through(parts.activation, dh, aux)
 
 

@@ -12,6 +12,7 @@ tensor) and the input of the second layer: no more than torch keeps, and of a ga
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,13 @@ from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.engine.operands import present
 from gemmsmith.ops.products import backward, fused, gated, recording
-from gemmsmith.ops.products.registry import CallWay, register, wants_gradient
+from gemmsmith.ops.products.registry import (
+    CallWay,
+    as_cast,
+    fused_or_composed,
+    register,
+    wants_gradient,
+)
 
 
 def mlp(
@@ -65,11 +72,9 @@ def mlp(
     call = MlpCall(*layers, activation, interleaved, recompute)
     _check(call)
     if recording.is_recording():
-        if wants_gradient(x, weight, up, bias) and not interleaved:
-            backward.record(x, down, call.backward_epilogues)
+        call.record()
         return run_composed(*call)
-    result: torch.Tensor = _mlp(*call)
-    return result
+    return call.run()
 
 
 class Layers(NamedTuple):
@@ -112,6 +117,36 @@ class MlpCall(NamedTuple):
         return backward_epilogues(
             self.activation, is_gated=self.is_gated, bias=self.bias, recompute=self.recompute
         )
+
+    def record(self) -> None:
+        """Note what could follow the backward product."""
+        if not self.interleaved and wants_gradient(self.x, self.weight, self.up, self.bias):
+            backward.record(self.x, self.down, self.backward_epilogues)
+
+    def wins(self, engine: Engine) -> bool:
+        """Whether a backward product with an epilogue has won, of what autocast gives."""
+        if not functions.sizes_are_numbers(self.x, self.weight, self.down):
+            return False
+        operands = (as_cast(self.x), as_cast(self.down))
+        return backward.choose(engine, *operands, self.backward_epilogues) is not None
+
+    def run_if_fused(self, _way: CallWay, engine: Engine | None) -> torch.Tensor | None:
+        """Both layers as one function. Returns None if no backward product with an epilogue won."""
+        x, residual = self.x, self.residual
+        if self.interleaved or not wants_gradient(x, self.weight, self.up, self.bias):
+            return None
+        if not functions.sizes_are_numbers(x, self.weight, self.down):
+            return None
+        epilogue = backward.choose(engine, x, self.down, self.backward_epilogues)
+        if epilogue is None:
+            return None
+        layers = self.layers
+        if residual is None or _adds(engine, self):
+            return _apply(layers, epilogue)
+        return _apply(layers._replace(residual=None), epilogue) + residual
+
+    def run(self) -> torch.Tensor:
+        return _mlp(*self)
 
 
 def is_gated(weight: torch.Tensor, up: torch.Tensor | None, down: torch.Tensor) -> bool:
@@ -160,30 +195,9 @@ def backward_epilogues(
     return tuple(epilogue for epilogue in choices if epilogue is not None)
 
 
-def run_if_fused(engine: Engine | None, call: MlpCall) -> torch.Tensor | None:
-    """Both layers as one function. Returns None if no backward product with an epilogue has won."""
-    x, residual = call.x, call.residual
-    if call.interleaved or not wants_gradient(x, call.weight, call.up, call.bias):
-        return None
-    if not functions.sizes_are_numbers(x, call.weight, call.down):
-        return None
-    epilogue = backward.choose(engine, x, call.down, call.backward_epilogues)
-    if epilogue is None:
-        return None
-    layers = call.layers
-    if residual is None or _adds(engine, call):
-        return _apply(layers, epilogue)
-    return _apply(layers._replace(residual=None), epilogue) + residual
-
-
 def _apply(layers: Layers, epilogue: Epilogue) -> torch.Tensor:
     d: torch.Tensor = MLP.apply(*layers, epilogue)[0]  # type: ignore[no-untyped-call]
     return d
-
-
-def _autograd(_way: CallWay, engine: Engine | None, *arguments: Any) -> torch.Tensor:
-    d = run_if_fused(engine, MlpCall(*arguments))
-    return run_composed(*arguments) if d is None else d
 
 
 def _adds(engine: Engine | None, call: MlpCall) -> bool:
@@ -291,8 +305,8 @@ def _hidden(layers: Layers, parts: Backward) -> tuple[torch.Tensor, torch.Tensor
     outputs: fused.Outputs | None = None
     engine = functions.engine_here()
     if epilogue is not None and parts.gated:
-        weights = (weight,) if up is None else (weight, up)
-        decided = gated.decide(engine, x, weights, epilogue, interleaved=False)
+        gate, raised = gated.parts(weight, up)
+        decided = functions.decide(engine, Form.LINEAR, x, gate, epilogue, {"up": raised})
         if decided is not None:
             outputs = gated.run_fused(x, weight, up, gated.GatedFusion(epilogue, decided=decided))
     elif epilogue is not None:
@@ -340,12 +354,12 @@ def _fake(*arguments: Any) -> torch.Tensor:
     return fused.fake(call.x, call.down, call.residual)
 
 
-_mlp = register(
+_mlp: Callable[..., torch.Tensor] = register(
     "mlp(Tensor x, Tensor weight, Tensor down, Tensor? up, Tensor? bias, Tensor? down_bias, "
     "Tensor? residual, str activation, bool interleaved, bool recompute) -> Tensor",
     _compute,
     _fake,
-    _autograd,
+    fused_or_composed(MlpCall, run_composed),
     by_torch=run_composed,
     needs_engine=True,
     casts=6,

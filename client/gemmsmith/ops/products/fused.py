@@ -8,6 +8,7 @@ backward pass have winners of their own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,14 @@ from gemmsmith.ops.engine.functions import Decided
 from gemmsmith.ops.engine.operands import Operands, present
 from gemmsmith.ops.products import operators
 from gemmsmith.ops.products.recording import is_recording, record
-from gemmsmith.ops.products.registry import CallWay, register, wants_gradient
+from gemmsmith.ops.products.registry import (
+    CallWay,
+    as_cast,
+    autocast,
+    fused_or_composed,
+    register,
+    wants_gradient,
+)
 
 
 def linear(
@@ -77,25 +85,18 @@ def linear(
         if any(step is not None for step in follows):  # no kernel has it and one of these
             d = linear(x, weight, bias, row_scale=row_scale, main_grad=main_grad)
             return _follow(d, *follows)
-    elif residual is None:
-        if column_scale is not None:  # kernels that have it add a residual
-            return (
-                linear(x, weight, bias, activation=activation, main_grad=main_grad) * column_scale
-            )
-        if activation is None:
-            return operators.linear(x, weight, bias, main_grad=main_grad)
-    elif activation is not None:  # no kernel has both
+    elif activation is None and column_scale is None and residual is None:
+        return operators.linear(x, weight, bias, main_grad=main_grad)
+    elif (column_scale if residual is None else activation) is not None:
+        # Kernels add a residual after column factors, and none after an activation.
         d = linear(x, weight, bias, activation=activation, main_grad=main_grad)
         return _follow(d, None, column_scale, residual)
     call = LinearCall(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
     if is_recording():
-        epilogue = call.epilogue()
-        if epilogue is not None:
-            record(x, weight, epilogue)
+        call.record()
     if main_grad is not None:
         operators.check_main_grad(main_grad, weight)
-    result: torch.Tensor = _fused_linear(*call)
-    return result
+    return call.run()
 
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
@@ -129,31 +130,58 @@ class LinearCall(NamedTuple):
         """Whether autograd needs a gradient of any operand that has one in `FusedLinear`."""
         return wants_gradient(self.x, self.weight, self.bias, self.residual, self.column_scale)
 
-    def epilogue(self) -> Epilogue | None:
-        """What follows the product, and what the gradients need stored.
+    def epilogue(self, *, for_gradients: bool = True) -> Epilogue | None:
+        """What follows the product, and what the gradients need stored, if they are computed.
 
         Returns None if no kernel has all of it.
         """
-        if self.row_scale is not None and wants_gradient(self.row_scale):
+        if for_gradients and self.row_scale is not None and wants_gradient(self.row_scale):
             return None
-        if self.activation is not None:
-            return self._epilogue(aux=self.has_gradient)
-        scale = self.column_scale
-        return self._epilogue(aux=scale is not None and wants_gradient(scale))
-
-    def forward_epilogue(self) -> Epilogue | None:
-        """What follows the product if no gradient is needed. Returns None if no kernel has it."""
-        return self._epilogue(aux=False)
-
-    def _epilogue(self, *, aux: bool) -> Epilogue | None:
+        has_gradient = self.has_gradient if self.activation else wants_gradient(self.column_scale)
         return Epilogue.made_of(
             bias=self.bias is not None,
             activation=self.activation,
             residual=self.residual is not None,
-            aux=aux,
+            aux=for_gradients and has_gradient,
             column_scale=self.column_scale is not None,
             row_scale=self.row_scale is not None,
         )
+
+    def record(self) -> None:
+        """Note what could follow the product."""
+        epilogue = self.epilogue()
+        if epilogue is not None:
+            record(self.x, self.weight, epilogue)
+
+    def wins(self, engine: Engine) -> bool:
+        """Whether one kernel computes all of it, from the operands that autocast gives."""
+        epilogue = self.epilogue()
+        if epilogue is None or not functions.sizes_are_numbers(self.x, self.weight):
+            return False
+        plan = engine.plan(Form.LINEAR, as_cast(self.x), as_cast(self.weight), epilogue=epilogue)
+        bias = None if self.bias is None else autocast(self.bias)[0]
+        return plan is not None and plan.suits(self.operands | present(bias=bias))
+
+    def run_if_fused(self, way: CallWay, engine: Engine | None) -> torch.Tensor | None:
+        """The layer by one kernel of the engine. Returns None if no winner computes all of it."""
+        x, weight, epilogue = self.x, self.weight, self.epilogue()
+        is_sized = way is CallWay.EAGER or functions.sizes_are_numbers(x, weight)
+        if engine is None or epilogue is None or not is_sized:
+            return None
+        plan = engine.plan(Form.LINEAR, x, weight, epilogue=epilogue)
+        # Unlike `functions.decide`, this makes no record of operands without a winner.
+        if plan is None or not plan.suits(operands := self.operands):
+            return None
+        decided = Decided(engine, plan, Form.LINEAR, x, weight, operands)
+        if not self.has_gradient:
+            run = _run if way is CallWay.EAGER else run_fused
+            return run(x, weight, operands, LinearFusion(epilogue, decided=decided))[0]
+        fusion = LinearFusion(epilogue, tuple(operands), self.main_grad, decided)
+        d: torch.Tensor = FusedLinear.apply(x, weight, *operands.values(), fusion)[0]  # type: ignore[no-untyped-call]
+        return d
+
+    def run(self) -> torch.Tensor:
+        return _fused_linear(*self)
 
 
 class LinearFusion(NamedTuple):
@@ -174,9 +202,8 @@ class LinearFusion(NamedTuple):
 
 def run_composed(*arguments: Any) -> torch.Tensor:
     """The product by its own winner or by torch, then torch's operators."""
-    x, weight, bias, residual, activation, main_grad, column_scale, row_scale = LinearCall(
-        *arguments
-    )
+    call = LinearCall(*arguments)
+    x, weight, bias, residual, activation, main_grad, column_scale, row_scale = call
     if row_scale is not None:
         return _scale_rows(operators.linear(x, weight, main_grad=main_grad), row_scale, bias)
     d = operators.linear(x, weight, bias, main_grad=main_grad)
@@ -205,30 +232,6 @@ def _follow(
     return d if residual is None else d + residual
 
 
-def run_if_fused(way: CallWay, engine: Engine | None, call: LinearCall) -> torch.Tensor | None:
-    """The layer by one kernel of the engine. Returns None if no winner computes all of it."""
-    x, weight, epilogue = call.x, call.weight, call.epilogue()
-    if engine is None or epilogue is None:
-        return None
-    if way is not CallWay.EAGER and not functions.sizes_are_numbers(x, weight):
-        return None
-    plan = engine.plan(Form.LINEAR, x, weight, epilogue=epilogue)
-    # Unlike `functions.decide`, this makes no record of operands without a winner.
-    if plan is None or not plan.suits(operands := call.operands):
-        return None
-    decided = Decided(engine, plan, Form.LINEAR, x, weight, operands)
-    if not call.has_gradient:
-        return run_fused(x, weight, operands, LinearFusion(epilogue, decided=decided))[0]
-    fusion = LinearFusion(epilogue, tuple(operands), call.main_grad, decided)
-    d: torch.Tensor = FusedLinear.apply(x, weight, *operands.values(), fusion)[0]  # type: ignore[no-untyped-call]
-    return d
-
-
-def _autograd(way: CallWay, engine: Engine | None, *arguments: Any) -> torch.Tensor:
-    d = run_if_fused(way, engine, LinearCall(*arguments))
-    return run_composed(*arguments) if d is None else d
-
-
 def run_fused(
     x: torch.Tensor, weight: torch.Tensor, operands: Operands, fusion: LinearFusion
 ) -> Outputs:
@@ -253,8 +256,7 @@ def _run(
     outputs = None if decided is None else decided.run()
     if outputs is None:
         return _run_by_torch(x, weight, operands, fusion.epilogue)
-    d, written = outputs
-    return d, written.get("aux")
+    return outputs[0], outputs[1].get("aux")
 
 
 def _run_by_torch(
@@ -277,7 +279,6 @@ class FusedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Outputs:
-        """D, and aux."""
         x, weight, *tensors, fusion = arguments
         operands = dict(zip(fusion.names, tensors, strict=True))
         d, aux = run_fused(x, weight, operands, fusion)
@@ -331,7 +332,7 @@ class FusedLinear(torch.autograd.Function):
 
 def _compute(*arguments: Any) -> torch.Tensor:
     call = LinearCall(*arguments)
-    epilogue = call.forward_epilogue()
+    epilogue = call.epilogue(for_gradients=False)
     if epilogue is None:
         return run_composed(*call._replace(main_grad=None)).contiguous()
     return _run(call.x, call.weight, call.operands, LinearFusion(epilogue))[0].contiguous()
@@ -377,17 +378,16 @@ def _fake_product(
     x: torch.Tensor, weight: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     size = (*x.shape[:-1], weight.shape[0])
-    epilogue = Epilogue(others[2])
-    return x.new_empty(size), x.new_empty(size if epilogue.stores_aux else (0,))
+    return x.new_empty(size), x.new_empty(size if Epilogue(others[2]).stores_aux else (0,))
 
 
-_fused_linear = register(
+_fused_linear: Callable[..., torch.Tensor] = register(
     "fused_linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, "
     "str? activation=None, Tensor? main_grad=None, Tensor? column_scale=None, "
     "Tensor? row_scale=None) -> Tensor",
     _compute,
     _fake,
-    _autograd,
+    fused_or_composed(LinearCall, run_composed),
     by_torch=run_composed,
     needs_engine=True,
     casts=3,

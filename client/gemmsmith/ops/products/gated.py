@@ -8,12 +8,13 @@ gate and up, the gate first whatever the weight's order. The backward pass needs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from gemmsmith.core.activations import ACTIVATIONS, FUNCTIONS, through
+from gemmsmith.core.activations import ACTIVATIONS, FUNCTIONS, gate_gradients
 from gemmsmith.core.epilogue import GATES, Activation, Epilogue
 from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.engine import Engine
@@ -21,7 +22,13 @@ from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.engine.functions import Decided
 from gemmsmith.ops.products import operators
 from gemmsmith.ops.products.recording import is_recording, record
-from gemmsmith.ops.products.registry import CallWay, register, wants_gradient
+from gemmsmith.ops.products.registry import (
+    CallWay,
+    as_cast,
+    fused_or_composed,
+    register,
+    wants_gradient,
+)
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Gate, then up."""
@@ -61,14 +68,11 @@ def gated_linear(
         RuntimeError: raised by torch if sizes or types do not match.
     """
     check(weight, up, activation, interleaved=interleaved)
-    call = GatedCall(
-        x, weight, up, bias, activation, interleaved, *_main_grads(main_grad, weight, up)
-    )
-    if is_recording() and bias is None:
-        gate, _ = parts(weight, up, interleaved)
-        record(x, gate, call.epilogue())
-    result: torch.Tensor = _gated_linear(*call)
-    return result
+    main_grads = _main_grads(main_grad, weight, up)
+    call = GatedCall(x, weight, up, bias, activation, interleaved, *main_grads)
+    if is_recording():
+        call.record()
+    return call.run()
 
 
 class GatedCall(NamedTuple):
@@ -85,7 +89,43 @@ class GatedCall(NamedTuple):
 
     def epilogue(self) -> Epilogue:
         """The gate's, which stores gate and up if a gradient needs them."""
-        return gate_epilogue(self.activation, aux=wants_gradient(self.x, self.weight, self.up))
+        return EPILOGUES[self.activation, wants_gradient(self.x, self.weight, self.up)]
+
+    def record(self) -> None:
+        """Note what could follow the product."""
+        if self.bias is None:
+            gate, _ = parts(self.weight, self.up, self.interleaved)
+            record(self.x, gate, self.epilogue())
+
+    def wins(self, engine: Engine) -> bool:
+        """Whether one kernel computes all of it, from the operands that autocast gives."""
+        gate, up = parts(self.weight, self.up, self.interleaved)
+        if not functions.lie_alike(gate, up) or not functions.sizes_are_numbers(self.x, gate):
+            return False
+        operands = (as_cast(self.x), as_cast(gate))
+        return engine.plan(Form.LINEAR, *operands, epilogue=self.epilogue()) is not None
+
+    def run_if_fused(self, way: CallWay, engine: Engine | None) -> torch.Tensor | None:
+        """The layer by one kernel of the engine. Returns None if no winner computes all of it."""
+        x, weight, up = self.x, self.weight, self.up
+        is_sized = way is CallWay.EAGER or functions.sizes_are_numbers(x, weight, up)
+        if self.bias is not None or not is_sized:
+            return None
+        aux = wants_gradient(x, weight, up)
+        epilogue = EPILOGUES[self.activation, aux]
+        gate, raised = parts(weight, up, self.interleaved)
+        decided = functions.decide(engine, Form.LINEAR, x, gate, epilogue, {"up": raised})
+        if decided is None:
+            return None
+        main_grads = (self.main_grad, self.up_main_grad)
+        fusion = GatedFusion(epilogue, self.interleaved, main_grads, decided)
+        if not aux:
+            return (_run if way is CallWay.EAGER else run_fused)(x, weight, up, fusion)[0]
+        d: torch.Tensor = GatedLinear.apply(x, weight, up, fusion)[0]  # type: ignore[no-untyped-call]
+        return d
+
+    def run(self) -> torch.Tensor:
+        return _gated_linear(*self)
 
 
 class GatedFusion(NamedTuple):
@@ -125,16 +165,16 @@ def _main_grads(
         return None, None
     if (up is None) is not isinstance(main_grad, torch.Tensor):
         raise ValueError("main_grad must be one tensor of one weight, and a pair of two weights")
-    if isinstance(main_grad, torch.Tensor):
-        operators.check_main_grad(main_grad, weight)
-        return main_grad, None
-    for of_weight in main_grad:
+    main_grads = (main_grad,) if isinstance(main_grad, torch.Tensor) else main_grad
+    for of_weight in main_grads:
         operators.check_main_grad(of_weight, weight)
-    return main_grad
+    return main_grads if len(main_grads) == 2 else (*main_grads, None)
 
 
 def parts(whole: torch.Tensor, up: torch.Tensor | None, interleaved: bool = False) -> Pair:
-    """The gate's rows and up's."""
+    """The gate's rows and up's, without gradients: autograd would note the slices."""
+    if torch.is_grad_enabled():
+        whole, up = whole.detach(), None if up is None else up.detach()
     if up is not None:
         return whole, up
     if interleaved:
@@ -148,11 +188,12 @@ def halves(both: torch.Tensor, interleaved: bool) -> Pair:
     return (both[..., 0::2], both[..., 1::2]) if interleaved else both.chunk(2, -1)  # type: ignore[return-value]
 
 
-def gate_epilogue(activation: str, *, aux: bool) -> Epilogue:
-    """The epilogue of one of `GATES`; `aux`: it stores gate and up."""
-    epilogue = Epilogue.made_of(activation=activation, gate=True, aux=aux)
-    assert epilogue is not None  # noqa: S101 - each of GATES has both
-    return epilogue
+EPILOGUES: dict[tuple[str, bool], Epilogue] = {
+    (epilogue.activation, epilogue.stores_aux): epilogue
+    for epilogue in Epilogue
+    if epilogue.is_gated and epilogue.activation is not None
+}
+"""By the gate's activation, and by whether gate and up are stored."""
 
 
 def run_composed(*arguments: Any) -> torch.Tensor:
@@ -166,45 +207,6 @@ def run_composed(*arguments: Any) -> torch.Tensor:
         gate = operators.linear(x, weight, first, main_grad=main_grad)
         raised = operators.linear(x, up, second, main_grad=up_main_grad)
     return ACTIVATIONS[activation](gate) * raised
-
-
-def run_if_fused(way: CallWay, engine: Engine | None, call: GatedCall) -> torch.Tensor | None:
-    """The layer by one kernel of the engine. Returns None if no winner computes all of it."""
-    x, weight, up = call.x, call.weight, call.up
-    if call.bias is not None:
-        return None
-    weights = (weight,) if up is None else (weight, up)
-    if way is not CallWay.EAGER and not functions.sizes_are_numbers(x, *weights):
-        return None
-    epilogue = call.epilogue()
-    decided = decide(engine, x, weights, epilogue, call.interleaved)
-    if decided is None:
-        return None
-    main_grads = (call.main_grad, call.up_main_grad)
-    fusion = GatedFusion(epilogue, call.interleaved, main_grads, decided)
-    if not epilogue.stores_aux:
-        return run_fused(x, weight, up, fusion)[0]
-    d: torch.Tensor = GatedLinear.apply(x, weight, up, fusion)[0]  # type: ignore[no-untyped-call]
-    return d
-
-
-def decide(
-    engine: Engine | None,
-    x: torch.Tensor,
-    weights: tuple[torch.Tensor, ...],
-    epilogue: Epilogue,
-    interleaved: bool,
-) -> Decided | None:
-    """See `functions.decide`. `weights` is the whole weight, or the gate's and up's."""
-    if torch.is_grad_enabled():  # autograd would note the slices of a weight
-        weights = tuple(weight.detach() for weight in weights)
-    gate, up = weights if len(weights) == 2 else parts(weights[0], None, interleaved)
-    return functions.decide(engine, Form.LINEAR, x, gate, epilogue, {"up": up})
-
-
-def _autograd(way: CallWay, engine: Engine | None, *arguments: Any) -> torch.Tensor:
-    d = run_if_fused(way, engine, GatedCall(*arguments))
-    return run_composed(*arguments) if d is None else d
 
 
 def run_fused(
@@ -227,9 +229,9 @@ def _run(
 ) -> Outputs:
     decided = fusion.decided
     if decided is None:
-        weights = (weight,) if up is None else (weight, up)
         engine = functions.engine_here()
-        decided = decide(engine, x, weights, fusion.epilogue, fusion.interleaved)
+        gate, raised = parts(weight, up, fusion.interleaved)
+        decided = functions.decide(engine, Form.LINEAR, x, gate, fusion.epilogue, {"up": raised})
     outputs = None if decided is None else decided.run()
     if outputs is None:
         return _run_by_torch(x, weight, up, fusion)
@@ -258,7 +260,6 @@ class GatedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Outputs:
-        """D, and aux."""
         x, weight, up, fusion = arguments
         d, aux = run_fused(x, weight, up, fusion)
         needs_x, *needs_weights = ctx.needs_input_grad[:3]
@@ -308,18 +309,6 @@ class GatedLinear(torch.autograd.Function):
         return dx, *dweights, None
 
 
-def gate_gradients(activation: Activation, dy: torch.Tensor, aux: torch.Tensor) -> Pair:
-    """Gradients of gate and up from that of `activation(gate) * up`, [..., I] each; differentiable.
-
-    Args:
-        activation: of the gate.
-        dy: [..., I].
-        aux: [..., 2·I]: gate, then up.
-    """
-    gate, up = aux.chunk(2, -1)
-    return through(activation, dy * up, gate), dy * ACTIVATIONS[activation](gate)
-
-
 def _joined(pair: Pair, interleaved: bool) -> torch.Tensor:
     """Both gradients in the order of one weight's rows, [..., 2·I]."""
     return torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
@@ -343,17 +332,14 @@ def _compute(*arguments: Any) -> torch.Tensor:
     call = GatedCall(*arguments)
     if call.bias is not None:
         return run_composed(*call._replace(main_grad=None, up_main_grad=None)).contiguous()
-    fusion = GatedFusion(gate_epilogue(call.activation, aux=False), call.interleaved)
+    fusion = GatedFusion(EPILOGUES[call.activation, False], call.interleaved)
     return _run(call.x, call.weight, call.up, fusion)[0].contiguous()
 
 
 def _compute_product(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    up: torch.Tensor | None,
-    interleaved: bool,
-    epilogue: str,
+    x: torch.Tensor, weight: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    up, interleaved, epilogue = others
     d, aux = _run(x, weight, up, GatedFusion(Epilogue(epilogue), interleaved))
     return d, x.new_empty(0) if aux is None else aux
 
@@ -365,24 +351,21 @@ def _fake(
 
 
 def _fake_product(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    up: torch.Tensor | None,
-    interleaved: bool,  # noqa: ARG001 - does not change the shape
-    epilogue: str,
+    x: torch.Tensor, weight: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    up, _, epilogue = others
     d = _fake(x, weight, up)
     whole = (*x.shape[:-1], 2 * d.shape[-1])
     return d, x.new_empty(whole if Epilogue(epilogue).stores_aux else (0,))
 
 
-_gated_linear = register(
+_gated_linear: Callable[..., torch.Tensor] = register(
     "gated_linear(Tensor x, Tensor weight, Tensor? up=None, Tensor? bias=None, "
     "str activation='silu', bool interleaved=False, Tensor? main_grad=None, "
     "Tensor? up_main_grad=None) -> Tensor",
     _compute,
     _fake,
-    _autograd,
+    fused_or_composed(GatedCall, run_composed),
     by_torch=run_composed,
     needs_engine=True,
     casts=4,

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from gemmsmith.ops.engine import observers
 from gemmsmith.ops.engine.engine import Engine, current
+from gemmsmith.ops.engine.forms import Spec
 from gemmsmith.ops.engine.observers import DENSE, is_traced, keys_of
 
 _REAL = (torch.Tensor, torch.nn.Parameter)
@@ -98,6 +99,14 @@ def cast(tensor: torch.Tensor | None, dtype: torch.dtype) -> Any:
     return tensor.to(dtype)
 
 
+def as_cast(tensor: torch.Tensor) -> torch.Tensor | Spec:
+    """An operand, or its description after autocast, if autocast is enabled."""
+    kind = tensor.device.type
+    if not torch.is_autocast_enabled(kind) or tensor.dtype is torch.float64:
+        return tensor
+    return Spec.of(tensor)._replace(dtype=torch.get_autocast_dtype(kind))
+
+
 def autocast(first: torch.Tensor, *others: torch.Tensor | None) -> tuple[Any, ...]:
     """The operands as autocast hands them to a product, if it is on for the first one's device."""
     kind = first.device.type
@@ -105,6 +114,23 @@ def autocast(first: torch.Tensor, *others: torch.Tensor | None) -> tuple[Any, ..
         return (first, *others)
     dtype = torch.get_autocast_dtype(kind)
     return tuple(cast(operand, dtype) for operand in (first, *others))
+
+
+def fused_or_composed(
+    kind: Callable[..., Any], run_composed: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The part for autograd of an operator that one kernel may compute.
+
+    Args:
+        kind: makes a record of the operator's arguments, with a method `run_if_fused`.
+        run_composed: gives the result if no kernel computes all of it.
+    """
+
+    def autograd(way: CallWay, engine: Engine | None, *arguments: Any) -> Any:
+        d = kind(*arguments).run_if_fused(way, engine)
+        return run_composed(*arguments) if d is None else d
+
+    return autograd
 
 
 def register(
@@ -144,7 +170,7 @@ def register(
 
     eager = without_autograd if autograd is None else autograd
 
-    def as_cast(way: CallWay, engine: Engine | None, *arguments: Any) -> Any:
+    def with_casts(way: CallWay, engine: Engine | None, *arguments: Any) -> Any:
         dtype = torch.get_autocast_dtype(arguments[0].device.type)
         operands = (cast(operand, dtype) for operand in arguments[:casts])
         return eager(way, engine, *operands, *arguments[casts:])
@@ -155,7 +181,7 @@ def register(
     def under_autocast(*arguments: Any) -> Any:
         # Without the guard the operator, called again on what was cast, would come here for ever.
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            return as_cast(CallWay.OPERATOR, current(), *arguments)
+            return with_casts(CallWay.OPERATOR, current(), *arguments)
 
     if advice:
         _LIBRARY.impl(name, _without_gradient(name, advice), "Autograd")  # type: ignore[no-untyped-call]
@@ -172,7 +198,7 @@ def register(
         if way is CallWay.OPERATOR:
             return getattr(torch.ops.gemmsmith, name)(*arguments)
         if casts and torch.is_autocast_enabled(arguments[0].device.type):
-            return as_cast(way, engine, *arguments)
+            return with_casts(way, engine, *arguments)
         return eager(way, engine, *arguments)
 
     return call

@@ -104,7 +104,7 @@ def _compute(*arguments: Any) -> torch.Tensor:
     gate, raised = gated.parts(call.weight, call.up, call.interleaved)
     form = Form.scaled(by_rows=False, fast=call.use_fast_accum)
     product = (call.x, gate, call.scale_x, call.scale_weight)
-    epilogue = gated.gate_epilogue(call.activation, aux=False)
+    epilogue = gated.EPILOGUES[call.activation, False]
     d = call.output.run(form, product, epilogue, {"up": raised.t()})
     return run_composed(*call) if d is None else d
 
@@ -123,7 +123,7 @@ def products(arguments: dict[str, Any]) -> Iterator[Multiplied]:
             yield Multiplied(form, call.x, rows.t())
     gate, _ = gated.parts(call.weight, call.up, call.interleaved)
     output = FP8 if call.output.is_fp8 else None
-    epilogue = gated.gate_epilogue(call.activation, aux=False)
+    epilogue = gated.EPILOGUES[call.activation, False]
     yield Multiplied(form, call.x, gate.t(), output, epilogue)
 
 
