@@ -89,7 +89,6 @@ def _from_database(
 ) -> Answer:
     from service.database import open_store, prepare
     from service.lookup import find
-    from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     settings = load_settings(database=database)
@@ -108,7 +107,6 @@ def _from_database(
             problem,
             model,
             accepted=find.EXACT if exact else find.ANY,
-            ranker=AnalyticModel(),
         )
     if answer is None:
         tune = f"gemmsmith tune {typed(problem)}"
@@ -371,7 +369,6 @@ def _compare(recorded: ReplayDevice, winner: Winner, as_json: bool) -> None:
 
 def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:
     from service.lookup import find
-    from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     with Store.open(url) as store:
@@ -380,7 +377,6 @@ def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:
             problem,
             recorded.model,
             accepted=find.EXACT,
-            ranker=AnalyticModel(),
         )
     if answer is not None:
         _show(answer)

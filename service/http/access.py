@@ -29,9 +29,9 @@ import structlog
 from fastapi import Depends, HTTPException, Request
 from fastapi.security import HTTPBearer
 
+from service.errors import ProblemError
 from service.http.attempts import Attempts
 from service.http.connections import client_name
-from service.http.errors import ProblemError
 from tuner.store.keys import Keys, digest
 from tuner.store.keys import Scope as Scope
 
@@ -68,6 +68,11 @@ class Caller:
 
 LOCAL = Caller(name="local", scopes=frozenset(Scope))
 """The caller if keys are not required: any program on this machine."""
+
+
+def whose(caller: Caller, connection: Mapping[str, Any]) -> str:
+    """What a request, an ASGI connection scope, is counted under: the key, or else the address."""
+    return client_name(connection) if caller is LOCAL else f"key {caller.name}"
 
 
 class UnknownKey(ProblemError):

@@ -12,14 +12,13 @@ from contextlib import asynccontextmanager, closing
 from fastapi import FastAPI
 
 from gemmsmith.version import VERSION
-from service import identity
-from service.http import errors, openapi
+from service import errors, identity
+from service.http import openapi
 from service.http.access import Doorkeeper
 from service.http.bodies import LimitBody
 from service.http.denials import Denials
 from service.http.lookup_routes import ServeLookups
 from service.http.middleware import AnswerHead, Observe
-from service.http.queueing import TakeTurns
 from service.http.routes import (
     audit,
     best,
@@ -37,6 +36,7 @@ from service.http.routes import (
     winners,
 )
 from service.http.state import State
+from service.http.turns import TakeTurns
 from service.http.wellformed import RefuseIllFormed
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
@@ -48,11 +48,7 @@ from service.settings import Settings
 from service.worker.gpu import usable_gpu
 from tuner.compile.artifacts import ArtifactStore
 from tuner.jobs import Queue
-from tuner.search.cost_model import AnalyticModel
 from tuner.store import Store
-
-PREDICTOR = AnalyticModel()
-"""Of lookups that find no winner."""
 
 DESCRIPTION = (
     "Finds the fastest kernel, with its launch parameters, for a matrix product on a GPU. "
@@ -74,7 +70,7 @@ def create_app(settings: Settings) -> FastAPI:
                 closing(state.metrics),
                 closing(state.readiness),
                 state.watcher,
-                state.chart,
+                state.reader.chart,
             ):
                 yield
                 state.stopping.set()
@@ -126,7 +122,6 @@ def _state(settings: Settings, store: Store) -> State:
         watcher=StoreWatcher(store, answers, catalogue),
         metrics=metrics,
         artifacts=ArtifactStore(settings.packs, trusted=identity.trusted_packs(settings)),
-        ranker=PREDICTOR,
         signer=signer,
         access=Doorkeeper(
             store.keys, required=settings.keys_required, job_limit=settings.key_job_limit

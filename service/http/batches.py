@@ -15,7 +15,7 @@ import msgspec
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
-from service.http.errors import NO_OBJECT, ProblemError, invalid_field
+from service.errors import NO_OBJECT, ProblemError, invalid_field
 from service.http.questions import MAX_BATCH_PROBLEMS, BestBatchBody, ProblemBody, QuestionReader
 from service.http.wellformed import check_json, check_small, no_json, number_of_values
 

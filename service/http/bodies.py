@@ -13,13 +13,12 @@ from dataclasses import replace
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.http.access import LOGIN, LOGOUT
+from service.errors import ProblemError
+from service.http.access import LOGIN, LOGOUT, whose
 from service.http.access import Scope as KeyScope
 from service.http.connections import client_name
-from service.http.errors import ProblemError
 from service.http.middleware import SAFE, put_back
 from service.http.state import State
-from service.http.turns import whose
 from service.http.wellformed import BATCH
 
 SMALL_BYTES = 64 * 1024

@@ -23,7 +23,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gemmsmith.core.text import ACCEPTED, flaw, flaw_in
-from service.http.errors import ProblemError, invalid_field
+from service.errors import ProblemError, invalid_field
 from service.http.middleware import put_back
 
 BATCH = "/best:batch"

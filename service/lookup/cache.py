@@ -26,8 +26,8 @@ from gemmsmith.core.kernel import Backend
 from gemmsmith.core.neighbours import Neighbourhood
 from gemmsmith.core.problem import Problem
 from gemmsmith.http.requests import RUNS
-from service.http import documents
-from service.http.abilities import without_config
+from service import documents
+from service.lookup.abilities import without_config
 from service.lookup.find import REACH
 
 _LONGEST_QUERY = 300

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 
 from gemmsmith.core.device import DeviceModel, called
 from gemmsmith.core.problem import Problem
-from service.http.errors import invalid_field
-from service.http.requests import Arch
+from service.errors import invalid_field
 from tuner.workloads.footprint import footprint_bytes
+
+
+class Arch(StrEnum):
+    """Architectures that winners exist for."""
+
+    SM90 = "sm90"  # Hopper: H100, H200, H20
 
 
 class Catalogue:

@@ -18,8 +18,8 @@ from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.config import Config, Use
 from gemmsmith.core.kernel import Backend
 from gemmsmith.core.problem import Problem
-from service.http import documents
-from service.http.abilities import Abilities
+from service import documents
+from service.lookup.abilities import Abilities
 from tuner.compile import ArtifactStore
 from tuner.store import Store
 from tuner.store.changes import Marks, newest

@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl
 from fastapi import Depends, Query, Request
 from pydantic import BeforeValidator, Field
 
+from service.errors import ProblemError
 from service.http.access import Caller, Scope, needs
-from service.http.errors import ProblemError
 from service.http.wellformed import FORM
 
 Reader = Annotated[Caller, needs(Scope.READ)]

@@ -90,7 +90,8 @@ def abilities_of(headers: Iterable[tuple[bytes, bytes]]) -> Abilities:
 @lru_cache(maxsize=256)
 def _listed(runs: bytes) -> Abilities:
     words = runs.decode("latin-1").lower().split()
-    return Abilities(backends=frozenset(backend for backend in Backend if backend in words))
+    backends = frozenset(backend for backend in Backend if backend in words)
+    return EVERYTHING if backends == {*Backend} else Abilities(backends=backends)
 
 
 _UNMEASURED: dict[str, Any] = {

@@ -19,8 +19,8 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import JobState
 from gemmsmith.http.replies import SCHEMA
 from gemmsmith.signing import Signer
-from service.http.errors import ProblemError
-from service.http.tables import timestamp as timestamp
+from service.errors import ProblemError
+from service.tables import timestamp as timestamp
 from tuner.compile import Manifest
 from tuner.jobs import Job, RecordedEvent
 from tuner.store import StoredTrial
