@@ -15,7 +15,7 @@ from gemmsmith.version import VERSION
 from service import errors, identity
 from service.http import openapi
 from service.http.access import Doorkeeper
-from service.http.bodies import LimitBody
+from service.http.bodies import CheckRequest
 from service.http.denials import Denials
 from service.http.lookup_routes import ServeLookups
 from service.http.middleware import AnswerHead, Observe
@@ -37,7 +37,6 @@ from service.http.routes import (
 )
 from service.http.state import State
 from service.http.turns import TakeTurns
-from service.http.wellformed import RefuseIllFormed
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.watcher import StoreWatcher
@@ -92,8 +91,7 @@ def create_app(settings: Settings) -> FastAPI:
     lookups = [*best.routes, *snapshot.routes]
     app.add_middleware(ServeLookups, routes=lookups)
     app.add_middleware(TakeTurns)
-    app.add_middleware(RefuseIllFormed)
-    app.add_middleware(LimitBody, limit=settings.max_body_bytes)
+    app.add_middleware(CheckRequest, limit=settings.max_body_bytes)
     app.add_middleware(Observe)
     app.router.routes += lookups
     for module in (

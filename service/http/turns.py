@@ -29,9 +29,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.errors import ProblemError
 from service.http.access import Scope as Right
 from service.http.access import whose
+from service.http.bodies import BATCH
 from service.http.middleware import SAFE, put_back
 from service.http.protocol import HEALTH
-from service.http.wellformed import BATCH
 
 A = TypeVar("A", bound=Hashable)
 T = TypeVar("T")
@@ -225,7 +225,7 @@ class TakeTurns:
             with ExitStack() as held:
                 held.enter_context(requests.admitted(client))
                 if scope["path"] == BATCH:
-                    message = await receive()  # the whole body: `LimitBody` has read it
+                    message = await receive()  # the whole body: `CheckRequest` has read it
                     receive = put_back(message, receive)
                     asked = _problems_in(message.get("body", b""))
                     held.enter_context(lookups.problems.admitted(client, asked))

@@ -88,9 +88,11 @@ def find_many(
     accepted, has no answer.
     """
     pack_of = functools.cache(source.pack_for)
-    winners = _readable(source.winners_of(problems, device.slug))
-    answers = {winner.problem: as_served(winner, pack_of) for winner in winners}
-    if Match.NEAREST in accepted:
+    answers = {
+        problem: as_served(winner, pack_of)
+        for problem, winner in _winners(source, problems, device).items()
+    }
+    if Match.NEAREST in accepted and len(answers) < len(problems):
         others = [problem for problem in problems if problem not in answers]
         answers |= _of_neighbours(source, others, device, pack_of)
     if Match.PREDICTED in accepted:
@@ -110,13 +112,12 @@ def _of_neighbours(
     """
     chosen = {}
     for problem in problems:
-        if answer := _answering(problem, source.near(problem, device.slug)):
+        near = source.near(problem, device.slug)
+        if answer := answering(problem, near, lambda won: _is_legal(won.candidate, problem)):  # noqa: B023
             chosen[problem] = answer
     if not chosen:
         return {}
-    measured = {there for there, _, _ in chosen.values()}
-    readable = _readable(source.winners_of(measured, device.slug))
-    winners = {winner.problem: winner for winner in readable}
+    winners = _winners(source, {there for there, _, _ in chosen.values()}, device)
     answers = {}
     for problem, (there, won, use) in chosen.items():
         winner = winners.get(there)
@@ -130,14 +131,15 @@ def _of_neighbours(
     return answers
 
 
-def _readable(winners: Iterable[Winner]) -> list[Winner]:
-    return [winner for winner in winners if winner.digest != UNREADABLE]
-
-
-def _answering(
-    problem: Problem, near: Sequence[tuple[Problem, Won]]
-) -> tuple[Problem, Won, Use] | None:
-    return answering(problem, near, lambda won: _is_legal(won.candidate, problem))
+def _winners(
+    source: WinnerSource, problems: Iterable[Problem], device: DeviceModel
+) -> dict[Problem, Winner]:
+    """The problems' own winners, as far as they can be read."""
+    winners = {}
+    for winner in source.winners_of(problems, device.slug):
+        if winner.digest != UNREADABLE:
+            winners[winner.problem] = winner
+    return winners
 
 
 def _is_legal(candidate: Candidate | None, problem: Problem) -> bool:

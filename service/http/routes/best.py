@@ -12,11 +12,11 @@ from starlette.responses import Response, StreamingResponse
 from service.errors import ProblemError
 from service.http import batches
 from service.http.access import Caller, whose
+from service.http.bodies import BATCH
 from service.http.lookup_routes import LookupRoute
 from service.http.middleware import UNLOGGED
 from service.http.questions import BestBatchBody, BestQuery, QuestionReader
 from service.http.state import State
-from service.http.wellformed import BATCH
 from service.lookup import reader
 from service.lookup.abilities import Abilities, abilities_of
 from service.lookup.cache import RawHeaders, Rendered
