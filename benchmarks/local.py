@@ -33,7 +33,7 @@ from tuner.backends import candidates
 from tuner.devices import open_device
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.ranking import ranked
-from tuner.search.run import tune
+from tuner.search.run import TuningRun
 from tuner.store import Store
 from tuner.trial import Phase, Trial
 
@@ -97,14 +97,13 @@ def figures(folder: Path) -> Iterator[Figure]:
         with open_device("replay:", sweeps=servers.SWEEPS) as device:
             yield measure(
                 "tune 256×4096×4096 bf16 on the recorded H200, default effort",
-                lambda i: tune(
-                    Problem(m=256, n=4096, k=4096, dtype=DType.BF16),
+                lambda i: TuningRun(
+                    problem=Problem(m=256, n=4096, k=4096, dtype=DType.BF16),
                     device=device,
                     store=store,
                     builder=None,
-                    ranker=ranker,
                     job=f"tune-{i}",
-                ),
+                ).tune(),
                 3,
             )
     with servers.service(folder / "served.db") as url, httpx.Client(base_url=url) as http:

@@ -320,9 +320,8 @@ def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: f
     """
     from gemmsmith.core.tuning import Effort
     from tuner.search.budget import BUDGETS
-    from tuner.search.cost_model import AnalyticModel
     from tuner.search.progress import Step
-    from tuner.search.run import tune
+    from tuner.search.run import TuningRun
     from tuner.store import Store, upgrade
 
     for file in database.parent.glob(f"{NAME}*"):  # also SQLite's own files beside it
@@ -344,15 +343,14 @@ def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: f
 
     note(f"{problem} on {recorded.name}, real measurements of {recorded.model.name}")
     with Store.open(f"sqlite:///{database}") as store, recorded:
-        return tune(
-            problem,
+        return TuningRun(
+            problem=problem,
             device=recorded,
             store=store,
             builder=None,
-            ranker=AnalyticModel(),
             job=f"demo-{secrets.token_hex(6)}",
             on_event=on_event,
-        )
+        ).tune()
 
 
 def _compare(recorded: ReplayDevice, winner: Winner, as_json: bool) -> None:
