@@ -129,7 +129,6 @@ class Answers:
     def get_many(
         self, device: str, problems: Iterable[Problem], accepted: Collection[Match]
     ) -> list[Rendered | None]:
-        """The kept answers to the problems on a device model, of the `accepted` kinds."""
         with self._lock:
             return [self._get((device, problem), accepted) for problem in problems]
 

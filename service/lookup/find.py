@@ -280,18 +280,13 @@ class Charted:
         self._store = store
         self._chart = chart
         self._is_new = False
-
-    def winners_of(self, problems: Iterable[Problem], device: str) -> list[Winner]:
-        """The current winners of the problems."""
-        return self._store.winners_of(problems, device)
+        self.winners_of = store.winners_of
 
     def near(self, problem: Problem, device: str) -> list[tuple[Problem, Won]]:
-        """The problem's neighbours and what won on them, nearest first."""
         if not self._is_new:
             self._chart.catch_up()
             self._is_new = True
         return self._chart.near(problem, device)
 
     def pack_for(self, kernel: str) -> str | None:
-        """Hash of the newest pack that holds the kernel."""
         return (self._chart if self._is_new else self._store).pack_for(kernel)

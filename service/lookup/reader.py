@@ -47,7 +47,6 @@ class Body:
         return sum(map(len, self._parts))
 
     def __iter__(self) -> Iterator[bytes]:
-        """The pieces to be sent one after the other."""
         for start in range(0, len(self._parts), _PARTS_AT_ONCE):
             yield b"".join(self._parts[start : start + _PARTS_AT_ONCE])
 

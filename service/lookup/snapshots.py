@@ -47,7 +47,6 @@ class WrittenSnapshot:
         return document.whole(self._head, self._rows)
 
     def compressed(self) -> bytes:
-        """The body as gzip."""
         with self._lock:
             return self._compressed
 

@@ -148,7 +148,12 @@ class TuningRun:
         candidates = self._offered()
         predicted = predictions(self.problem, candidates, self.device.model, self.ranker)
         order = by_time(candidates, predicted)
-        first = [*self._won_nearby(order), *self._like_default(order)]
+        keys = {candidate.key for candidate in order}
+        near = near_winners(self.store, self.problem, self.device.model.slug)
+        near = [candidate for candidate in near if candidate.key in keys]
+        self.baseline_kernels = self.device.baseline_kernels(self.problem)
+        like_default = resembling(order, self.baseline_kernels, limit=self.bounds.hints)
+        first = [*near[: self.bounds.seeds], *like_default]
         kernels = len({candidate.kernel.name for candidate in order})
         message = f"{len(order)} candidates of {kernels} kernels"
         self._say(Step.ENUMERATE, 0, len(order), message)
@@ -169,15 +174,6 @@ class TuningRun:
             return None
         kernels = {candidate.kernel.name: candidate.kernel for candidate in order}
         return {name for name, kernel in kernels.items() if self.builder.has(kernel)}
-
-    def _won_nearby(self, order: Sequence[Candidate]) -> list[Candidate]:
-        seeds = near_winners(self.store, self.problem, self.device.model.slug)
-        keys = {candidate.key for candidate in order}
-        return [seed for seed in seeds if seed.key in keys][: self.bounds.seeds]
-
-    def _like_default(self, order: Sequence[Candidate]) -> list[Candidate]:
-        self.baseline_kernels = self.device.baseline_kernels(self.problem)
-        return resembling(order, self.baseline_kernels, limit=self.bounds.hints)
 
     def screen_kernels(self, plan: Proposals) -> None:
         """Measure the most promising kernels, each with its most promising launch."""
@@ -364,6 +360,5 @@ def _decided(decision: Decision, problem: Problem) -> tuple[float | None, str]:
 
 
 def _speed(trial: Trial) -> tuple[float, str]:
-    """The sort key of measured trials: time, then the candidate's key."""
     assert trial.statistics is not None  # noqa: S101 - a measured trial has them
     return trial.statistics.median_us, trial.candidate.key
