@@ -24,8 +24,7 @@ from service import documents
 from service.http.turns import OncePerTurn
 from service.lookup.abilities import EVERYTHING, Abilities, abilities_of
 from service.lookup.devices import Catalogue
-from service.lookup.snapshot_rows import PacksToRun
-from service.lookup.snapshots import KEPT, Snapshots, WrittenSnapshot
+from service.lookup.snapshots import KEPT, PacksToRun, Snapshots, WrittenSnapshot
 from service.settings import Settings
 from tests.compat.test_old_clients import by_library
 from tests.support.replacing import replace
