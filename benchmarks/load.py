@@ -33,7 +33,7 @@ import msgspec
 from benchmarks import million, servers, wrk
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort
-from service.http.documents import best_url
+from service.documents import best_url
 from tuner.devices import open_device
 from tuner.devices.replay import ReplayDevice
 from tuner.store import Store

@@ -32,8 +32,8 @@ from service.cli import evaluate
 from tuner.backends import candidates
 from tuner.devices import open_device
 from tuner.search.cost_model import AnalyticModel
-from tuner.search.ranking import ranked
-from tuner.search.run import tune
+from tuner.search.ranking import by_time, predictions
+from tuner.search.run import TuningRun
 from tuner.store import Store
 from tuner.trial import Phase, Trial
 
@@ -66,10 +66,14 @@ def figures(folder: Path) -> Iterator[Figure]:
     winners = servers.shipped()
     model = winners[0].device
     large = Problem(m=4096, n=6144, k=4096)
-    ranker = AnalyticModel()
+
+    def rank(_: int) -> object:
+        legal = candidates(large, model)
+        return by_time(legal, predictions(large, legal, model, AnalyticModel()))
+
     yield measure(
         "enumerate and rank one problem (4096×6144×4096 bf16)",
-        lambda _: ranked(large, candidates(large, model), model, ranker),
+        rank,
         20,
     )
     with Store.open(f"sqlite:///{folder / 'bench.db'}", create=True) as store:
@@ -97,14 +101,13 @@ def figures(folder: Path) -> Iterator[Figure]:
         with open_device("replay:", sweeps=servers.SWEEPS) as device:
             yield measure(
                 "tune 256×4096×4096 bf16 on the recorded H200, default effort",
-                lambda i: tune(
-                    Problem(m=256, n=4096, k=4096, dtype=DType.BF16),
+                lambda i: TuningRun(
+                    problem=Problem(m=256, n=4096, k=4096, dtype=DType.BF16),
                     device=device,
                     store=store,
                     builder=None,
-                    ranker=ranker,
                     job=f"tune-{i}",
-                ),
+                ).tune(),
                 3,
             )
     with servers.service(folder / "served.db") as url, httpx.Client(base_url=url) as http:

@@ -39,7 +39,7 @@ import psutil
 from benchmarks import load, million, servers
 from gemmsmith.answers.answer import Conditions, Correctness, Statistics
 from gemmsmith.core.problem import Problem
-from service.http.documents import best_url
+from service.documents import best_url
 from tests.support import postgresql
 from tuner.backends import candidates
 from tuner.jobs import LeasedJob, Queue

@@ -103,7 +103,6 @@ def text(x: float, y: float, words: str, anchor: str = "middle") -> str:
 
 
 def upright(x: float, y: float, words: str) -> str:
-    """Draw a line of text that reads upwards, centred."""
     turn = f"translate({x:.1f} {y:.1f}) rotate(-90)"
     return f'<text transform="{turn}" text-anchor="middle">{escape(words)}</text>'
 

@@ -151,8 +151,7 @@ def write(
         OSError: the file cannot be written.
     """
     from gemmsmith.winners.bundle import write_bundle
-    from service import identity
-    from service.http import documents
+    from service import documents, identity
 
     signer = identity.signer(settings)
     unanswered: frozenset[Problem] = frozenset()

@@ -89,7 +89,6 @@ def _from_database(
 ) -> Answer:
     from service.database import open_store, prepare
     from service.lookup import find
-    from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     settings = load_settings(database=database)
@@ -108,7 +107,6 @@ def _from_database(
             problem,
             model,
             accepted=find.EXACT if exact else find.ANY,
-            ranker=AnalyticModel(),
         )
     if answer is None:
         tune = f"gemmsmith tune {typed(problem)}"
@@ -322,9 +320,8 @@ def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: f
     """
     from gemmsmith.core.tuning import Effort
     from tuner.search.budget import BUDGETS
-    from tuner.search.cost_model import AnalyticModel
     from tuner.search.progress import Step
-    from tuner.search.run import tune
+    from tuner.search.run import TuningRun
     from tuner.store import Store, upgrade
 
     for file in database.parent.glob(f"{NAME}*"):  # also SQLite's own files beside it
@@ -346,15 +343,14 @@ def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: f
 
     note(f"{problem} on {recorded.name}, real measurements of {recorded.model.name}")
     with Store.open(f"sqlite:///{database}") as store, recorded:
-        return tune(
-            problem,
+        return TuningRun(
+            problem=problem,
             device=recorded,
             store=store,
             builder=None,
-            ranker=AnalyticModel(),
             job=f"demo-{secrets.token_hex(6)}",
             on_event=on_event,
-        )
+        ).tune()
 
 
 def _compare(recorded: ReplayDevice, winner: Winner, as_json: bool) -> None:
@@ -371,7 +367,6 @@ def _compare(recorded: ReplayDevice, winner: Winner, as_json: bool) -> None:
 
 def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:
     from service.lookup import find
-    from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     with Store.open(url) as store:
@@ -380,7 +375,6 @@ def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:
             problem,
             recorded.model,
             accepted=find.EXACT,
-            ranker=AnalyticModel(),
         )
     if answer is not None:
         _show(answer)

@@ -262,7 +262,7 @@ def _status(job: Job, waits: str = "") -> JobStatus:
     import msgspec
 
     from gemmsmith.http.jobs import JobStatus
-    from service.http import documents
+    from service import documents
 
     return msgspec.convert(documents.job(job, waits), JobStatus)
 

@@ -24,7 +24,7 @@ from tuner.errors import (
 )
 from tuner.search import demand
 from tuner.search.progress import Progress, Step
-from tuner.search.run import tune
+from tuner.search.run import TuningRun
 
 if TYPE_CHECKING:
     from gemmsmith.core.kernel import AnyKernel
@@ -159,19 +159,18 @@ class Here:
             )
 
         try:
-            winner = tune(
-                task.problem,
+            winner = TuningRun(
+                problem=task.problem,
                 device=session.device,
                 store=session.store,
                 builder=session.builder,
-                ranker=session.ranker,
                 effort=effort_of(self._tuning.effort),
                 compiled_only=self._tuning.compiled_only,
                 defer=defer,
                 job=f"local-{secrets.token_hex(6)}",  # so that tuning again keeps new samples too
                 on_event=on_event,
                 should_stop=self._stop,
-            )
+            ).tune()
         except JobAborted as error:
             return TaskOutcome.without_winner(task, Status.SKIPPED, str(error), began)
         served = session.store.winner(task.problem, winner.device.slug)

@@ -17,12 +17,12 @@ from gemmsmith.errors import GemmsmithError
 from gemmsmith.files import private_folder
 from gemmsmith.program.captured import Captured, tune_command
 from gemmsmith.winners.bundle import Bundle
+from service import documents
 from service.cli import bake, runner
 from service.cli.output import CommandError, counted, note, say_made
 from service.cli.session import connect, model_of, signed_store
 from service.cli.tasks import Task, TuningOptions
 from service.database import open_store
-from service.http import documents
 from service.settings import Settings
 from tuner.devices import local_gpu
 from tuner.errors import TunerError

@@ -41,7 +41,7 @@ from service.cli.output import (
 from service.cli.session import connect, device_called
 
 if TYPE_CHECKING:
-    from service.http.tables import FileFormat, Row, Table
+    from service.tables import FileFormat, Row, Table
     from tuner.store import Store, StoredTrial
     from tuner.trial import Winner
 
@@ -131,7 +131,7 @@ class TableOptions:
         Raises:
             InvalidProblem: there is no such format; names those there are.
         """
-        from service.http.tables import FileFormat
+        from service.tables import FileFormat
 
         if self.form is None:
             ending = path.suffix[1:] if path else ""
@@ -144,7 +144,7 @@ class TableOptions:
         Raises:
             MisuseError: there is no such column; names those there are.
         """
-        from service.http.tables import UnknownField
+        from service.tables import UnknownField
 
         try:
             return kind.choose(self.fields)
@@ -216,7 +216,7 @@ def _write(
     filters: dict[str, Any], winners: bool, limit: int, source: SourceOptions, file: FileOptions
 ) -> None:
     """Write trials or winners as plain columns."""
-    from service.http import tables
+    from service import tables
 
     form = file.format_of(file.output)
     kind: tables.Table[Any] = tables.WINNERS if winners else tables.TRIALS
@@ -247,7 +247,7 @@ def write_table(
     """
     from gemmsmith.files import STDOUT, descriptor
     from gemmsmith.files import write as write_file
-    from service.http.tables import ParquetMissing
+    from service.tables import ParquetMissing
 
     try:
         content = kind.write(rows, columns, form)

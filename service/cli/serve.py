@@ -26,9 +26,9 @@ import uvicorn
 
 from gemmsmith.core.problem import Problem
 from service import database, identity, logging
+from service.documents import best_url
 from service.http.app import create_app
 from service.http.connections import raise_file_limit
-from service.http.documents import best_url
 from service.http.server import server_config
 from service.lookup.devices import Catalogue
 from service.settings import Settings, SettingsError

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from service.settings import Settings
     from tuner.compile import Builder
     from tuner.devices.base import Device
-    from tuner.search.ranking import Ranker
     from tuner.store import Store
 
 _NO_HOST = re.compile(r"Name or service not known|No address associated|failure in name resolution")
@@ -100,7 +99,6 @@ class TuningSession:
     store: Store
     device: Device
     builder: Builder | None
-    ranker: Ranker
 
 
 def signed_store(settings: Settings) -> Store:
@@ -126,12 +124,11 @@ def tuning_session(settings: Settings, store: Store) -> Iterator[TuningSession]:
     """
     from service.worker.builder import open_builder
     from service.worker.process import open_worker_device
-    from tuner.search.cost_model import AnalyticModel
 
     device = open_worker_device(settings)
     builder = open_builder(settings, store) if device.needs_packs else None
     with device:
-        yield TuningSession(store=store, device=device, builder=builder, ranker=AnalyticModel())
+        yield TuningSession(store=store, device=device, builder=builder)
 
 
 def device_called(name: str, slugs: Iterable[str]) -> str:

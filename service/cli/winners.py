@@ -227,7 +227,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the current winners to a file, atomically."""
-    from service.http import tables
+    from service import tables
     from tuner.exchange import export_winners, of_types
     from tuner.store import Store
 

@@ -14,6 +14,7 @@ name: a web page whose name is made to mean 127.0.0.1 (DNS rebinding) gets nothi
 from __future__ import annotations
 
 import functools
+import ipaddress
 import itertools
 import math
 import re
@@ -29,9 +30,8 @@ import structlog
 from fastapi import Depends, HTTPException, Request
 from fastapi.security import HTTPBearer
 
+from service.errors import ProblemError
 from service.http.attempts import Attempts
-from service.http.connections import client_name
-from service.http.errors import ProblemError
 from tuner.store.keys import Keys, digest
 from tuner.store.keys import Scope as Scope
 
@@ -68,6 +68,28 @@ class Caller:
 
 LOCAL = Caller(name="local", scopes=frozenset(Scope))
 """The caller if keys are not required: any program on this machine."""
+
+
+def client_of(address: str) -> str:
+    """Whom an IP address stands for: of IPv6 its /64, which one client has all of."""
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(known, ipaddress.IPv4Address):
+        return address
+    return str(known.ipv4_mapped or ipaddress.ip_network((known, 64), strict=False))
+
+
+def client_name(connection: Mapping[str, Any]) -> str:
+    """Whom a request, an ASGI connection scope, comes from; empty where that is not known."""
+    client = connection.get("client")
+    return client_of(client[0]) if client else ""
+
+
+def whose(caller: Caller, connection: Mapping[str, Any]) -> str:
+    """What a request, an ASGI connection scope, is counted under: the key, or else the address."""
+    return client_name(connection) if caller is LOCAL else f"key {caller.name}"
 
 
 class UnknownKey(ProblemError):

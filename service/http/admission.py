@@ -14,9 +14,9 @@ import structlog
 from fastapi import Depends, Header
 from starlette.responses import Response
 
-from service.http import documents
+from service import documents
+from service.errors import ProblemError, invalid_field
 from service.http.access import LOCAL, Caller
-from service.http.errors import ProblemError, invalid_field
 from service.http.state import State
 from tuner.errors import QueueFull, QuotaUsedUp
 from tuner.jobs import Job

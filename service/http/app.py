@@ -12,14 +12,13 @@ from contextlib import asynccontextmanager, closing
 from fastapi import FastAPI
 
 from gemmsmith.version import VERSION
-from service import identity
-from service.http import errors, openapi
+from service import errors, identity
+from service.http import openapi
 from service.http.access import Doorkeeper
-from service.http.bodies import LimitBody
+from service.http.bodies import CheckRequest
 from service.http.denials import Denials
 from service.http.lookup_routes import ServeLookups
 from service.http.middleware import AnswerHead, Observe
-from service.http.queueing import TakeTurns
 from service.http.routes import (
     audit,
     best,
@@ -37,7 +36,7 @@ from service.http.routes import (
     winners,
 )
 from service.http.state import State
-from service.http.wellformed import RefuseIllFormed
+from service.http.turns import TakeTurns
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.watcher import StoreWatcher
@@ -48,11 +47,7 @@ from service.settings import Settings
 from service.worker.gpu import usable_gpu
 from tuner.compile.artifacts import ArtifactStore
 from tuner.jobs import Queue
-from tuner.search.cost_model import AnalyticModel
 from tuner.store import Store
-
-PREDICTOR = AnalyticModel()
-"""Of lookups that find no winner."""
 
 DESCRIPTION = (
     "Finds the fastest kernel, with its launch parameters, for a matrix product on a GPU. "
@@ -74,7 +69,7 @@ def create_app(settings: Settings) -> FastAPI:
                 closing(state.metrics),
                 closing(state.readiness),
                 state.watcher,
-                state.chart,
+                state.reader.chart,
             ):
                 yield
                 state.stopping.set()
@@ -96,8 +91,7 @@ def create_app(settings: Settings) -> FastAPI:
     lookups = [*best.routes, *snapshot.routes]
     app.add_middleware(ServeLookups, routes=lookups)
     app.add_middleware(TakeTurns)
-    app.add_middleware(RefuseIllFormed)
-    app.add_middleware(LimitBody, limit=settings.max_body_bytes)
+    app.add_middleware(CheckRequest, limit=settings.max_body_bytes)
     app.add_middleware(Observe)
     app.router.routes += lookups
     for module in (
@@ -126,7 +120,6 @@ def _state(settings: Settings, store: Store) -> State:
         watcher=StoreWatcher(store, answers, catalogue),
         metrics=metrics,
         artifacts=ArtifactStore(settings.packs, trusted=identity.trusted_packs(settings)),
-        ranker=PREDICTOR,
         signer=signer,
         access=Doorkeeper(
             store.keys, required=settings.keys_required, job_limit=settings.key_job_limit

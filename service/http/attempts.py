@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from service.http.errors import ProblemError
+from service.errors import ProblemError
 
 AT_ONCE = 30
 """Unknown keys that an address may try in a row, and again when it has rested for `AT_ONCE` times

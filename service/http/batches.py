@@ -1,6 +1,6 @@
 """The body of `POST /best:batch`: thousands of problems, read one by one in a thread.
 
-All other bodies are small, and are checked and decoded as a whole (`service.http.wellformed`). Of
+All other bodies are small, and are checked and decoded as a whole (`service.http.bodies`). Of
 this one, no single step takes long, whatever it contains: a decoder holds Python's lock, so that
 the event loop would stand still with it. Cheap checks come first: the number of values, and the
 length of each problem and of the rest. 10,000 problems take 30 ms.
@@ -15,9 +15,9 @@ import msgspec
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
-from service.http.errors import NO_OBJECT, ProblemError, invalid_field
+from service.errors import NO_OBJECT, ProblemError, invalid_field
+from service.http.bodies import check_json, check_small, no_json, number_of_values
 from service.http.questions import MAX_BATCH_PROBLEMS, BestBatchBody, ProblemBody, QuestionReader
-from service.http.wellformed import check_json, check_small, no_json, number_of_values
 
 _MOST_VALUES = 16 * MAX_BATCH_PROBLEMS
 """A problem has 12 fields."""

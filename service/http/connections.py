@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import os
 import resource
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import structlog
 
@@ -96,28 +95,11 @@ def raise_file_limit() -> None:
         log.warning("the limit of open files stays", files=files, error=str(error))
 
 
-def client_of(address: str) -> str:
-    """Whom an IP address stands for: of IPv6 its /64, which one client has all of."""
-    try:
-        known = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(known, ipaddress.IPv4Address):
-        return address
-    return str(known.ipv4_mapped or ipaddress.ip_network((known, 64), strict=False))
-
-
-def client_name(connection: Mapping[str, Any]) -> str:
-    """Whom a request, an ASGI connection scope, comes from; empty where that is not known."""
-    client = connection.get("client")
-    return client_of(client[0]) if client else ""
-
-
 class Connection(Protocol):
     """What is known of a connection here.
 
     Attributes:
-        client_name: who is at the other end, see `client_of`; empty where that is not known.
+        client_name: who is at the other end, see `client_of`; empty if unknown.
         deadline: the time of the event loop's clock at which it is `late`.
     """
 

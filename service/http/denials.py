@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import structlog
 from starlette.types import Scope
 
+from service.documents import timestamp
+from service.errors import ProblemError
 from service.http.access import Scope as Right
-from service.http.documents import timestamp
-from service.http.errors import ProblemError
 from tuner.errors import StoreError
 from tuner.store.audit import UNKNOWN, Action, Audit
 

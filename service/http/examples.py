@@ -14,7 +14,7 @@ import msgspec
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort, JobState
-from service.http import documents
+from service import documents
 from tuner import places
 from tuner.errors import TunerError
 from tuner.exchange import read_winners

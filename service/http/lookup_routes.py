@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.http import errors
+from service import errors
 from service.http.access import Caller, admitted
 from service.http.access import Scope as Right
 

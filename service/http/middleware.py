@@ -16,7 +16,7 @@ import anyio
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.errors import ProblemError
+from service.errors import ProblemError
 from service.metrics.prometheus import Metrics
 
 UNLOGGED = "gemmsmith.unlogged"

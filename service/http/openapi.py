@@ -13,15 +13,15 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from service.errors import MEDIA_TYPE as PROBLEM
 from service.http import examples, response_schemas
-from service.http.abilities import RUNS_DESCRIPTION
 from service.http.access import BEARER
-from service.http.errors import MEDIA_TYPE as PROBLEM
 from service.http.lookup_routes import LookupRoute
 from service.http.parameters import DTYPE_PATTERN
 from service.http.protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
 from service.http.questions import LayoutName, ProblemBody
 from service.http.response_schemas import ref
+from service.lookup.abilities import RUNS_DESCRIPTION
 
 Content = dict[str, Any]
 Answers = dict[int, Content | None]

@@ -19,7 +19,7 @@ from gemmsmith.core.operation import DType, Element, Epilogue, Grouping, Layout,
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.http.requests import MAX_CALLS, MAX_DEADLINE_S
-from service.http.errors import Reason
+from service.errors import Reason
 from tuner.store.keys import LONGEST_LIFE_S, MOST_JOBS, NAME_PATTERN, NAME_RULE, is_name
 
 MAX_PAGE = 1000

@@ -21,8 +21,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from service.http.connections import Connections, client_of
-from service.http.errors import ProblemError
+from service.errors import ProblemError
+from service.http.access import client_of
+from service.http.connections import Connections
 
 MAX_URL_BYTES = 8 * 1024
 MAX_HEAD_BYTES = 32 * 1024

@@ -17,10 +17,10 @@ from msgspec import Meta, Struct, inspect
 from gemmsmith.core.operation import DType, Element, Epilogue, Grouping, Layout, Scaling
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.http.requests import problem_of
-from service.http.errors import NO_OBJECT, UNKNOWN_FIELD, FieldError, Reason, invalid, not_a_choice
+from service.errors import NO_OBJECT, UNKNOWN_FIELD, FieldError, Reason, invalid, not_a_choice
 from service.http.parameters import canonical_dtype, dtype_reason, integer_in, integer_reason
-from service.http.requests import Arch
 from service.http.response_schemas import ref
+from service.lookup.devices import Arch
 
 MAX_BATCH_PROBLEMS = 10_000
 

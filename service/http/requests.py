@@ -34,16 +34,10 @@ from service.http.parameters import (
     Slug,
     WinnerCursor,
 )
+from service.lookup.devices import Arch
 from tuner.store.audit import Action
 from tuner.store.keys import Scope
 from tuner.trial import Phase
-
-
-class Arch(StrEnum):
-    """Architectures that winners exist for."""
-
-    SM90 = "sm90"  # Hopper: H100, H200, H20
-
 
 _GROUPS = Field(description="The batch of a grouped operation")
 

@@ -1,6 +1,6 @@
 """What answers look like, as JSON Schemas for the OpenAPI description.
 
-They come from the dataclasses that are encoded, and say in addition what `service.http.documents`
+They come from the dataclasses that are encoded, and say in addition what `service.documents`
 adds: links, times as text, pages. A test holds every answer of a running service against them, and
 that they leave no member out.
 """
@@ -19,7 +19,7 @@ from gemmsmith.answers.snapshot import Row
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.http.replies import SCHEMA
-from service.http.tables import TRIALS, WINNERS, Table
+from service.tables import TRIALS, WINNERS, Table
 from tuner.compile import Manifest
 from tuner.jobs import Job
 from tuner.store.audit import AuditEntry

@@ -14,11 +14,13 @@ from service.http.connections import Limits
 from service.http.denials import Denials
 from service.http.readiness import Readiness
 from service.http.streams import Streams
-from service.http.turns import Lookups, Shares, too_many_requests
+from service.http.turns import Lookups, OncePerTurn, Shares, too_many_requests
+from service.lookup.abilities import Abilities
 from service.lookup.cache import Answers
-from service.lookup.devices import Catalogue
-from service.lookup.neighbourhood import Chart
-from service.lookup.snapshots import Snapshots
+from service.lookup.devices import Arch, Catalogue
+from service.lookup.find import Chart
+from service.lookup.reader import AnswerReader
+from service.lookup.snapshots import Snapshots, WrittenSnapshot
 from service.lookup.watcher import StoreWatcher
 from service.metrics.prometheus import Metrics
 from service.report.glance import Glances
@@ -27,8 +29,10 @@ from tuner.compile.artifacts import ArtifactStore
 from tuner.errors import StoreError
 from tuner.jobs import Queue
 from tuner.jobs.news import News
-from tuner.search.ranking import Ranker
 from tuner.store import Store
+
+SnapshotRequest = tuple[str, Arch | None, str | None, Abilities]
+"""A client's name, and the architecture, device and abilities that it asks for."""
 
 
 @dataclass(kw_only=True)
@@ -37,12 +41,11 @@ class State:
 
     Attributes:
         answers: what lookups were answered, while it is true; `watcher` sees to that.
-        chart: what a prediction has to know of the store.
+        reader: answers lookups; its `chart` is drawn while the service is up.
         lookups: takes turns with them.
         in_progress: counts each client's requests that wait, are worked on or being answered.
-        snapshots: all winners of a device model, as they are sent.
+        snapshots: all winners of a device model, as they are sent; `newest_snapshot` takes turns.
         glances: what the winners come to, added up.
-        ranker: predicts what lookups find no winner for.
         signer: signs what is handed on.
         access: tells who makes a request, and whether they may.
         streams: what event streams are fed by.
@@ -60,27 +63,29 @@ class State:
     watcher: StoreWatcher
     metrics: Metrics
     artifacts: ArtifactStore
-    ranker: Ranker
     signer: Signer
     access: Doorkeeper
     denials: Denials
     stopping: threading.Event = field(default_factory=threading.Event)
-    chart: Chart = field(init=False)
+    reader: AnswerReader = field(init=False)
     lookups: Lookups = field(init=False)
     in_progress: Shares = field(init=False)
     snapshots: Snapshots = field(init=False)
+    newest_snapshot: OncePerTurn[SnapshotRequest, WrittenSnapshot | None] = field(init=False)
     glances: Glances = field(init=False)
     streams: Streams = field(init=False)
     readiness: Readiness = field(init=False)
 
     def __post_init__(self) -> None:
-        self.chart = Chart(self.store)
+        chart = Chart(self.store)
+        self.reader = AnswerReader(
+            store=self.store, chart=chart, answers=self.answers, metrics=self.metrics
+        )
         limits = Limits.of(self.settings)
         self.in_progress = Shares(limits.of_key, too_many_requests)
         self.lookups = Lookups(self.settings.lookups_limit)
-        self.snapshots = Snapshots(
-            self.store, self.catalogue, self.artifacts, self.signer, self.lookups.snapshots
-        )
+        self.snapshots = Snapshots(self.store, self.catalogue, self.artifacts, self.signer)
+        self.newest_snapshot = OncePerTurn(self._newest_snapshot)
         self.glances = Glances(self.store)
         self.readiness = Readiness(self.settings.database, self.settings.packs)
         self.streams = Streams(
@@ -92,6 +97,11 @@ class State:
             poll_s=self.settings.events_poll_s,
             heartbeat_s=self.settings.events_heartbeat_s,
         )
+
+    async def _newest_snapshot(self, request: SnapshotRequest) -> WrittenSnapshot | None:
+        client, arch, device, abilities = request
+        turns = self.lookups.snapshots
+        return await turns.run(client, self.snapshots.newest, arch, device, abilities)
 
     def catch_up(self) -> None:
         """Let lookups show all changes until now, before any client learns of a change."""

@@ -21,9 +21,9 @@ import msgspec
 import structlog
 from anyio import CapacityLimiter, move_on_after, to_thread
 
-from service.http import documents
+from service import documents
+from service.errors import ProblemError
 from service.http.connections import Limits
-from service.http.errors import ProblemError
 from tuner.errors import JobNotFound, StoreError
 from tuner.jobs import Queue, RecordedEvent
 from tuner.jobs.news import News

@@ -26,8 +26,8 @@ from gemmsmith.core.kernel import Backend
 from gemmsmith.core.neighbours import Neighbourhood
 from gemmsmith.core.problem import Problem
 from gemmsmith.http.requests import RUNS
-from service.http import documents
-from service.http.abilities import without_config
+from service import documents
+from service.lookup.abilities import without_config
 from service.lookup.find import REACH
 
 _LONGEST_QUERY = 300
@@ -110,27 +110,25 @@ class Rendered:
 
 
 class Answers:
-    """The memory: at most `limit` answers, and as many query strings that lead to them."""
+    """The memory: at most `limit` answers, and as many query strings that lead to them.
+
+    Attributes:
+        generation: read it before you read from the database what you pass to `keep`.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
         self._answers: OrderedDict[Key, Rendered] = OrderedDict()
         self._queries: OrderedDict[bytes, tuple[Key, Collection[Match]]] = OrderedDict()
-        self._generation = 0
+        self.generation = 0
 
     def __len__(self) -> int:
         return len(self._answers)
 
-    @property
-    def generation(self) -> int:
-        """Read it before you read from the database what you pass to `keep`."""
-        return self._generation
-
     def get_many(
         self, device: str, problems: Iterable[Problem], accepted: Collection[Match]
     ) -> list[Rendered | None]:
-        """The kept answers to the problems on a device model, of the `accepted` kinds."""
         with self._lock:
             return [self._get((device, problem), accepted) for problem in problems]
 
@@ -147,7 +145,7 @@ class Answers:
         """Keep an answer whose reading began in that generation, if that is still current."""
         key = (answer.device, answer.problem)
         with self._lock:
-            if generation == self._generation:
+            if generation == self.generation:
                 _put(self._answers, key, answer, self._limit)
 
     def keep_query(
@@ -158,13 +156,13 @@ class Answers:
             return
         key = (answer.device, answer.problem)
         with self._lock:
-            if generation == self._generation:
+            if generation == self.generation:
                 _put(self._queries, query, (key, accepted), self._limit)
 
     def clear(self) -> None:
         """Drop all answers and query strings."""
         with self._lock:
-            self._generation += 1
+            self.generation += 1
             self._answers.clear()
             self._queries.clear()
 
@@ -213,7 +211,7 @@ class Answers:
 
     def _drop(self, affected: Callable[[Rendered], bool]) -> None:
         with self._lock:
-            self._generation += 1  # first, so that no answer is kept that is being read now
+            self.generation += 1  # first, so that no answer is kept that is being read now
             kept = list(self._answers.items())
         # Without the lock, so that lookups continue meanwhile.
         victims = [(key, answer) for key, answer in kept if affected(answer)]

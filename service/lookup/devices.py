@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 
 from gemmsmith.core.device import DeviceModel, called
 from gemmsmith.core.problem import Problem
-from service.http.errors import invalid_field
-from service.http.requests import Arch
+from service.errors import invalid_field
 from tuner.workloads.footprint import footprint_bytes
+
+
+class Arch(StrEnum):
+    """Architectures that winners exist for."""
+
+    SM90 = "sm90"  # Hopper: H100, H200, H20
 
 
 class Catalogue:
@@ -51,7 +57,11 @@ class Catalogue:
             ProblemError: no such device, or it is of another architecture.
         """
         if not name:
-            return self._find(lambda model: arch is None or model.arch == arch)
+            for refresh in (False, True):
+                for model in self.known(refresh=refresh):
+                    if arch is None or model.arch == arch:
+                        return model
+            return None
         model = self.named(name)
         if arch is not None and model.arch != arch:
             raise invalid_field(
@@ -75,13 +85,6 @@ class Catalogue:
         accepted = ", ".join(slugs or models) or "none yet; tune a problem first"
         message = f"{'ambiguous' if slugs else 'unknown'}: {name!r:.80}"
         raise invalid_field("device", message, accepted)
-
-    def _find(self, fits: Callable[[DeviceModel], bool]) -> DeviceModel | None:
-        for refresh in (False, True):
-            for model in self.known(refresh=refresh):
-                if fits(model):
-                    return model
-        return None
 
 
 def default_first(models: Sequence[DeviceModel], name: str) -> list[DeviceModel]:

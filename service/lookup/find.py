@@ -11,19 +11,24 @@ until the problem is tuned: only what was measured may replace that.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol
+from contextlib import suppress
+from typing import Protocol, Self
 
 from gemmsmith.answers.answer import Answer
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.config import MAX_DISTANCE, Config, Match, Use
 from gemmsmith.core.device import DeviceModel
-from gemmsmith.core.neighbours import answering
+from gemmsmith.core.neighbours import NEIGHBOURS, Neighbourhood, answering
 from gemmsmith.core.problem import Problem
-from service.http.abilities import without_candidate
+from service.lookup.abilities import without_candidate
 from tuner.backends import is_legal
+from tuner.errors import StoreError
+from tuner.search.cost_model import AnalyticModel
 from tuner.search.predict import Prediction, predict
-from tuner.search.ranking import Ranker
+from tuner.store import Store
+from tuner.store.changes import newest
 from tuner.store.served import Won
 from tuner.trial import UNREADABLE, Winner
 
@@ -34,6 +39,9 @@ EXACT = frozenset({Match.EXACT})
 MEASURED = frozenset({Match.EXACT, Match.NEAREST})
 ANY = frozenset(Match)
 """What may answer a question."""
+
+_RANKER = AnalyticModel()
+"""Predicts where no winner answers."""
 
 PackOf = Callable[[str], str | None]
 """The pack that holds a kernel, by the kernel's name."""
@@ -61,10 +69,9 @@ def find(
     device: DeviceModel,
     *,
     accepted: Collection[Match],
-    ranker: Ranker,
 ) -> Answer | None:
     """As `find_many`, for one problem; None without an answer."""
-    answers = find_many(source, [problem], device, accepted=accepted, ranker=ranker)
+    answers = find_many(source, [problem], device, accepted=accepted)
     return answers.get(problem)
 
 
@@ -74,22 +81,23 @@ def find_many(
     device: DeviceModel,
     *,
     accepted: Collection[Match],
-    ranker: Ranker,
 ) -> dict[Problem, Answer]:
     """The best answer of the `accepted` kinds for each problem on the device.
 
     A problem without a winner, a neighbour's winner or a legal kernel, as far as these are
-    accepted, has no answer. `ranker` predicts.
+    accepted, has no answer.
     """
     pack_of = functools.cache(source.pack_for)
-    winners = _readable(source.winners_of(problems, device.slug))
-    answers = {winner.problem: as_served(winner, pack_of) for winner in winners}
-    if Match.NEAREST in accepted:
+    answers = {
+        problem: as_served(winner, pack_of)
+        for problem, winner in _winners(source, problems, device).items()
+    }
+    if Match.NEAREST in accepted and len(answers) < len(problems):
         others = [problem for problem in problems if problem not in answers]
         answers |= _of_neighbours(source, others, device, pack_of)
     if Match.PREDICTED in accepted:
         for problem in problems:
-            if problem not in answers and (prediction := predict(problem, device, ranker)):
+            if problem not in answers and (prediction := predict(problem, device, _RANKER)):
                 answers[problem] = _predicted(problem, device, prediction, pack_of)
     return answers
 
@@ -104,13 +112,12 @@ def _of_neighbours(
     """
     chosen = {}
     for problem in problems:
-        if answer := _answering(problem, source.near(problem, device.slug)):
+        near = source.near(problem, device.slug)
+        if answer := answering(problem, near, lambda won: _is_legal(won.candidate, problem)):  # noqa: B023
             chosen[problem] = answer
     if not chosen:
         return {}
-    measured = {there for there, _, _ in chosen.values()}
-    readable = _readable(source.winners_of(measured, device.slug))
-    winners = {winner.problem: winner for winner in readable}
+    winners = _winners(source, {there for there, _, _ in chosen.values()}, device)
     answers = {}
     for problem, (there, won, use) in chosen.items():
         winner = winners.get(there)
@@ -124,14 +131,15 @@ def _of_neighbours(
     return answers
 
 
-def _readable(winners: Iterable[Winner]) -> list[Winner]:
-    return [winner for winner in winners if winner.digest != UNREADABLE]
-
-
-def _answering(
-    problem: Problem, near: Sequence[tuple[Problem, Won]]
-) -> tuple[Problem, Won, Use] | None:
-    return answering(problem, near, lambda won: _is_legal(won.candidate, problem))
+def _winners(
+    source: WinnerSource, problems: Iterable[Problem], device: DeviceModel
+) -> dict[Problem, Winner]:
+    """The problems' own winners, as far as they can be read."""
+    winners = {}
+    for winner in source.winners_of(problems, device.slug):
+        if winner.digest != UNREADABLE:
+            winners[winner.problem] = winner
+    return winners
 
 
 def _is_legal(candidate: Candidate | None, problem: Problem) -> bool:
@@ -203,3 +211,82 @@ def _predicted(
         replayed=False,
         predicted_us=prediction.us,
     )
+
+
+class Chart:
+    """The problems of one store that have winners, on all device models, in memory.
+
+    So neighbours cost no query of their own. No answer is older than the store: every change of
+    what is served takes a new sequence, a problem that has a winner keeps having one, and what is
+    newer is read as it comes. Threads share a chart. While its context is entered, it is drawn in
+    the background: 200,000 winners take 1 s.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._sequence = 0
+        self._packs: tuple[int, int, int] | None = None
+        self._pack_of: dict[str, str] = {}
+        self._around: dict[str, Neighbourhood[Won]] = {}
+        self._ahead = threading.Thread(target=self._draw_ahead, name="chart", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._ahead.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ahead.join()
+
+    def _draw_ahead(self) -> None:
+        with suppress(StoreError):  # the first lookup that needs the chart raises the same
+            self.catch_up()
+
+    def near(self, problem: Problem, device: str) -> list[tuple[Problem, Won]]:
+        """The problem's neighbours and what won on them, nearest first, as far as is drawn."""
+        with self._lock:
+            around = self._around.get(device)
+            return [] if around is None else around.nearest(problem, NEIGHBOURS, REACH)
+
+    def pack_for(self, kernel: str) -> str | None:
+        """Hash of the newest pack that held the kernel when the chart caught up."""
+        return self._pack_of.get(kernel)
+
+    def catch_up(self) -> None:
+        """Draw what the store has by now.
+
+        Raises:
+            StoreError: it cannot be read; the chart stays as it was.
+        """
+        if self._store.changes.served() == (self._sequence, self._packs):
+            return
+        with self._lock:
+            sequence, packs = self._store.changes.served()
+            if packs != self._packs:
+                self._pack_of = newest(self._store.changes.packed())
+                self._packs = packs
+            if sequence < self._sequence:  # another database
+                self._around, self._sequence = {}, 0
+            if sequence > self._sequence:
+                for device, order, problem, won in self._store.served.places(self._sequence):
+                    self._around.setdefault(device, Neighbourhood()).put(problem, order, won)
+                self._sequence = sequence
+
+
+class Charted:
+    """A store's winners for one request, with neighbours from the chart. A `WinnerSource`."""
+
+    def __init__(self, store: Store, chart: Chart) -> None:
+        self._store = store
+        self._chart = chart
+        self._is_new = False
+        self.winners_of = store.winners_of
+
+    def near(self, problem: Problem, device: str) -> list[tuple[Problem, Won]]:
+        if not self._is_new:
+            self._chart.catch_up()
+            self._is_new = True
+        return self._chart.near(problem, device)
+
+    def pack_for(self, kernel: str) -> str | None:
+        return (self._chart if self._is_new else self._store).pack_for(kernel)

@@ -2,34 +2,194 @@
 
 A snapshot is one device model's winners as clients of some capabilities get them. Each request
 checks whether winners have changed; requests that arrive during a check share the next one.
+
+To read and write hundreds of thousands of rows takes seconds. Later reads take only what has
+changed: what became current since (`tuner.store.changes`), and winners whose kernels are in another
+pack now. After a change of what makes winners stale, all are read again.
 """
 
 from __future__ import annotations
 
-import asyncio
+import struct
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import NamedTuple
+
+import msgspec
 
 from gemmsmith.answers import document
+from gemmsmith.answers.snapshot import Row
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Config, Use
 from gemmsmith.core.kernel import Backend
+from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Signer
-from service.http.abilities import EVERYTHING, Abilities
-from service.http.requests import Arch
-from service.http.turns import Turns
-from service.lookup.devices import Catalogue
-from service.lookup.snapshot_rows import WrittenRows
+from service import documents
+from service.lookup.abilities import Abilities
+from service.lookup.devices import Arch, Catalogue
 from tuner.compile import ArtifactStore
 from tuner.store import Store
+from tuner.store.changes import Marks, newest
+from tuner.store.served import Served
 
 KEPT = 16
 """Snapshots kept at once: pairs of a device model and capabilities. They share their rows."""
 
-A = TypeVar("A", bound=Hashable)
-T = TypeVar("T")
+_MANY = 500
+"""Kernels in other packs from which all rows are read: databases limit a query's parameters."""
+
+
+class What(NamedTuple):
+    """The parts of a winner that decide which clients get its row, and when it is written again."""
+
+    dtype: str
+    kernel: str | None
+    backend: Backend | None
+    pack: str | None  # that the winner names itself
+
+
+class PacksToRun(NamedTuple):
+    """Packs that clients may get: those with a trusted signature.
+
+    Attributes:
+        newest: the newest pack of each kernel.
+        held: pairs of a pack and a kernel in it.
+    """
+
+    newest: Mapping[str, str]
+    held: Set[tuple[str, str]]
+
+    @classmethod
+    def of(cls, store: Store, artifacts: ArtifactStore) -> PacksToRun:
+        """The packs that are here; the store knows a kernel's newest.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        held = {
+            (pack, kernel)
+            for pack, manifest in artifacts.believed().items()
+            for kernel in manifest.held
+            if kernel is not None
+        }
+        packed = (pair for pair in store.changes.packed() if pair in held)
+        return cls(newest(packed), held)
+
+    def of_winner(self, pack: str | None, kernel: str) -> str | None:
+        """The pack that a winner's kernel is run from: its own, else the newest with the kernel."""
+        if pack is not None and (pack, kernel) in self.held:
+            return pack
+        return self.newest.get(kernel)
+
+
+class WrittenRows:
+    """One device model's rows, by the place of their problem. For one thread at a time."""
+
+    def __init__(self, store: Store, device: str, artifacts: ArtifactStore) -> None:
+        self.version = 0
+        self._store = store
+        self._device = device
+        self._artifacts = artifacts
+        self._seen: Marks | None = None
+        self._packs = PacksToRun({}, frozenset())
+        # Two dictionaries: pairs would be 200,000 more objects for the garbage collector.
+        self._rows: dict[bytes, bytes] = {}
+        self._whats: dict[bytes, What] = {}
+        self._known: dict[What, What] = {}  # one object for all equal ones: there are few
+
+    def catch_up(self) -> None:
+        """Read what has changed in the store; `version` grows if any row may have changed.
+
+        Raises:
+            StoreError: the store cannot be read; the next call reads the same changes.
+        """
+        seen, now = self._seen, self._store.changes.marks()
+        if seen == now:
+            return
+        packs = PacksToRun.of(self._store, self._artifacts)
+        if seen is None or _is_other(seen, now):
+            self._rows, self._whats, self._known = {}, {}, {}
+            self._put(self._store.served.on(self._device), packs)
+        else:
+            moved = self._moved(packs)
+            if moved:
+                only = moved if len(moved) < _MANY else None
+                self._put(self._store.served.on(self._device, kernels=only), packs)
+            self._put(self._store.served.on(self._device, since=seen.sequence), packs)
+        self._seen, self._packs = now, packs  # last, so that a failed read is repeated
+
+    def for_client(self, abilities: Abilities) -> list[bytes]:
+        """The rows for clients of these abilities, in the order of their problems."""
+        places, rows, whats = sorted(self._rows), self._rows, self._whats
+        if abilities.backends is None and abilities.dtypes is None:
+            return [rows[place] for place in places]
+        runs = {what: abilities.runs(what.backend) for what in self._known}
+        knows = abilities.dtypes
+        return [
+            rows[place] if runs[whats[place]] else _without_config(rows[place])
+            for place in places
+            if knows is None or whats[place].dtype in knows
+        ]
+
+    def _moved(self, packs: PacksToRun) -> set[str]:
+        """Kernels whose winners are run from another pack now, or from none."""
+        return {
+            what.kernel
+            for what in self._known
+            if what.kernel is not None
+            and packs.of_winner(what.pack, what.kernel)
+            != self._packs.of_winner(what.pack, what.kernel)
+        }
+
+    def _put(self, served: Iterable[Served], packs: PacksToRun) -> None:
+        for winner, what, config in self._described(served, packs):
+            place = _place(winner.problem)
+            self._rows[place] = msgspec.json.encode(documents.row(winner, config))
+            self._whats[place] = what
+            self.version += 1
+
+    def _described(
+        self, served: Iterable[Served], packs: PacksToRun
+    ) -> Iterator[tuple[Served, What, Config | None]]:
+        """The winners with `What` and config, made once for all that share a candidate."""
+        made: dict[tuple[str, int, str | None], tuple[What, Config | None, Candidate | None]] = {}
+        for winner in served:
+            dtype, candidate, pack = winner.problem.dtype, winner.candidate, winner.pack
+            alike = (dtype, id(candidate), pack)
+            if alike not in made:
+                what, config = What(dtype, None, None, pack), None
+                if candidate is not None:
+                    kernel = candidate.kernel
+                    what = What(dtype, kernel.name, kernel.backend, pack)
+                    config = documents.config(candidate, packs.of_winner(pack, kernel.name))
+                made[alike] = self._known.setdefault(what, what), config, candidate
+            yield winner, *made[alike][:2]
+
+
+def _is_other(before: Marks, now: Marks) -> bool:
+    """Whether other rows than those of new winners may differ; also of another database."""
+    return before.gpus != now.gpus or now.sequence < before.sequence
+
+
+def _place(problem: Problem) -> bytes:
+    """Bytes that order as problems do."""
+    sizes = struct.pack(">4I", problem.m, problem.n, problem.k, problem.batch)
+    return sizes + f"{problem.dtype}\0{problem.layout}".encode()
+
+
+def _without_config(row: bytes) -> bytes:
+    """The row for clients that cannot run its config: torch's own operator."""
+    winner = msgspec.json.decode(row, type=Row)
+    plain = Row(
+        problem=winner.problem,
+        use=Use.CUBLAS,
+        stale=winner.stale,
+        environment=winner.environment,
+    )
+    return msgspec.json.encode(plain)
 
 
 class WrittenSnapshot:
@@ -55,7 +215,6 @@ class WrittenSnapshot:
         return document.whole(self._head, self._rows)
 
     def compressed(self) -> bytes:
-        """The body as gzip."""
         with self._lock:
             return self._compressed
 
@@ -66,13 +225,12 @@ class WrittenSnapshot:
 
 
 class Snapshots:
-    """The snapshots of one store, for one event loop.
+    """The snapshots of one store. Threads share it.
 
     Args:
         catalogue: knows the device models.
         artifacts: the packs that are here.
         signer: signs every snapshot.
-        turns: of the clients whose requests write snapshots.
     """
 
     def __init__(
@@ -81,7 +239,6 @@ class Snapshots:
         catalogue: Catalogue,
         artifacts: ArtifactStore,
         signer: Signer,
-        turns: Turns,
     ) -> None:
         self._store = store
         self._catalogue = catalogue
@@ -90,11 +247,9 @@ class Snapshots:
         self._lock = threading.Lock()
         self._rows: dict[str, tuple[threading.Lock, WrittenRows]] = {}
         self._kept: OrderedDict[tuple[str, Abilities], tuple[int, WrittenSnapshot]] = OrderedDict()
-        self._turns = turns
-        self._newest = OncePerTurn(self._in_turn)
 
-    async def newest(
-        self, client: str, arch: Arch | None, device: str | None, abilities: Abilities
+    def newest(
+        self, arch: Arch | None, device: str | None, abilities: Abilities
     ) -> WrittenSnapshot | None:
         """The newest snapshot for clients of these abilities; None if no device model is known.
 
@@ -102,27 +257,12 @@ class Snapshots:
             ProblemError: no such device, or it is of another architecture.
             StoreError: the changes cannot be read.
         """
-        return await self._newest((client, arch, device, _plain(abilities)))
-
-    async def compressed(self, client: str, snapshot: WrittenSnapshot) -> bytes:
-        """The snapshot's body as gzip, compressed in the client's turn."""
-        return await self._turns.run(client, snapshot.compressed)
-
-    async def _in_turn(
-        self, request: tuple[str, Arch | None, str | None, Abilities]
-    ) -> WrittenSnapshot | None:
-        client, arch, slug, abilities = request
-        return await self._turns.run(client, self._resolved, arch, slug, abilities)
-
-    def _resolved(
-        self, arch: Arch | None, slug: str | None, abilities: Abilities
-    ) -> WrittenSnapshot | None:
-        model = self._catalogue.resolve(arch, slug)
+        model = self._catalogue.resolve(arch, device)
         return None if model is None else self.current(model.slug, abilities)
 
     def current(self, device: str, abilities: Abilities) -> WrittenSnapshot:
-        """As `newest`, of a device model that is known; to be called from any thread."""
-        key = (device, _plain(abilities))
+        """As `newest`, of a device model that is known."""
+        key = (device, abilities)
         with self._lock:
             new = threading.Lock(), WrittenRows(self._store, device, self._artifacts)
             reading, rows = self._rows.setdefault(device, new)
@@ -130,7 +270,7 @@ class Snapshots:
             rows.catch_up()
             version, snapshot = self._kept.get(key, (0, None))
             if snapshot is None or version != rows.version:
-                newer = WrittenSnapshot(device, rows.for_client(key[1]), self._signer)
+                newer = WrittenSnapshot(device, rows.for_client(abilities), self._signer)
                 if snapshot is None or newer.revision != snapshot.revision:
                     snapshot = newer
             with self._lock:
@@ -139,50 +279,3 @@ class Snapshots:
                 if len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
         return snapshot
-
-
-def _plain(abilities: Abilities) -> Abilities:
-    """The same abilities for all clients that get the same rows."""
-    if abilities.backends is None:
-        return abilities
-    known = abilities.backends & {*Backend}
-    if abilities.dtypes is None and known == {*Backend}:
-        return EVERYTHING
-    return Abilities(backends=known, dtypes=abilities.dtypes)
-
-
-class OncePerTurn(Generic[A, T]):
-    """A function that is called once for all requests that arrive before the call begins.
-
-    So no result is older than the request. For one event loop.
-    """
-
-    def __init__(self, function: Callable[[A], Awaitable[T]]) -> None:
-        self._function = function
-        self._now: dict[A, asyncio.Task[T]] = {}
-        self._next: dict[A, asyncio.Task[T]] = {}
-
-    async def __call__(self, argument: A) -> T:
-        """The function's result for `argument`; raises what it raises."""
-        turn = self._next.get(argument)
-        if turn is None:
-            turn = asyncio.create_task(self._turn(argument, self._now.get(argument)))
-            turn.add_done_callback(_noticed)
-            self._next[argument] = turn
-        return await asyncio.shield(turn)
-
-    async def _turn(self, argument: A, before: asyncio.Task[T] | None) -> T:
-        if before is not None:
-            await asyncio.wait([before])
-        this = self._now[argument] = self._next.pop(argument)
-        try:
-            return await self._function(argument)
-        finally:
-            if self._now.get(argument) is this:
-                del self._now[argument]
-
-
-def _noticed(turn: asyncio.Task[T]) -> None:
-    """All requests may have been cancelled meanwhile: then asyncio would log the failure."""
-    if not turn.cancelled():
-        turn.exception()

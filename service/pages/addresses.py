@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from gemmsmith.core.problem import Problem, extents
 from gemmsmith.errors import InvalidProblem
-from service.http.errors import invalid_field
+from service.errors import invalid_field
 
 OVERVIEW = "/ui"
 PROBLEMS = "/ui/problems"

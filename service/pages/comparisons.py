@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.problem import Problem
-from service.http.documents import best_url
+from service.documents import best_url
 from tuner.store import Store
 from tuner.store.revisions import WinnerRevision
 from tuner.trial import Winner

@@ -13,7 +13,7 @@ import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.errors import MEDIA_TYPE
+from service.errors import MEDIA_TYPE
 from service.pages.render import HEADERS, html
 
 

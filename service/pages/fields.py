@@ -8,9 +8,9 @@ from urllib.parse import parse_qsl
 from fastapi import Depends, Query, Request
 from pydantic import BeforeValidator, Field
 
+from service.errors import ProblemError
 from service.http.access import Caller, Scope, needs
-from service.http.errors import ProblemError
-from service.http.wellformed import FORM
+from service.http.bodies import FORM
 
 Reader = Annotated[Caller, needs(Scope.READ)]
 Tuner = Annotated[Caller, needs(Scope.TUNE)]
@@ -28,7 +28,7 @@ Device = Text
 
 
 async def posted(request: Request) -> dict[str, str]:
-    """Return the fields of a posted form as text; `service.http.wellformed` has checked them.
+    """Return the fields of a posted form as text; `service.http.bodies` has checked them.
 
     Raises:
         ProblemError: 415, the body is not a form.

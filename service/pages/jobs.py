@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from gemmsmith.core.tuning import JobState
 from service.charts.trials import convergence
+from service.errors import invalid_field, not_found
 from service.http.access import Scope, needs
-from service.http.errors import invalid_field, not_found
 from service.http.routes import jobs as api
 from service.http.state import Service, State
 from service.pages import addresses

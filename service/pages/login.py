@@ -10,8 +10,8 @@ import re
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from service.errors import ProblemError
 from service.http.access import COOKIE, LOGIN, LOGOUT, Scope
-from service.http.errors import ProblemError
 from service.http.state import Service, State
 from service.pages import render
 from service.pages.fields import posted

@@ -20,14 +20,13 @@ from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.problem import Problem
 from service.charts import rooflines
 from service.charts.intervals import regimes
-from service.http.abilities import EVERYTHING
-from service.http.documents import best_url
-from service.http.errors import ProblemError, invalid_field, not_found
+from service.documents import best_url
+from service.errors import ProblemError, invalid_field, not_found
 from service.http.requests import PinBody, WinnerBody
 from service.http.routes import winners as api
 from service.http.state import Service, State
 from service.lookup import find
-from service.lookup.neighbourhood import Charted
+from service.lookup.abilities import EVERYTHING
 from service.pages import addresses
 from service.pages.comparisons import changes, curl, elsewhere, python
 from service.pages.fields import Admin, Posted, Reader
@@ -159,13 +158,8 @@ def _model(service: State, device: str) -> DeviceModel:
 
 def _instead(service: State, problem: Problem, model: DeviceModel) -> Answer | None:
     """Return the answer of a lookup for a problem without a winner."""
-    return find.find(
-        Charted(service.store, service.chart),
-        problem,
-        model,
-        accepted=find.ANY,
-        ranker=service.ranker,
-    )
+    source = find.Charted(service.store, service.reader.chart)
+    return find.find(source, problem, model, accepted=find.ANY)
 
 
 def _jobs(service: State, history: list[WinnerRevision]) -> set[str]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from gemmsmith.core.config import Use
 from gemmsmith.core.operation import DType, Layout, Operation
-from service.http.errors import FieldError
+from service.errors import FieldError
 from service.http.parameters import Cursor, LayoutName
 from service.http.state import Service
 from service.pages import addresses, operations

@@ -16,8 +16,8 @@ from gemmsmith.core.device import called
 from gemmsmith.core.operation import DType
 from gemmsmith.core.tuning import Effort
 from gemmsmith.errors import InvalidProblem
+from service.errors import FieldError, ProblemError, from_validation, invalid_field
 from service.http.access import Caller
-from service.http.errors import FieldError, ProblemError, from_validation, invalid_field
 from service.http.requests import TuneBody
 from service.http.routes import tune as api
 from service.http.state import Service, State

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from gemmsmith.answers.answer import Regime, Statistics
-from service.cells import inert
 from service.report.problem_rows import DeviceReport, ReportRow, Side
 from service.report.reasons import default_note, notes, why
+from service.tables import inert
 from tuner.measure.ceilings import document
 from tuner.trial import Winner
 

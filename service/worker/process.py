@@ -33,9 +33,8 @@ from tuner.devices.base import Device
 from tuner.errors import TunerError
 from tuner.jobs import LeasedJob, Queue, Worker
 from tuner.merge import is_for_a_third
-from tuner.search.cost_model import AnalyticModel
 from tuner.search.progress import Progress
-from tuner.search.run import tune
+from tuner.search.run import TuningRun
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.worker")
@@ -86,7 +85,6 @@ class Tuning:
         self._settings = settings
         self._store = store
         self._device = device
-        self._ranker = AnalyticModel()
         self._builder: RecordingBuilder | None = None
         self._entered = ExitStack()
         self._worked_at: float | None = None  # None: the device is not entered
@@ -119,17 +117,16 @@ class Tuning:
             leased.release("this GPU is party to the dispute", delay_s=THIRD_LOOKS_S)
             return None
         try:
-            winner = tune(
-                job.problem,
+            winner = TuningRun(
+                problem=job.problem,
                 device=self._device,
                 store=store,
                 builder=self._find_builder(store) if self._device.needs_packs else None,
-                ranker=self._ranker,
                 effort=job.effort,
                 job=job.id,
                 on_event=_reporter(leased),
                 should_stop=partial(self._idle.should_stop, leased),
-            )
+            ).tune()
         finally:
             self._worked_at = time.monotonic()  # KEEP_DEVICE_S counts from here
             if self._builder is not None:

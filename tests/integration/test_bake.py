@@ -14,11 +14,10 @@ from gemmsmith.core.tuning import Effort
 from gemmsmith.errors import PackUntrusted
 from gemmsmith.program.captured import Captured
 from gemmsmith.signing import Signer, trusted_folder
-from service import identity
+from service import documents, identity
 from service.cli import of_run
 from service.cli.main import app
 from service.cli.output import counted
-from service.http import documents
 from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.machines import compile_, document

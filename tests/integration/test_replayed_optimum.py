@@ -20,7 +20,7 @@ from tuner.measure.statistics import paired_ratio, summarize
 from tuner.search.budget import BUDGETS
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.evaluation import Recording, curve, planned
-from tuner.search.run import tune
+from tuner.search.run import TuningRun
 from tuner.store import Store
 from tuner.trial import Phase, Winner
 
@@ -64,14 +64,13 @@ def tuned(effort: Effort, empty: Path, folder: Path) -> dict[str, Tuned]:
     with open_device("replay:", sweeps=SWEEPS) as device:
         for i, (name, recorded) in enumerate(RECORDED.items()):
             with Store.open(f"sqlite:///{shutil.copy(empty, folder / f'{i}.db')}") as store:
-                winner = tune(
-                    recorded.problem,
+                winner = TuningRun(
+                    problem=recorded.problem,
                     device=device,
                     store=store,
                     builder=None,
-                    ranker=AnalyticModel(),
                     effort=effort,
-                )
+                ).tune()
                 trials = store.trials(phase=Phase.SCREEN)
             found[name] = Tuned(
                 winner=winner,

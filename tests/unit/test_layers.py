@@ -54,6 +54,12 @@ def test_the_rooms_of_torch_operators_stand_on_each_other() -> None:
             assert room != "graphs" or "models" not in used, path
 
 
+def test_answers_stand_below_http() -> None:
+    """Lookups know nothing of what serves them."""
+    for path in sorted((FOLDERS["service"] / "lookup").glob("*.py")):
+        assert "service.http" not in path.read_text(encoding="utf-8"), path
+
+
 def test_only_the_store_and_jobs_know_sqlalchemy() -> None:
     allowed = {ROOT / "tuner" / "store", ROOT / "tuner" / "jobs"}
     for folder in (FOLDERS["tuner"], FOLDERS["service"]):

@@ -66,7 +66,6 @@ _SIGNAL_LATENCY_S = 0.1
 
 
 def unique_owner() -> str:
-    """A worker's name that no other worker has or will have."""
     return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
 
 

@@ -55,6 +55,5 @@ def first_kernels(
 
 
 def _kernels(candidates: Sequence[Candidate]) -> list[AnyKernel]:
-    """The kernels of the candidates, without duplicates."""
     kernels = {candidate.kernel.name: candidate.kernel for candidate in candidates}
     return list(kernels.values())

@@ -64,7 +64,6 @@ class Recording:
 
     @property
     def winner(self) -> Candidate:
-        """The candidate that was fastest in the rounds of the finals, or in the common ones."""
         return self._trials[self.optimum].candidate
 
     def speedup(self, tried: Sequence[Candidate]) -> float | None:

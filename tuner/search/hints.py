@@ -224,7 +224,6 @@ def resembling(
 
 
 def _on_problem(kernel: CutlassKernel, extents: tuple[int, int]) -> tuple[int, int]:
-    """The kernel's (M, N) extents along the problem's M and N."""
     return (extents[1], extents[0]) if kernel.swapped else extents
 
 

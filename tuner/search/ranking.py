@@ -24,17 +24,6 @@ class Ranker(Protocol):
         ...
 
 
-def ranked(
-    problem: Problem,
-    candidates: Sequence[Candidate],
-    device: DeviceModel,
-    ranker: Ranker,
-    seeds: Sequence[Candidate] = (),
-) -> list[Candidate]:
-    """`candidates`, most promising first; `seeds` (winners of near problems) lead if they occur."""
-    return led(by_time(candidates, predictions(problem, candidates, device, ranker)), seeds)
-
-
 def predictions(
     problem: Problem, candidates: Sequence[Candidate], device: DeviceModel, ranker: Ranker
 ) -> dict[str, float]:
@@ -50,14 +39,6 @@ def by_time(candidates: Sequence[Candidate], times: Mapping[str, float]) -> list
         return times[key], key
 
     return sorted(candidates, key=place)
-
-
-def led(ordered: Sequence[Candidate], seeds: Sequence[Candidate]) -> list[Candidate]:
-    """`ordered` with those of `seeds` that occur in it put in front, in the order of `seeds`."""
-    seeded: dict[str, int] = {}
-    for place, seed in enumerate(seeds):
-        seeded.setdefault(seed.key, place)
-    return sorted(ordered, key=lambda candidate: seeded.get(candidate.key, len(seeds)))
 
 
 def by_kernel(candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:

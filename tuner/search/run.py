@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.kernel import AnyKernel
@@ -22,6 +22,7 @@ from tuner.devices.base import Contender, Device
 from tuner.errors import JobAborted, NoLegalCandidate
 from tuner.measure.statistics import summarize
 from tuner.search.budget import BUDGETS, Budget
+from tuner.search.cost_model import AnalyticModel
 from tuner.search.exploration import Field, Proposals
 from tuner.search.finals import finalists, hold_finals, top_candidates
 from tuner.search.hints import near_winners, resembling
@@ -36,84 +37,32 @@ from tuner.trial import Decision, Finals, Phase, Trial, Winner
 Listener = Callable[[Progress], None]
 
 
-def tune(
-    problem: Problem,
-    *,
-    device: Device,
-    store: Store,
-    builder: Builder | None,
-    ranker: Ranker,
-    effort: Effort = Effort.DEFAULT,
-    budget: Budget | None = None,
-    compiled_only: bool = False,
-    defer: Callable[[Sequence[AnyKernel]], None] | None = None,
-    job: str | None = None,
-    on_event: Listener = lambda _: None,
-    should_stop: StopSignal = lambda: False,
-) -> Winner:
-    """Find, verify and promote the fastest candidate for `problem` on `device`.
-
-    The winner among the kernels that are built is promoted first; a second one may follow after
-    others were compiled (see `Field.further`). The last one is returned. With `defer` there is no
-    second go: `defer` gets the kernels to compile before tuning again.
-
-    With `Effort.RECHECK` only the present winner and the candidates that came near it are measured
-    again, unless that winner drops out.
+@dataclass(kw_only=True)
+class TuningRun:
+    """One run: finds, verifies and promotes the fastest candidate for `problem` on `device`.
 
     `device` must be entered already: a suite is tuned inside one `with device:`. `builder` may be
     None only if the device needs no packs. `compiled_only` leaves out kernels that would have to
-    be compiled first.
-
-    Raises:
-        NoLegalCandidate: the device's architecture is unknown, or no candidate survived screening.
-            If there is no candidate to begin with, the default is the winner.
-        JobAborted: `should_stop` was true before there was a winner; all trials so far are kept.
-        DeviceError: the device cannot take the problem at all.
+    be compiled first. `budget` replaces that of the `effort`. With `Effort.RECHECK` only the
+    present winner and the candidates that came near it are measured again, unless that winner
+    drops out. `defer` gets the kernels that a second go would compile, in place of that go.
     """
-    budget = budget or BUDGETS[effort]
-    run = _Run(
-        problem=problem,
-        device=device,
-        store=store,
-        builder=builder,
-        budget=budget,
-        compiled_only=compiled_only,
-        job=job,
-        on_event=on_event,
-        should_stop=should_stop,
-    )
-    promoted = run.promoted()
-    if effort is Effort.RECHECK and (checked := promoted or run.recheck()) is not None:
-        return checked
-    field = run.enumerate(ranker)
-    winner = promoted or run.go(field.plan(budget))
-    further = field.further(budget, winner.speedup.median if winner.speedup else None)
-    if further is None:
-        return winner
-    if defer is not None:
-        defer([candidate.kernel for candidate in further.kernels({})])
-        return winner
-    try:
-        return run.go(further)
-    except JobAborted:
-        return winner  # the run was stopped, but it has a winner
-
-
-@dataclass(kw_only=True)
-class _Run:
-    """State of one tuning run; each method is one of its steps."""
 
     problem: Problem
     device: Device
     store: Store
     builder: Builder | None
-    budget: Budget
-    compiled_only: bool
-    job: str | None
-    on_event: Listener
-    should_stop: StopSignal
+    ranker: Ranker = field(default_factory=AnalyticModel)
+    effort: Effort = Effort.DEFAULT
+    budget: Budget | None = None
+    compiled_only: bool = False
+    defer: Callable[[Sequence[AnyKernel]], None] | None = None
+    job: str | None = None
+    on_event: Listener = lambda _: None
+    should_stop: StopSignal = lambda: False
 
     def __post_init__(self) -> None:
+        self.bounds = self.budget or BUDGETS[self.effort]
         self.trials: dict[str, Trial] = {}
         self.packs = RunPacks(self.builder if self.device.needs_packs else None)
         self.spoilt: dict[str, Candidate] = {}  # failed once because of a damaged pack
@@ -127,6 +76,35 @@ class _Run:
             done = self.store.trials(problem=self.problem, job=self.job, phase=Phase.SCREEN)
             for stored in done:
                 self._keep(stored.trial)
+
+    def tune(self) -> Winner:
+        """Return the winner, which is promoted.
+
+        The winner among the kernels that are built is promoted first; a second one may follow
+        after others were compiled (see `Field.further`). Then the second one is returned.
+
+        Raises:
+            NoLegalCandidate: the device's architecture is unknown, or no candidate survived
+                screening. If there is no candidate to begin with, the default is the winner.
+            JobAborted: `should_stop` was true before there was a winner; all trials so far are
+                kept.
+            DeviceError: the device cannot take the problem at all.
+        """
+        promoted = self.promoted()
+        if self.effort is Effort.RECHECK and (checked := promoted or self.recheck()) is not None:
+            return checked
+        choices = self.enumerate()
+        winner = promoted or self.go(choices.plan(self.bounds))
+        further = choices.further(self.bounds, winner.speedup.median if winner.speedup else None)
+        if further is None:
+            return winner
+        if self.defer is not None:
+            self.defer([candidate.kernel for candidate in further.kernels({})])
+            return winner
+        try:
+            return self.go(further)
+        except JobAborted:
+            return winner  # the run was stopped, but it has a winner
 
     def promoted(self) -> Winner | None:
         """The winner that an earlier attempt at the job promoted before it died, if any."""
@@ -142,7 +120,7 @@ class _Run:
         seconds.
         """
         slug = self.device.model.slug
-        places = self.budget.finalists
+        places = self.bounds.finalists
         chosen = top_candidates(self.store, self.problem, slug, self._offered(), places)
         if not chosen:
             return None
@@ -163,14 +141,19 @@ class _Run:
 
     def _offered(self) -> list[Candidate]:
         builder = self.builder if self.compiled_only else None
-        return offered(self.problem, self.device, level=self.budget.level, built_by=builder)
+        return offered(self.problem, self.device, level=self.bounds.level, built_by=builder)
 
-    def enumerate(self, ranker: Ranker) -> Field:
+    def enumerate(self) -> Field:
         """The candidates, most promising first."""
         candidates = self._offered()
-        predicted = predictions(self.problem, candidates, self.device.model, ranker)
+        predicted = predictions(self.problem, candidates, self.device.model, self.ranker)
         order = by_time(candidates, predicted)
-        first = [*self._won_nearby(order), *self._like_default(order)]
+        keys = {candidate.key for candidate in order}
+        near = near_winners(self.store, self.problem, self.device.model.slug)
+        near = [candidate for candidate in near if candidate.key in keys]
+        self.baseline_kernels = self.device.baseline_kernels(self.problem)
+        like_default = resembling(order, self.baseline_kernels, limit=self.bounds.hints)
+        first = [*near[: self.bounds.seeds], *like_default]
         kernels = len({candidate.kernel.name for candidate in order})
         message = f"{len(order)} candidates of {kernels} kernels"
         self._say(Step.ENUMERATE, 0, len(order), message)
@@ -191,15 +174,6 @@ class _Run:
             return None
         kernels = {candidate.kernel.name: candidate.kernel for candidate in order}
         return {name for name, kernel in kernels.items() if self.builder.has(kernel)}
-
-    def _won_nearby(self, order: Sequence[Candidate]) -> list[Candidate]:
-        seeds = near_winners(self.store, self.problem, self.device.model.slug)
-        keys = {candidate.key for candidate in order}
-        return [seed for seed in seeds if seed.key in keys][: self.budget.seeds]
-
-    def _like_default(self, order: Sequence[Candidate]) -> list[Candidate]:
-        self.baseline_kernels = self.device.baseline_kernels(self.problem)
-        return resembling(order, self.baseline_kernels, limit=self.budget.hints)
 
     def screen_kernels(self, plan: Proposals) -> None:
         """Measure the most promising kernels, each with its most promising launch."""
@@ -228,7 +202,7 @@ class _Run:
             kernel=kernel,
             device=self.device,
             packs=self.packs,
-            budget=self.budget,
+            budget=self.bounds,
             tried=self.trials,
         )
         for contenders in library.batches(self._leaders):
@@ -237,7 +211,7 @@ class _Run:
 
     def finals(self) -> Finals:
         measured = [trial.candidate for trial in self._leaders()]
-        chosen = finalists(measured, self.budget.finalists)
+        chosen = finalists(measured, self.bounds.finalists)
         if not chosen and self.trials:
             reasons = sorted({t.failure.message for t in self.trials.values() if t.failure})
             raise NoLegalCandidate(
@@ -249,7 +223,7 @@ class _Run:
         """Finals of these candidates, fastest first, and the default; their trials are stored."""
         self._say(Step.FINALS, 0, len(chosen), f"{len(chosen)} finalists and the default")
         contenders = [self.packs.contender(candidate) for candidate in chosen]
-        finals = hold_finals(self.device, self.problem, contenders, self.budget.policy)
+        finals = hold_finals(self.device, self.problem, contenders, self.bounds.policy)
         self.store.add_trials(list(self._final_trials(finals)))
         return finals
 
@@ -304,7 +278,7 @@ class _Run:
     def _screen(self, contenders: Sequence[Contender]) -> None:
         if not contenders:
             return
-        for trial in self.device.screen(self.problem, contenders, self.budget.policy):
+        for trial in self.device.screen(self.problem, contenders, self.bounds.policy):
             key, candidate = trial.candidate.key, trial.candidate
             if trial.failure and key not in self.spoilt and self.packs.is_damaged(candidate):
                 self.spoilt[key] = candidate
@@ -386,6 +360,5 @@ def _decided(decision: Decision, problem: Problem) -> tuple[float | None, str]:
 
 
 def _speed(trial: Trial) -> tuple[float, str]:
-    """The sort key of measured trials: time, then the candidate's key."""
     assert trial.statistics is not None  # noqa: S101 - a measured trial has them
     return trial.statistics.median_us, trial.candidate.key

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from service.http import documents
+from service import documents
 from service.http.access import Scope, needs
 from service.http.requests import AuditQuery
 from service.http.routes.paging import next_page

@@ -9,17 +9,16 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from service.errors import ProblemError
 from service.http import batches
-from service.http.abilities import Abilities, abilities_of
-from service.http.access import Caller
-from service.http.errors import ProblemError
+from service.http.access import Caller, whose
+from service.http.bodies import BATCH
 from service.http.lookup_routes import LookupRoute
 from service.http.middleware import UNLOGGED
 from service.http.questions import BestBatchBody, BestQuery, QuestionReader
 from service.http.state import State
-from service.http.turns import whose
-from service.http.wellformed import BATCH
 from service.lookup import reader
+from service.lookup.abilities import Abilities, abilities_of
 from service.lookup.cache import RawHeaders, Rendered
 from service.metrics.prometheus import AnswerSource
 
@@ -70,8 +69,8 @@ def _look_up(service: State, query: bytes) -> reader.Found:
     asked = _QUERY.query(query)
     generation = service.answers.generation  # first: it vouches for the device, too
     device = service.catalogue.resolve(asked.arch, asked.device)
-    return reader.answer_query(
-        service, query, asked.problem(), device, exact=asked.exact, generation=generation
+    return service.reader.query(
+        query, asked.problem(), device, exact=asked.exact, generation=generation
     )
 
 
@@ -102,8 +101,7 @@ def _answer_batch(service: State, abilities: Abilities, content: bytes) -> reade
     batch = batches.read(content)
     generation = service.answers.generation
     device = service.catalogue.resolve(batch.options.arch, batch.options.device)
-    return reader.batch(
-        service,
+    return service.reader.batch(
         batch.problems,
         device,
         exact=batch.options.exact,

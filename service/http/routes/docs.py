@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from service.http import documents
+from service import documents
 from service.http.access import Scope, needs
 from service.pages.addresses import OVERVIEW
 

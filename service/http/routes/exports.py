@@ -10,14 +10,14 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
 from gemmsmith.http.replies import SCHEMA
-from service.http import documents, tables
-from service.http.abilities import Asking
+from service import documents, tables
+from service.errors import ProblemError, invalid_field
 from service.http.access import Scope, needs
-from service.http.errors import ProblemError, invalid_field
 from service.http.parameters import winner_cursor
 from service.http.requests import Format, ListQuery, WinnersQuery
 from service.http.routes.paging import filled, next_page
 from service.http.state import Service
+from service.lookup.abilities import Asking
 from service.lookup.cache import VARY
 from tuner.trial import Winner
 

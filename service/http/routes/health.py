@@ -9,9 +9,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.http import documents
+from service import documents
+from service.errors import ProblemError
 from service.http.access import Scope, needs
-from service.http.errors import ProblemError
 from service.http.state import Service
 from service.metrics.prometheus import CONTENT_TYPE
 

@@ -19,9 +19,9 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from gemmsmith.core.tuning import JobState
-from service.http import documents
-from service.http.abilities import EVERYTHING, Abilities, Asking
-from service.http.access import Caller, Scope, needs
+from service import documents
+from service.errors import ProblemError, invalid_field, not_found
+from service.http.access import Caller, Scope, needs, whose
 from service.http.admission import (
     IdempotencyKey,
     accepted,
@@ -29,13 +29,12 @@ from service.http.admission import (
     key_reused,
     refused_without_room,
 )
-from service.http.errors import ProblemError, invalid_field, not_found
 from service.http.middleware import STREAMED
 from service.http.parameters import Number
 from service.http.requests import JobsQuery
 from service.http.routes.paging import filled, next_page
 from service.http.state import Service, State
-from service.http.turns import whose
+from service.lookup.abilities import EVERYTHING, Abilities, Asking
 from service.report.waiting import waiting
 from tuner.errors import JobNotFound, NotRetryable
 from tuner.jobs import Job

@@ -12,9 +12,9 @@ import msgspec
 from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import FileResponse, Response
 
-from service.http import documents
+from service import documents
+from service.errors import ProblemError, invalid_field, not_found
 from service.http.access import Scope, needs
-from service.http.errors import ProblemError, invalid_field, not_found
 from service.http.requests import PacksQuery
 from service.http.routes.paging import next_page
 from service.http.state import Service

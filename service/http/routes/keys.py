@@ -8,9 +8,9 @@ import msgspec
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from service.http import documents
+from service import documents
+from service.errors import ProblemError, not_found
 from service.http.access import Caller, Scope, needs
-from service.http.errors import ProblemError, not_found
 from service.http.requests import KeyBody, KeysQuery
 from service.http.routes.paging import next_page
 from service.http.state import Service

@@ -9,13 +9,13 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from gemmsmith.core.device import called
-from service.http import documents, tables
-from service.http.abilities import Asking
+from service import documents, tables
 from service.http.access import Scope, needs
 from service.http.requests import ResultsQuery
 from service.http.routes.exports import Accept, listing
 from service.http.routes.paging import filled
 from service.http.state import Service
+from service.lookup.abilities import Asking
 
 router = APIRouter(tags=["history"])
 

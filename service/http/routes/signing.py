@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from service.http import documents
+from service import documents
 from service.http.state import Service
 
 router = APIRouter(tags=["kernels"])

@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from service.http.abilities import abilities_of
-from service.http.access import Caller
-from service.http.errors import not_found
+from service.errors import not_found
+from service.http.access import Caller, whose
 from service.http.lookup_routes import LookupRoute
 from service.http.questions import QuestionReader, SnapshotQuery
 from service.http.state import State
-from service.http.turns import whose
+from service.lookup.abilities import abilities_of
 from service.lookup.cache import VARY
 from service.lookup.snapshots import WrittenSnapshot
 
@@ -32,7 +31,7 @@ async def snapshot(request: Request, caller: Caller) -> Response:
     client = whose(caller, request.scope)
     query = _QUERY.query(request.scope["query_string"])
     abilities = abilities_of(request.scope["headers"])
-    current = await service.snapshots.newest(client, query.arch, query.device, abilities)
+    current = await service.newest_snapshot((client, query.arch, query.device, abilities))
     if current is None:
         raise not_found(
             "Snapshot",
@@ -53,7 +52,7 @@ async def snapshot(request: Request, caller: Caller) -> Response:
         headers["Content-Length"] = str(current.length)
         return StreamingResponse(_sent(current), media_type="application/json", headers=headers)
     headers["Content-Encoding"] = "gzip"
-    compressed = await service.snapshots.compressed(client, current)
+    compressed = await service.lookups.snapshots.run(client, current.compressed)
     return Response(compressed, media_type="application/json", headers=headers)
 
 

@@ -11,14 +11,14 @@ from starlette.responses import Response
 
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.problem import Problem
-from service.http import documents
-from service.http.abilities import Abilities, Asking
+from service import documents
+from service.errors import ProblemError, invalid_field
 from service.http.access import Caller, Scope, needs
-from service.http.errors import ProblemError, invalid_field
 from service.http.requests import HistoryQuery, PinBody, WinnerBody
 from service.http.routes.paging import next_page
 from service.http.state import Service, State
 from service.lookup import find
+from service.lookup.abilities import Abilities, Asking
 from tuner.errors import NoSuchRevision, NoSuchWinner, NothingToUndo
 from tuner.store.revisions import WinnerRevision
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from gemmsmith.core.problem import Problem
 from gemmsmith.http.replies import SCHEMA
 from service.cli.main import app
-from service.http.tables import TRIALS, WINNERS
 from service.settings import Settings
+from service.tables import TRIALS, WINNERS
 from tests.support.serving import new_settings, promote, running, trial, winner
 from tuner.store import Store
 

@@ -15,9 +15,9 @@ from typer.testing import CliRunner, Result
 from gemmsmith.core.config import Use
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.program.captured import Captured
+from service import documents
 from service.cli import of_run
 from service.cli.main import app
-from service.http import documents
 from service.settings import Settings
 from tests.support import unchanged
 from tests.support.serving import H200, new_settings, promote, winner

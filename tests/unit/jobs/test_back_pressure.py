@@ -217,7 +217,7 @@ def test_a_job_that_has_a_winner_at_its_deadline_is_done(queue: Queue) -> None:
         with pytest.raises(JobAborted):
             tuning_until_told(leased)
         assert leased.stop_reason is StopReason.DEADLINE
-        return 4  # as `tuner.search.run.tune` does, once there is a first winner
+        return 4  # as a tuning run does, once there is a first winner
 
     job, _ = queue.enqueue(PROBLEM, deadline_s=1.0)
     Worker(queue, tune, devices=[]).run(until_idle=True)

@@ -25,8 +25,7 @@ from tuner.errors import NoLegalCandidate
 from tuner.measure.policy import Policy
 from tuner.measure.statistics import summarize
 from tuner.search.budget import BUDGETS
-from tuner.search.cost_model import AnalyticModel
-from tuner.search.run import tune
+from tuner.search.run import TuningRun
 from tuner.store import Store
 from tuner.trial import Finals, Phase, Trial, Winner
 
@@ -139,8 +138,8 @@ def store(sqlite_url: str) -> Iterator[Store]:
 def run(gpu: Gpu, store: Store, problem: Problem = PROBLEM, **options: object) -> Winner:
     device: Device = gpu  # type: ignore[assignment]
     builder: Builder = Packs()  # type: ignore[assignment]
-    chosen = {"ranker": AnalyticModel(), "compiled_only": True, **options}
-    return tune(problem, device=device, store=store, builder=builder, **chosen)  # type: ignore[arg-type]
+    chosen = {"compiled_only": True, **options}
+    return TuningRun(problem=problem, device=device, store=store, builder=builder, **chosen).tune()  # type: ignore[arg-type]
 
 
 def test_the_library_is_asked_and_followed_where_it_gets_faster(store: Store) -> None:

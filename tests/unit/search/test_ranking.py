@@ -1,4 +1,4 @@
-"""Ranking: deterministic, and led by the winners of near problems."""
+"""Ranking: deterministic, by the predictions of a cost model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Problem
 from tests.support.candidates import PROBLEM, named
 from tests.support.replacing import replace
-from tuner.search.ranking import by_kernel, led, ranked
+from tuner.search.ranking import by_kernel, by_time, predictions
 
 MODEL = DeviceModel(
     name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=2**37, l2_bytes=60 * 2**20
@@ -30,21 +30,10 @@ class ByTable:
 
 
 def test_the_fastest_prediction_leads_and_ties_fall_to_the_key() -> None:
-    order = ranked(
-        PROBLEM, [named("c"), named("b"), named("a")], MODEL, ByTable(c=0.5, a=1.0, b=1.0)
-    )
+    field = [named("c"), named("b"), named("a")]
+    times = predictions(PROBLEM, field, MODEL, ByTable(c=0.5, a=1.0, b=1.0))
+    order = by_time(field, times)
     assert [c.kernel.name for c in order] == ["c", "a", "b"]
-
-
-def test_seeds_lead_in_their_own_order_and_unknown_ones_are_ignored() -> None:
-    field = [named("a"), named("b"), named("c")]
-    order = ranked(PROBLEM, field, MODEL, ByTable(), [named("c"), named("zz"), named("b")])
-    assert [c.kernel.name for c in order] == ["c", "b", "a"]
-
-
-def test_a_seed_named_twice_keeps_its_first_place() -> None:
-    field = [named("a"), named("b"), named("c")]
-    assert led(field, [named("c"), named("b"), named("c")]) == [named("c"), named("b"), named("a")]
 
 
 def test_candidates_group_by_kernel_in_rank_order() -> None:

@@ -26,9 +26,8 @@ from tuner.compile import ArtifactStore, Builder
 from tuner.devices.base import Contender
 from tuner.errors import JobAborted
 from tuner.measure.policy import Policy
-from tuner.search.cost_model import AnalyticModel
 from tuner.search.finals import top_candidates
-from tuner.search.run import tune
+from tuner.search.run import TuningRun
 from tuner.store import Store
 from tuner.trial import Finals, Phase, Trial, Winner
 
@@ -62,8 +61,8 @@ def gpu(tmp_path: Path) -> Gpu:
 
 
 def recheck(device: Gpu, store: Store, **options: object) -> Winner:
-    chosen = {"builder": None, "ranker": AnalyticModel(), "effort": Effort.RECHECK, **options}
-    return tune(PROBLEM, device=device, store=store, **chosen)  # type: ignore[arg-type]
+    chosen = {"builder": None, "effort": Effort.RECHECK, **options}
+    return TuningRun(problem=PROBLEM, device=device, store=store, **chosen).tune()  # type: ignore[arg-type]
 
 
 def tuned(store: Store, candidate: Candidate, **fields: object) -> Winner:
@@ -193,14 +192,13 @@ def test_on_a_real_child_process(fake_device: DeviceFactory, store: Store, tmp_p
     )
     with fake_device() as device:
         store.gpus.report(device.model, device.environment)
-        winner = tune(
-            problem,
+        winner = TuningRun(
+            problem=problem,
             device=device,
             store=store,
             builder=builder(tmp_path),
-            ranker=AnalyticModel(),
             effort=Effort.RECHECK,
-        )
+        ).tune()
     assert (winner.candidate, winner.environment, winner.stale) == (fast, FAKE_ENVIRONMENT, False)
     assert len(store.trials(phase=Phase.FINAL)) == 2
     assert store.trials(phase=Phase.SCREEN) == []

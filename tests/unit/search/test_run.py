@@ -30,10 +30,9 @@ from tuner.devices.replay import ReplayDevice
 from tuner.errors import JobAborted, NoLegalCandidate, NotRecorded
 from tuner.measure.policy import Policy
 from tuner.search.budget import BUDGETS
-from tuner.search.cost_model import AnalyticModel
 from tuner.search.finals import hold_finals
 from tuner.search.progress import Progress, Step
-from tuner.search.run import tune
+from tuner.search.run import TuningRun
 from tuner.store import Store
 from tuner.store.statement import is_believed, is_intact
 from tuner.trial import Failure, FailureKind, Finals, Phase, Trial
@@ -55,22 +54,21 @@ def device(tmp_path: Path) -> Iterator[Device]:
 
 
 def run(device: Device, store: Store, **options: object) -> object:
-    chosen = {"builder": None, "ranker": AnalyticModel(), **options}
-    return tune(PROBLEM, device=device, store=store, **chosen)  # type: ignore[arg-type]
+    chosen = {"builder": None, **options}
+    return TuningRun(problem=PROBLEM, device=device, store=store, **chosen).tune()  # type: ignore[arg-type]
 
 
 def test_the_recorded_optimum_is_promoted_and_every_trial_is_kept(
     device: Device, store: Store
 ) -> None:
     said: list[Progress] = []
-    winner = tune(
-        PROBLEM,
+    winner = TuningRun(
+        problem=PROBLEM,
         device=device,
         store=store,
         builder=None,
-        ranker=AnalyticModel(),
         on_event=said.append,
-    )
+    ).tune()
     assert winner.candidate == best_of(PROBLEM)
     assert winner.use is Use.CUTLASS
     assert winner.replayed
@@ -213,9 +211,12 @@ def test_the_recording_decides_by_its_finals_though_not_all_were_in_them(
 
 def test_a_problem_that_was_not_recorded_is_an_error(device: Device, store: Store) -> None:
     with pytest.raises(NotRecorded, match="256×4096×4096"):
-        tune(
-            Problem(m=5, n=5, k=5), device=device, store=store, builder=None, ranker=AnalyticModel()
-        )
+        TuningRun(
+            problem=Problem(m=5, n=5, k=5),
+            device=device,
+            store=store,
+            builder=None,
+        ).tune()
     assert store.winners() == []
 
 
@@ -490,13 +491,12 @@ def test_where_no_backend_has_a_kernel_the_default_is_the_answer(
 ) -> None:
     problem = Problem(m=256, n=4096, k=4096, dtype="tf32", layout="nt")
     alone = WithoutKernels(device)
-    winner = tune(
-        problem,
+    winner = TuningRun(
+        problem=problem,
         device=alone,  # type: ignore[arg-type]
         store=store,
         builder=None,
-        ranker=AnalyticModel(),
-    )
+    ).tune()
     assert (winner.use, winner.candidate) == (Use.CUBLAS, None)
     assert winner.baseline is not None
     assert store.winner(problem, device.model.slug) == winner

@@ -10,7 +10,7 @@ from gemmsmith.core.config import Match, Use
 from gemmsmith.core.kernel import Kernel
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.errors import InvalidProblem
-from service.http.errors import ProblemError
+from service.errors import ProblemError
 from service.http.questions import ProblemBody, QuestionReader
 from service.http.requests import TuneBody
 from service.lookup import find
@@ -18,7 +18,6 @@ from service.lookup.cache import Answers, Rendered
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, winner
 from tests.support.winners_in_memory import WinnersInMemory
-from tuner.search.cost_model import AnalyticModel
 
 KNOWN = Problem(m=4096, n=4096, k=4096)
 NEAR = replace(KNOWN, m=8192)
@@ -255,7 +254,7 @@ def test_predictions_name_their_kernel_too() -> None:
     """So that a pack that holds it, once there is one, is named in the next answer."""
 
     source = WinnersInMemory([])
-    found = find.find(source, KNOWN, H200, accepted=find.ANY, ranker=AnalyticModel())
+    found = find.find(source, KNOWN, H200, accepted=find.ANY)
     assert found is not None
     assert found.config is not None
     assert isinstance(found.config.kernel, Kernel)

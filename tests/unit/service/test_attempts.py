@@ -14,10 +14,10 @@ import psutil
 import pytest
 import structlog
 
+from service.errors import ProblemError
 from service.http import bodies
 from service.http.access import Scope
 from service.http.attempts import AT_ONCE, EACH_S, Attempts
-from service.http.errors import ProblemError
 from tests.support.processes import serving
 from tests.support.serving import new_settings, running
 from tuner.store import Store

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from gemmsmith.core.problem import DType, Problem
+from service.errors import MOST_ERRORS, ProblemError
 from service.http import batches
-from service.http.errors import MOST_ERRORS, ProblemError
 from tests.support.serving import H100, new_settings, promote, running, winner
 
 KNOWN = Problem(m=4096, n=4096, k=4096)

@@ -15,11 +15,10 @@ from sqlalchemy import Engine, event
 from gemmsmith.answers.answer import Answer
 from gemmsmith.core.config import Match, Use
 from gemmsmith.core.problem import DType, Problem
-from service.lookup import find, neighbourhood
-from service.lookup.neighbourhood import Chart, Charted
+from service.lookup import find
+from service.lookup.find import Chart, Charted
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
-from tuner.search.cost_model import AnalyticModel
 from tuner.store import Store
 
 KNOWN = Problem(m=4096, n=4096, k=4096)
@@ -52,7 +51,7 @@ def statements() -> Iterator[list[str]]:
 
 def answer(store: Store, drawn: Chart, problem: Problem) -> Answer:
     source = Charted(store, drawn)
-    found = find.find(source, problem, H200, accepted=find.ANY, ranker=AnalyticModel())
+    found = find.find(source, problem, H200, accepted=find.ANY)
     assert found is not None
     return found
 
@@ -83,7 +82,7 @@ def test_what_is_near_is_found_as_in_the_store(
     store: Store, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if few:
-        monkeypatch.setattr(neighbourhood, "NEIGHBOURS", 3)
+        monkeypatch.setattr(find, "NEIGHBOURS", 3)
     chosen = random.Random(20261122)
     drawn = Chart(store)
     for _ in range(20):
@@ -91,12 +90,12 @@ def test_what_is_near_is_found_as_in_the_store(
         use = chosen.choice((Use.CUTLASS, Use.CUBLAS))
         store.promote(winner(Problem(m=m, n=n, k=k), us=chosen.random(), use=use))
         asked = Problem(m=8 * chosen.randrange(1, 32), n=n, k=chosen.choice((2 * k, 2 * k + 1)))
-        near = store.near_winners(asked, H200.slug, neighbourhood.NEIGHBOURS, find.REACH)
+        near = store.near_winners(asked, H200.slug, find.NEIGHBOURS, find.REACH)
         drawn.catch_up()
         expected = [(winner.problem, (winner.use, winner.candidate)) for winner in near]
         assert drawn.near(asked, H200.slug) == expected
         assert store.near(asked, H200.slug)[: len(expected)] == expected
-        by_store = find.find(store, asked, H200, accepted=find.ANY, ranker=AnalyticModel())
+        by_store = find.find(store, asked, H200, accepted=find.ANY)
         assert few or answer(store, drawn, asked) == by_store
 
 

@@ -21,12 +21,12 @@ import pytest
 import structlog
 
 from gemmsmith.core.problem import Problem
+from service.http.access import client_of
 from service.http.connections import (
     HEALTH_RESERVE,
     OTHER_FILES,
     Connections,
     Limits,
-    client_of,
 )
 from service.settings import Settings
 from tests.support.processes import serving, until

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from service.errors import ProblemError
 from service.http.access import LOCAL, Caller, Doorkeeper, Scope, UnknownKey
-from service.http.errors import ProblemError
 from tests.support.processes import until
 from tests.support.serving import new_settings
 from tuner.store import Store

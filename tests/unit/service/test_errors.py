@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from gemmsmith.core.problem import DType, Layout
-from service.http.requests import Arch
+from service.lookup.devices import Arch
 from service.settings import Settings, SettingsError
 from service.worker.gpu import usable_gpu
 from service.worker.process import device_name

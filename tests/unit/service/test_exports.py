@@ -20,8 +20,8 @@ from pyarrow import parquet
 from gemmsmith.core.config import Use
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.http.replies import SCHEMA
-from service.http.tables import TRIALS, WINNERS, FileFormat
 from service.report import export
+from service.tables import TRIALS, WINNERS, FileFormat
 from tests.support.serving import H100, H200, new_settings, promote, running, trial, winner
 from tuner.store import Store
 from tuner.trial import Winner

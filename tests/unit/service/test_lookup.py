@@ -19,7 +19,7 @@ NAMES = ("Memset (Device)", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN")
 def ask(
     source: WinnersInMemory, problem: Problem, accepted: frozenset[Match] = ANY
 ) -> Answer | None:
-    return find(source, problem, H200, accepted=accepted, ranker=AnalyticModel())
+    return find(source, problem, H200, accepted=accepted)
 
 
 def test_an_exact_winner_comes_before_a_neighbour_and_that_before_a_prediction() -> None:

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from gemmsmith.core.problem import Problem
-from service.http.access import LOCAL, Caller
-from service.http.turns import Turns, whose
-from service.lookup import reader
+from service.http.access import LOCAL, Caller, whose
+from service.http.turns import Turns
+from service.lookup.reader import AnswerReader, Body
 from tests.support.processes import until
 from tests.support.serving import new_settings, promote, running, winner
 
@@ -37,13 +37,13 @@ def client(tmp_path: Path) -> Iterator[httpx.Client]:
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Batches do not get on until this is set."""
     event = threading.Event()
-    batch = reader.batch
+    batch = AnswerReader.batch
 
-    def waiting(*given: Any, **more: Any) -> reader.Body:
+    def waiting(*given: Any, **more: Any) -> Body:
         assert event.wait(20)
         return batch(*given, **more)
 
-    monkeypatch.setattr(reader, "batch", waiting)
+    monkeypatch.setattr(AnswerReader, "batch", waiting)
     yield event
     event.set()
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import million
 from gemmsmith import Problem, Snapshot
-from service.http.abilities import EVERYTHING
+from service.lookup.abilities import EVERYTHING
 from service.settings import Settings
 from tests.support.serving import H200, promote, running, winner
 from tests.unit.service.test_chart import statements

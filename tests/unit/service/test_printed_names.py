@@ -20,7 +20,7 @@ from gemmsmith.http import requests
 from service.cli.main import app
 from service.cli.options import problem_of, typed
 from service.cli.session import model_of
-from service.http.documents import best_url
+from service.documents import best_url
 from service.http.questions import BestQuery, ProblemBody, QuestionReader
 from service.http.requests import TuneBody
 from service.lookup.devices import Catalogue

@@ -19,7 +19,7 @@ import structlog
 
 from gemmsmith.core.problem import Problem
 from service.http.access import Scope
-from service.lookup import reader
+from service.lookup.reader import AnswerReader
 from service.lookup.snapshots import Snapshots
 from tests.support.processes import until
 from tests.support.serving import H200, new_settings, promote, running, winner
@@ -154,7 +154,7 @@ def lasting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lasting]:
             return await worked(*arguments, **named)
 
         monkeypatch.setattr(fastapi.routing, "run_in_threadpool", work)
-        for owner, name in ((reader, "look_up"), (Snapshots, "current")):
+        for owner, name in ((AnswerReader, "look_up"), (Snapshots, "current")):
             monkeypatch.setattr(owner, name, held.before(getattr(owner, name)))
         yield held
 

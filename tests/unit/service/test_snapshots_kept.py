@@ -20,12 +20,11 @@ from gemmsmith import AsyncClient, Client, Problem, Snapshot, Use
 from gemmsmith.core.kernel import Backend
 from gemmsmith.http.requests import RUNS
 from gemmsmith.signing import Signer
-from service.http import documents
-from service.http.abilities import EVERYTHING, Abilities, abilities_of
-from service.http.turns import Turns
+from service import documents
+from service.http.turns import OncePerTurn
+from service.lookup.abilities import EVERYTHING, Abilities, abilities_of
 from service.lookup.devices import Catalogue
-from service.lookup.snapshot_rows import PacksToRun
-from service.lookup.snapshots import KEPT, OncePerTurn, Snapshots, WrittenSnapshot
+from service.lookup.snapshots import KEPT, PacksToRun, Snapshots, WrittenSnapshot
 from service.settings import Settings
 from tests.compat.test_old_clients import by_library
 from tests.support.replacing import replace
@@ -75,9 +74,7 @@ def content(written: WrittenSnapshot) -> bytes:
 
 
 def kept(store: Store) -> Snapshots:
-    return Snapshots(
-        store, Catalogue(store.devices, None), believing(store), SIGNER, Turns(2, of_client=1)
-    )
+    return Snapshots(store, Catalogue(store.devices, None), believing(store), SIGNER)
 
 
 def drawn(draw: random.Random) -> Winner:

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message
 
-from service.http import queueing
+from service.http import turns
 from service.http.access import Caller, Scope
-from service.http.queueing import TakeTurns
-from service.http.turns import Lookups, Shares, too_many_requests
+from service.http.turns import Lookups, Shares, TakeTurns, too_many_requests
 
 Send = Callable[[Message], Awaitable[None]]
 
@@ -66,7 +65,7 @@ async def answer(send: Send, *bodies: bytes) -> None:
 
 
 def test_reads_are_worked_on_while_writes_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queueing, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.3)
     writing: list[str] = []
 
     async def scenario() -> None:

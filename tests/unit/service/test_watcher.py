@@ -30,7 +30,6 @@ from tests.support.processes import until
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H100, H200
 from tuner.errors import StoreError
-from tuner.search.cost_model import AnalyticModel
 from tuner.store import Store
 from tuner.store.changes import Changes, Marks
 
@@ -59,7 +58,6 @@ class Lookups:
             problem,
             device,
             accepted=find.ANY,
-            ranker=AnalyticModel(),
         )
         assert found is not None
         self.answers.keep(Rendered.of(found), generation)

@@ -2,7 +2,7 @@
 
 A document has `type`, `title`, `status`, `detail` (what is wrong and what to do) and `instance`
 (the request); wrong input adds `errors`, one entry per field with the accepted values; what the
-caller can do next is in `links`. `service.http.middleware` makes the document of a fault of ours.
+caller can do next is in `links`. A fault of ours has one too.
 """
 
 from __future__ import annotations

@@ -46,7 +46,6 @@ class Abilities:
     dtypes: frozenset[str] | None = None
 
     def knows(self, problem: Problem) -> bool:
-        """Whether it can read what mentions the problem."""
         return self.dtypes is None or problem.dtype in self.dtypes
 
     def runs(self, backend: Backend | None) -> bool:
@@ -54,7 +53,6 @@ class Abilities:
         return backend is None or self.backends is None or backend in self.backends
 
     def reads(self, problem: Problem, kernel: AnyKernel) -> bool:
-        """Whether it can read a trial of the kernel."""
         if self.dtypes is None:  # rows of trials are taken as they come
             return True
         return self.knows(problem) and self.runs(kernel.backend)
@@ -90,7 +88,8 @@ def abilities_of(headers: Iterable[tuple[bytes, bytes]]) -> Abilities:
 @lru_cache(maxsize=256)
 def _listed(runs: bytes) -> Abilities:
     words = runs.decode("latin-1").lower().split()
-    return Abilities(backends=frozenset(backend for backend in Backend if backend in words))
+    backends = frozenset(backend for backend in Backend if backend in words)
+    return EVERYTHING if backends == {*Backend} else Abilities(backends=backends)
 
 
 _UNMEASURED: dict[str, Any] = {

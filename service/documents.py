@@ -19,8 +19,8 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import JobState
 from gemmsmith.http.replies import SCHEMA
 from gemmsmith.signing import Signer
-from service.http.errors import ProblemError
-from service.http.tables import timestamp as timestamp
+from service.errors import ProblemError
+from service.tables import timestamp as timestamp
 from tuner.compile import Manifest
 from tuner.jobs import Job, RecordedEvent
 from tuner.store import StoredTrial
@@ -40,15 +40,11 @@ def json_response(
     )
 
 
-def best_url(problem: Problem, device: str | None = None) -> str:
-    return _url("/best", problem, device)
-
-
 def history_url(problem: Problem, device: str) -> str:
-    return _url("/winners/history", problem, device)
+    return best_url(problem, device, "/winners/history")
 
 
-def _url(path: str, problem: Problem, device: str | None) -> str:
+def best_url(problem: Problem, device: str | None = None, path: str = "/best") -> str:
     # Written out: of a cold batch of thousands, quoting what needs none took a third of the time.
     batch = f"&batch={problem.batch}" if problem.batch != 1 else ""
     words = f"&dtype={problem.dtype}&layout={problem.layout.value}"

@@ -22,13 +22,15 @@ from gemmsmith.answers.answer import Statistics
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.problem import Problem
 from gemmsmith.http.replies import SCHEMA
-from service.cells import inert
 from tuner.extras import pip_install
 from tuner.store import StoredTrial
 from tuner.trial import Winner
 
 T = TypeVar("T")
 Row = dict[str, Any]
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""Characters that begin a formula in Excel, LibreOffice or Google Sheets (OWASP, CSV Injection)."""
 
 
 class FileFormat(StrEnum):
@@ -99,6 +101,11 @@ class Table(Generic[T]):
                 return _csv(rows, fields)
             case FileFormat.PARQUET:
                 return _parquet(rows, {name: self.columns[name] for name in fields})
+
+
+def inert(value: Any) -> Any:
+    """Return the cell, with an apostrophe before text that a spreadsheet would run."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def timestamp(seconds: float | None) -> str | None:
