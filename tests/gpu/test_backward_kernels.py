@@ -20,49 +20,26 @@ from gemmsmith.core.epilogue import Backward
 from gemmsmith.core.operation import Epilogue, Operation
 from gemmsmith.core.problem import DType, Problem
 from gemmsmith.ops.products.backward import by_kernel
-from tests.gpu.support.building import build
-from tests.gpu.support.choosing import Ground, tuned
+from tests.gpu.support.choosing import Ground, first_kernels, tuned
 from tests.gpu.support.families import BACKWARD, BACKWARD_EPILOGUES
-from tuner.backends import Level, kernels, refusal
+from tests.gpu.support.layers import BOUND, GRADIENT_BOUND, close, warm_up
 
 CASES = 300
-BOUND = 1e-2
-"""Relative error in the Frobenius norm: rounding of a result in bf16."""
-GRADIENT_BOUND = 2e-2
-"""And of the product's operands, which were rounded on their way."""
 
 
 @pytest.fixture(scope="module")
 def ground(model: DeviceModel) -> Ground:
     plain = [Operation.of("bf16", layout) for layout in ("tn", "tt", "nt")]
     forwards = [Operation.of("bf16", epilogue="bias_gelu_tanh_aux")]
-    picked = [kernel for each in BACKWARD.operations for kernel in BACKWARD.chosen(each)]
-    for operation in (*plain, *forwards):
-        found = kernels(Problem.of(operation, 4096, 768, 1024), level=Level.CORE)
-        picked += found[:3]
-    store, _ = build(picked)
-    return Ground(
-        device=torch.device("cuda:0"),
-        model=model,
-        types=(DType.BF16, DType.FP16),
-        sizes=(528, 784, 1056),
-        largest=4096,
-        kernels=lambda asked: [one for one in picked if refusal(one, asked) is None],
-        store=store,
-        compilers=({}, {"mode": "reduce-overhead"}),
-    )
+    others = [Problem.of(operation, 4096, 768, 1024) for operation in (*plain, *forwards)]
+    chosen = [kernel for each in BACKWARD.operations for kernel in BACKWARD.chosen(each)]
+    types = (DType.BF16, DType.FP16)
+    return Ground.of(model, [*chosen, *first_kernels(others)], types)
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(20261123)
-
-
-def close(found: torch.Tensor | None, wanted: torch.Tensor, bound: float) -> None:
-    assert found is not None
-    assert found.shape == wanted.shape
-    difference = torch.linalg.vector_norm(found.detach().double() - wanted).item()
-    assert difference <= bound * torch.linalg.vector_norm(wanted).item()
 
 
 def right(parts: Backward, product: torch.Tensor, aux: torch.Tensor) -> list[torch.Tensor | None]:
@@ -201,11 +178,7 @@ def test_a_graph_is_replayed_with_other_operands(ground: Ground, kind: str) -> N
         return [out, *torch.autograd.grad(out, leaves, dy)]
 
     with tuned(ground):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream().wait_stream(stream)
+        warm_up(step)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             found = step()

@@ -16,6 +16,7 @@ from gemmsmith.ops.engine.forms import Form, Spec, shapes
 from gemmsmith.ops.engine.operands import present
 from tests.gpu.support.building import plan_of
 from tests.gpu.support.families import EVERY_TILE, GROUPED, check, problem_of
+from tests.gpu.support.layers import near
 from tuner.backends import refusal
 from tuner.devices.cuda import CudaDevice
 
@@ -61,11 +62,6 @@ def test_a_gate_has_factors_or_none(built: dict[str, Path], factors: bool) -> No
             first, second = (x[run].double() @ one[group].double() for one in (gate, up))
             wanted = functional.silu(first) * second
             wanted = wanted if rows is None else wanted * rows[run, None]
-            assert _near(out[run], wanted), kernel.name
-            assert _near(aux[run], torch.cat([first, second], -1)), kernel.name
+            assert near(out[run], wanted), kernel.name
+            assert near(aux[run], torch.cat([first, second], -1)), kernel.name
         assert bool((aux[last:] == 7.0).all()), kernel.name
-
-
-def _near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    difference = torch.linalg.vector_norm(found.double() - wanted)
-    return bool(difference <= 1e-2 * torch.linalg.vector_norm(wanted))
