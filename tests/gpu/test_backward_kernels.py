@@ -1,13 +1,12 @@
-"""Kernels with backward epilogues: as the measuring child verifies them, against FP64 on random
-sizes, and in the gradients of MLPs.
+"""Kernels with backward epilogues against FP64 on random sizes, and in the gradients of MLPs.
+
+`test_kernels` has the sizes of which the measuring child verifies them.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,127 +17,29 @@ import gemmsmith
 from gemmsmith.core.activations import ACTIVATIONS
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.epilogue import Backward
-from gemmsmith.core.kernel import CutlassKernel, Kernel, cutlass
 from gemmsmith.core.operation import Epilogue, Operation
 from gemmsmith.core.problem import DType, Problem
 from gemmsmith.ops.products.backward import by_kernel
-from tests.gpu.support.building import build
-from tests.gpu.support.choosing import Ground, tuned
-from tests.gpu.test_operations import check
-from tuner.backends import Level, kernels, refusal
-from tuner.devices.cuda import CudaDevice
-from tuner.workloads import ways
-from tuner.workloads.operands import Operands
-from tuner.workloads.registry import workload_of
-from tuner.workloads.workload import Block
+from tests.gpu.support.choosing import Ground, first_kernels, tuned
+from tests.gpu.support.families import BACKWARD, BACKWARD_EPILOGUES
+from tests.gpu.support.layers import BOUND, GRADIENT_BOUND, close, warm_up
 
-BACKWARD = [epilogue for epilogue in Epilogue if epilogue.backward]
-FAMILIES = (
-    *((f"bf16.then_{epilogue}", "tt") for epilogue in BACKWARD),
-    *((f"fp16.then_{epilogue}", "tt") for epilogue in BACKWARD),
-    ("bf16.then_dgelu_tanh_bgrad", "tn"),
-    ("fp16.then_dsilu_gate_act", "tn"),
-)
 CASES = 300
-BOUND = 1e-2
-"""Relative error in the Frobenius norm: rounding of a result in bf16."""
-GRADIENT_BOUND = 2e-2
-"""And of the product's operands, which were rounded on their way."""
-
-
-def problem(dtype: str, layout: str, m: int = 528, n: int = 784, k: int = 2080) -> Problem:
-    """No extent is a multiple of a tile, but rows are of 16 bytes."""
-    return Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)
-
-
-NARROW = (("bf16.then_dgelu_tanh_bgrad", "tt"), ("bf16.then_dsilu_gate_act", "tt"))
-"""Families whose narrowest kernels are built too."""
-
-
-@cache
-def chosen(dtype: str, layout: str) -> tuple[Kernel, ...]:
-    """The kernel with the largest tile of each mainloop."""
-    found: dict[object, list[CutlassKernel]] = {}
-    for kernel in map(cutlass, kernels(problem(dtype, layout), level=Level.CORE)):
-        found.setdefault(kernel.mainloop, []).append(kernel)
-    ends = (max, min) if (dtype, layout) in NARROW else (max,)
-    return tuple(end(some, key=_size) for some in found.values() for end in ends)
-
-
-def _size(kernel: CutlassKernel) -> tuple[int, int]:
-    m, n, _ = kernel.tile
-    return m * n, n
-
-
-@pytest.fixture(scope="module")
-def built() -> dict[str, Path]:
-    """The packs of all kernels, by kernel."""
-    wanted = [kernel for family in FAMILIES for kernel in chosen(*family)]
-    return build(wanted)[1]
 
 
 @pytest.fixture(scope="module")
 def ground(model: DeviceModel) -> Ground:
     plain = [Operation.of("bf16", layout) for layout in ("tn", "tt", "nt")]
     forwards = [Operation.of("bf16", epilogue="bias_gelu_tanh_aux")]
-    picked = [kernel for family in FAMILIES for kernel in chosen(*family)]
-    for operation in (*plain, *forwards):
-        found = kernels(Problem.of(operation, 4096, 768, 1024), level=Level.CORE)
-        picked += found[:3]
-    store, _ = build(picked)
-    return Ground(
-        device=torch.device("cuda:0"),
-        model=model,
-        types=(DType.BF16, DType.FP16),
-        sizes=(528, 784, 1056),
-        largest=4096,
-        kernels=lambda asked: [one for one in picked if refusal(one, asked) is None],
-        store=store,
-        compilers=({}, {"mode": "reduce-overhead"}),
-    )
+    others = [Problem.of(operation, 4096, 768, 1024) for operation in (*plain, *forwards)]
+    chosen = [kernel for each in BACKWARD.operations for kernel in BACKWARD.chosen(each)]
+    types = (DType.BF16, DType.FP16)
+    return Ground.of(model, [*chosen, *first_kernels(others)], types)
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(20261123)
-
-
-@pytest.mark.parametrize("extents", [(528, 784, 2080), (16, 784, 2080), (1, 8, 16)], ids=str)
-@pytest.mark.parametrize(("dtype", "layout"), FAMILIES)
-def test_every_kind_is_right(
-    dtype: str,
-    layout: str,
-    extents: tuple[int, int, int],
-    built: dict[str, Path],
-    device: CudaDevice,
-    model: DeviceModel,
-) -> None:
-    check(problem(dtype, layout, *extents), chosen(dtype, layout), built, device, model)
-
-
-@pytest.mark.parametrize(("dtype", "layout"), FAMILIES)
-def test_every_way_of_torchs_computes_the_same(dtype: str, layout: str, model: DeviceModel) -> None:
-    """The default, the compiled sequence and gates apart, against FP32."""
-    asked = problem(dtype, layout)
-    operands = Operands(asked, model, 0, seed=20261123)
-    workload = workload_of(asked.operation)
-    (case,) = operands.cases
-    everything = Block(
-        batches=slice(0, len(case.sigmas)), rows=slice(0, case.written), columns=slice(0, asked.n)
-    )
-    wanted = workload.product(asked, case.operands, everything).double()
-    name, _ = ways.first_that_runs(workload.defaults(asked), asked, operands.sets, operands.room)
-    assert name == workload.defaults(asked)[0].name
-    for way in (*workload.defaults(asked), *workload.alternatives(asked)):
-        found = way.launches(asked, operands.sets, operands.room)[0]().double()
-        close(found, wanted[0, : len(found)], BOUND)
-
-
-def close(found: torch.Tensor | None, wanted: torch.Tensor, bound: float) -> None:
-    assert found is not None
-    assert found.shape == wanted.shape
-    difference = torch.linalg.vector_norm(found.detach().double() - wanted).item()
-    assert difference <= bound * torch.linalg.vector_norm(wanted).item()
 
 
 def right(parts: Backward, product: torch.Tensor, aux: torch.Tensor) -> list[torch.Tensor | None]:
@@ -161,8 +62,8 @@ def test_300_random_sizes_against_fp64(ground: Ground) -> None:
     chance = random.Random(20261123)
     with tuned(ground) as launched:
         for case in range(CASES):
-            epilogue = BACKWARD[case % len(BACKWARD)]
-            dtype = (torch.bfloat16, torch.float16)[case // len(BACKWARD) % 2]
+            epilogue = BACKWARD_EPILOGUES[case % len(BACKWARD_EPILOGUES)]
+            dtype = (torch.bfloat16, torch.float16)[case // len(BACKWARD_EPILOGUES) % 2]
             parts = epilogue.backward
             assert parts is not None
             m, n, k = (max(1, round(ground.largest ** chance.random())) for _ in range(3))
@@ -277,11 +178,7 @@ def test_a_graph_is_replayed_with_other_operands(ground: Ground, kind: str) -> N
         return [out, *torch.autograd.grad(out, leaves, dy)]
 
     with tuned(ground):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream().wait_stream(stream)
+        warm_up(step)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             found = step()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -17,31 +18,41 @@ from torch.nn import functional
 import gemmsmith
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.operation import Epilogue, Operation
-from gemmsmith.core.problem import DType, Problem
-from tests.gpu.support.building import build
-from tests.gpu.support.choosing import Ground, tuned
-from tuner.backends import Level, kernels, refusal
+from gemmsmith.core.problem import Problem
+from tests.gpu.support.choosing import Ground, first_kernels, tuned
+from tests.gpu.support.layers import (
+    BOUND,
+    GRADIENT_BOUND,
+    Layer,
+    Operands,
+    close,
+    compare,
+    leaf,
+    step,
+    warm_up,
+)
 
 CASES = 300
-KERNELS = 3
-"""Of each operation."""
-BOUND = 1e-2
-"""Relative error in the Frobenius norm: rounding of a result in bf16."""
-GRADIENT_BOUND = 2e-2
-"""And of what the activation is applied to, and of its gradient, on the way to the products."""
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu": functional.gelu,
     "silu": functional.silu,
     "relu2": lambda x: functional.relu(x).square(),
 }
-KINDS: tuple[tuple[str | None, bool, bool], ...] = (
-    *((activation, True, False) for activation in ACTIVATIONS),
-    (None, True, False),
-    (None, True, True),
-    (None, False, True),
+KINDS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
+    *((activation, ("bias",)) for activation in ACTIVATIONS),
+    (None, ("bias",)),
+    (None, ("bias", "residual")),
+    (None, ("residual",)),
 )
-"""Activation, whether there is a bias, and a residual."""
+"""Activation, and operands beside x and weight."""
+FACTORS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
+    (None, ("residual", "column_scale")),
+    (None, ("bias", "residual", "column_scale")),
+    (None, ("row_scale",)),
+    (None, ("bias", "row_scale")),
+)
+"""The same of layers with factors."""
 
 OPERATIONS = (
     *(
@@ -58,22 +69,8 @@ OPERATIONS = (
 
 @pytest.fixture(scope="module")
 def ground(model: DeviceModel) -> Ground:
-    chosen = [
-        kernel
-        for operation in OPERATIONS
-        for kernel in kernels(Problem.of(operation, 4096, 768, 1024), level=Level.CORE)[:KERNELS]
-    ]
-    store, _ = build(chosen)
-    return Ground(
-        device=torch.device("cuda:0"),
-        model=model,
-        types=(DType.BF16,),
-        sizes=(528, 784, 1056),
-        largest=4096,
-        kernels=lambda problem: [one for one in chosen if refusal(one, problem) is None],
-        store=store,
-        compilers=({}, {"mode": "reduce-overhead"}),
-    )
+    problems = [Problem.of(operation, 4096, 768, 1024) for operation in OPERATIONS]
+    return Ground.of(model, first_kernels(problems))
 
 
 @pytest.fixture(autouse=True)
@@ -81,240 +78,119 @@ def _seeded() -> None:
     torch.manual_seed(20261123)
 
 
-def leaf(*size: int) -> torch.Tensor:
-    return torch.randn(size, device="cuda").bfloat16().requires_grad_()
-
-
-Given = list[torch.Tensor | None]
-
-
-def operands(rows: tuple[int, ...], n: int, k: int, *, bias: bool, residual: bool) -> Given:
-    """x, weight, bias and residual."""
-    weight = (torch.randn(n, k, device="cuda") * k**-0.5).bfloat16().requires_grad_()
-    return [leaf(*rows, k), weight, leaf(n) if bias else None, leaf(*rows, n) if residual else None]
-
-
-def ours(given: Given, activation: str | None) -> torch.Tensor:
-    x, weight, bias, residual = given
-    assert x is not None
-    assert weight is not None
-    return gemmsmith.linear(x, weight, bias, activation=activation, residual=residual)
-
-
-def exact(given: Given, activation: str | None) -> torch.Tensor:
-    """In FP64, differentiable."""
-    x, weight, bias, residual = (None if one is None else one.double() for one in given)
-    assert x is not None
-    assert weight is not None
-    out = functional.linear(x, weight, bias)
-    if activation is not None:
-        out = ACTIVATIONS[activation](out)
-    return out if residual is None else out + residual
-
-
-LAYERS: dict[str, tuple[str, ...]] = {
-    "scale_residual": ("residual", "column_scale"),
-    "bias_scale_residual": ("bias", "residual", "column_scale"),
-    "row_scale": ("row_scale",),
-    "row_scale_bias": ("bias", "row_scale"),
-}
-"""What layers with factors are given beside x and weight, by epilogue."""
-
-
-def layer(epilogue: str, rows: tuple[int, ...], n: int, k: int) -> dict[str, torch.Tensor]:
-    """Operands of one of `LAYERS`; factors of rows take no part in autograd."""
-    weight = (torch.randn(n, k, device="cuda") * k**-0.5).bfloat16().requires_grad_()
-    made = {
-        "bias": leaf(n),
-        "residual": leaf(*rows, n),
-        "column_scale": leaf(n),
-        "row_scale": torch.rand(rows, device="cuda") + 0.5,
+def operands(parts: tuple[str, ...], rows: tuple[int, ...], n: int, k: int) -> Operands:
+    """Factors of rows take no part in autograd."""
+    drawn = {
+        "bias": lambda: leaf(n),
+        "residual": lambda: leaf(*rows, n),
+        "column_scale": lambda: leaf(n),
+        "row_scale": lambda: torch.rand(rows, device="cuda") + 0.5,
     }
-    return {"x": leaf(*rows, k), "weight": weight, **{p: made[p] for p in LAYERS[epilogue]}}
+    weight = leaf(n, k, scale=k**-0.5)
+    return {"x": leaf(*rows, k), "weight": weight, **{part: drawn[part]() for part in parts}}
 
 
-def layer_step(
-    given: dict[str, torch.Tensor],
-    dy: torch.Tensor,
-    call: Callable[..., torch.Tensor] = gemmsmith.linear,
-) -> list[torch.Tensor]:
-    """The output, and every gradient."""
-    out = call(**given)
-    return [
-        out,
-        *torch.autograd.grad(out, [one for one in given.values() if one.requires_grad], dy),
-    ]
+def of(activation: str | None, call: Layer = gemmsmith.linear) -> Layer:
+    return partial(call, activation=activation)
 
 
-def compare_layer(
-    found: list[torch.Tensor], given: dict[str, torch.Tensor], dy: torch.Tensor
+def exact(activation: str | None) -> Layer:
+    def layer(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        column_scale: torch.Tensor | None = None,
+        row_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        out = functional.linear(x, weight)
+        out = out if row_scale is None else out * row_scale.unsqueeze(-1)
+        out = out if bias is None else out + bias
+        out = out if activation is None else ACTIVATIONS[activation](out)
+        out = out if column_scale is None else out * column_scale
+        return out if residual is None else out + residual
+
+    return layer
+
+
+@pytest.mark.parametrize(("kinds", "cases"), [(KINDS, CASES), (FACTORS, CASES // 3)])
+def test_random_layers_against_fp64(
+    ground: Ground,
+    kinds: tuple[tuple[str | None, tuple[str, ...]], ...],
+    cases: int,
+    record_property: Callable[[str, object], None],
 ) -> None:
-    """With autograd of FP64."""
-    of = {name: one.detach().double() for name, one in given.items()}
-    leaves = [of[name].requires_grad_() for name, one in given.items() if one.requires_grad]
-    out = functional.linear(of["x"], of["weight"])
-    out = out * of["row_scale"].unsqueeze(-1) if "row_scale" in of else out
-    out = out + of["bias"] if "bias" in of else out
-    out = out * of["column_scale"] if "column_scale" in of else out
-    out = out + of["residual"] if "residual" in of else out
-    close(found[0], out.detach(), BOUND)
-    for mine, theirs in zip(found[1:], torch.autograd.grad(out, leaves, dy.double()), strict=True):
-        close(mine, theirs, GRADIENT_BOUND)
-
-
-def close(found: torch.Tensor | None, wanted: torch.Tensor, bound: float) -> None:
-    assert found is not None
-    assert found.shape == wanted.shape
-    difference = torch.linalg.vector_norm(found.detach().double() - wanted).item()
-    assert difference <= bound * torch.linalg.vector_norm(wanted).item()
-
-
-def step(given: Given, activation: str | None, dy: torch.Tensor) -> list[torch.Tensor]:
-    """The output, and every gradient."""
-    leaves = [one for one in given if one is not None]
-    out = ours(given, activation)
-    return [out, *torch.autograd.grad(out, leaves, dy)]
-
-
-def compare(
-    found: list[torch.Tensor], given: Given, activation: str | None, dy: torch.Tensor
-) -> None:
-    leaves = [one for one in given if one is not None]
-    out = exact(given, activation)
-    close(found[0], out.detach(), BOUND)
-    wanted = torch.autograd.grad(out, leaves, dy.double())
-    for mine, theirs in zip(found[1:], wanted, strict=True):
-        close(mine, theirs.double(), GRADIENT_BOUND)
-
-
-def test_300_random_layers_against_fp64(
-    ground: Ground, record_property: Callable[[str, object], None]
-) -> None:
-    """Forwards and backwards, whoever takes it: sizes that no kernel reads are among them."""
+    """Forwards and backwards, by a kernel or by torch: some sizes no kernel reads."""
     chance = random.Random(20261123)
     launched_ones = 0
-    for case in range(CASES):
-        activation, bias, residual = KINDS[case % len(KINDS)]
-        m, n, k = (max(16, round(ground.largest ** chance.random())) for _ in range(3))
-        if chance.random() < 0.9:
-            n, k = -(-n // 8) * 8, -(-k // 8) * 8
-        rows = (2, m // 2) if chance.random() < 0.5 else (m,)
-        given = operands(rows, n, k, bias=bias, residual=residual)
-        dy = torch.randn(*rows, n, device="cuda").bfloat16()
-        with tuned(ground) as launched:
-            found = step(given, activation, dy)
-            launched_ones += launched()
-        compare(found, given, activation, dy)
-    record_property("by_tuned_kernels", launched_ones)
-    assert launched_ones > CASES * 2
-
-
-@pytest.mark.parametrize(("activation", "bias", "residual"), KINDS)
-def test_a_graph_is_replayed_with_other_operands(
-    ground: Ground, activation: str | None, bias: bool, residual: bool
-) -> None:
-    given = operands((512,), 768, 256, bias=bias, residual=residual)
-    dy = torch.randn(512, 768, device="cuda").bfloat16()
-    with tuned(ground) as launched:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            step(given, activation, dy)
-        torch.cuda.current_stream().wait_stream(stream)
-        assert launched() == 3
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = step(given, activation, dy)
-        assert launched() == 3
-    for _ in range(3):
-        with torch.no_grad():
-            for one in (*given, dy):
-                if one is not None:
-                    one.copy_(torch.randn_like(one))
-        graph.replay()
-        compare(found, given, activation, dy)
-
-
-def test_random_layers_with_factors_against_fp64(ground: Ground) -> None:
-    chance = random.Random(20261125)
-    launched_ones = 0
-    cases = CASES // 3
     for case in range(cases):
-        epilogue = list(LAYERS)[case % len(LAYERS)]
+        activation, parts = kinds[case % len(kinds)]
         m, n, k = (max(16, round(ground.largest ** chance.random())) for _ in range(3))
         if chance.random() < 0.9:
             n, k = -(-n // 8) * 8, -(-k // 8) * 8
         rows = (2, m // 2) if chance.random() < 0.5 else (m,)
-        given = layer(epilogue, rows, n, k)
+        drawn = operands(parts, rows, n, k)
         dy = torch.randn(*rows, n, device="cuda").bfloat16()
         with tuned(ground) as launched:
-            found = layer_step(given, dy)
+            outputs = step(of(activation), drawn, dy)
             launched_ones += launched()
-        compare_layer(found, given, dy)
+        compare(outputs, exact(activation), drawn, dy)
+    record_property("by_tuned_kernels", launched_ones)
     assert launched_ones > cases * 2
 
 
-@pytest.mark.parametrize("epilogue", LAYERS)
-def test_a_graph_of_factors_is_replayed(ground: Ground, epilogue: str) -> None:
-    given = layer(epilogue, (512,), 768, 256)
+@pytest.mark.parametrize(("activation", "parts"), [*KINDS, *FACTORS])
+def test_a_graph_is_replayed_with_other_operands(
+    ground: Ground, activation: str | None, parts: tuple[str, ...]
+) -> None:
+    drawn = operands(parts, (512,), 768, 256)
     dy = torch.randn(512, 768, device="cuda").bfloat16()
     with tuned(ground) as launched:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            layer_step(given, dy)
-        torch.cuda.current_stream().wait_stream(stream)
+        warm_up(lambda: step(of(activation), drawn, dy))
         assert launched() == 3
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = layer_step(given, dy)
+            outputs = step(of(activation), drawn, dy)
         assert launched() == 3
     for _ in range(3):
         with torch.no_grad():
-            for one in (*given.values(), dy):
-                one.copy_(torch.randn_like(one))
+            for tensor in (*drawn.values(), dy):
+                tensor.copy_(torch.randn_like(tensor))
         graph.replay()
-        compare_layer(found, given, dy)
+        compare(outputs, exact(activation), drawn, dy)
 
 
-@pytest.mark.parametrize("epilogue", ["bias_scale_residual", "row_scale_bias"])
-def test_compiled_functions_hold_kernels_with_factors(ground: Ground, epilogue: str) -> None:
-    given = layer(epilogue, (4, 128), 768, 256)
+@pytest.mark.parametrize(
+    ("activation", "parts"),
+    [
+        (None, ("bias", "residual")),
+        ("gelu_tanh", ("bias",)),
+        ("silu", ("bias",)),
+        (None, ("bias", "residual", "column_scale")),
+        (None, ("bias", "row_scale")),
+    ],
+)
+def test_compiled_functions_hold_fused_kernels(
+    ground: Ground, activation: str | None, parts: tuple[str, ...]
+) -> None:
+    drawn = operands(parts, (4, 128), 768, 256)
     dy = torch.randn(4, 128, 768, device="cuda").bfloat16()
     for options in ground.compilers:
         with tuned(ground) as launched:
             compiled = torch.compile(gemmsmith.linear, fullgraph=True, **options)
-            found = [one.clone() for one in layer_step(given, dy, compiled)]
+            outputs = [one.clone() for one in step(of(activation, compiled), drawn, dy)]
             assert launched() >= 3
-        compare_layer(found, given, dy)
-
-
-@pytest.mark.parametrize("activation", [None, "gelu_tanh", "silu"])
-def test_compiled_functions_hold_fused_kernels(ground: Ground, activation: str | None) -> None:
-    residual = activation is None
-    given = operands((4, 128), 768, 256, bias=True, residual=residual)
-    dy = torch.randn(4, 128, 768, device="cuda").bfloat16()
-    for options in ground.compilers:
-        with tuned(ground) as launched:
-            compiled = torch.compile(
-                lambda *some: ours(list(some), activation), fullgraph=True, **options
-            )
-            leaves = [one for one in given if one is not None]
-            out = compiled(*given)
-            found = [out, *torch.autograd.grad(out, leaves, dy)]
-            found = [one.clone() for one in found]
-            assert launched() >= 3
-        compare(found, given, activation, dy)
+        compare(outputs, exact(activation), drawn, dy)
 
 
 def test_equal_inputs_give_equal_bits(ground: Ground) -> None:
-    given = operands((1024,), 768, 1024, bias=True, residual=False)
+    drawn = operands(("bias",), (1024,), 768, 1024)
     dy = torch.randn(1024, 768, device="cuda").bfloat16()
     with tuned(ground, deterministic=True) as launched:
-        first = step(given, "gelu", dy)
+        first = step(of("gelu"), drawn, dy)
         assert launched() == 3
         for _ in range(20):
-            again = step(given, "gelu", dy)
+            again = step(of("gelu"), drawn, dy)
             for one, other in zip(first, again, strict=True):
                 assert torch.equal(one, other)
 
@@ -334,10 +210,7 @@ def test_autocast_trains_an_fp32_layer(ground: Ground) -> None:
 
 @pytest.mark.parametrize("expanded", [False, True])
 def test_addmm_of_a_bias_runs_below_unchanged_code(ground: Ground, expanded: bool) -> None:
-    x, weight, bias, _ = operands((1024,), 768, 512, bias=True, residual=False)
-    assert x is not None
-    assert weight is not None
-    assert bias is not None
+    x, weight, bias = operands(("bias",), (1024,), 768, 512).values()
     added = bias.expand(1024, 768) if expanded else bias
     with tuned(ground) as launched, gemmsmith.patch():
         out = torch.addmm(added, x, weight.t())

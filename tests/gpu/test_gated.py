@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -17,18 +18,20 @@ import gemmsmith
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.epilogue import GATES
 from gemmsmith.core.operation import Epilogue, Operation
-from gemmsmith.core.problem import DType, Problem
-from tests.gpu.support.building import build
-from tests.gpu.support.choosing import Ground, tuned
-from tuner.backends import Level, kernels, refusal
+from gemmsmith.core.problem import Problem
+from tests.gpu.support.choosing import Ground, first_kernels, tuned
+from tests.gpu.support.layers import (
+    BOUND,
+    Layer,
+    Operands,
+    close,
+    compare,
+    leaf,
+    step,
+    warm_up,
+)
 
 CASES = 300
-KERNELS = 3
-"""Of each operation."""
-BOUND = 1e-2
-"""Relative error in the Frobenius norm: rounding of a result in bf16."""
-GRADIENT_BOUND = 2e-2
-"""And of gate and up, and of their gradients, on the way to the products."""
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -45,27 +48,11 @@ OPERATIONS = (
 )
 """Forwards, and the bare products of the backward pass."""
 
-Given = list[torch.Tensor | None]
-
 
 @pytest.fixture(scope="module")
 def ground(model: DeviceModel) -> Ground:
-    chosen = [
-        kernel
-        for operation in OPERATIONS
-        for kernel in kernels(Problem.of(operation, 4096, 1536, 1024), level=Level.CORE)[:KERNELS]
-    ]
-    store, _ = build(chosen)
-    return Ground(
-        device=torch.device("cuda:0"),
-        model=model,
-        types=(DType.BF16,),
-        sizes=(528, 784, 1056),
-        largest=4096,
-        kernels=lambda problem: [one for one in chosen if refusal(one, problem) is None],
-        store=store,
-        compilers=({}, {"mode": "reduce-overhead"}),
-    )
+    problems = [Problem.of(operation, 4096, 1536, 1024) for operation in OPERATIONS]
+    return Ground.of(model, first_kernels(problems))
 
 
 @pytest.fixture(autouse=True)
@@ -73,69 +60,37 @@ def _seeded() -> None:
     torch.manual_seed(20261123)
 
 
-def leaf(*size: int, scale: float = 1.0) -> torch.Tensor:
-    return (torch.randn(size, device="cuda") * scale).bfloat16().requires_grad_()
-
-
-def operands(rows: tuple[int, ...], inner: int, k: int, layout: str) -> Given:
-    """x, weight and up."""
+def operands(rows: tuple[int, ...], inner: int, k: int, layout: str) -> Operands:
     scale = k**-0.5
     if layout == "two":
-        return [leaf(*rows, k), leaf(inner, k, scale=scale), leaf(inner, k, scale=scale)]
-    return [leaf(*rows, k), leaf(2 * inner, k, scale=scale), None]
+        weights = {"weight": leaf(inner, k, scale=scale), "up": leaf(inner, k, scale=scale)}
+    else:
+        weights = {"weight": leaf(2 * inner, k, scale=scale)}
+    return {"x": leaf(*rows, k), **weights}
 
 
-def ours(given: Given, activation: str, layout: str) -> torch.Tensor:
-    x, weight, up = given
-    assert x is not None
-    assert weight is not None
-    return gemmsmith.gated_linear(
-        x, weight, up, activation=activation, interleaved=layout == "interleaved"
-    )
+def of(activation: str, layout: str, call: Layer = gemmsmith.gated_linear) -> Layer:
+    return partial(call, activation=activation, interleaved=layout == "interleaved")
 
 
-def exact(given: Given, activation: str, layout: str) -> torch.Tensor:
-    """In FP64, differentiable."""
-    x, weight, up = (None if one is None else one.double() for one in given)
-    assert x is not None
-    assert weight is not None
-    if layout == "halves":
-        weight, up = weight.chunk(2)
-    elif layout == "interleaved":
-        weight, up = weight.unflatten(0, (-1, 2)).unbind(1)
-    assert up is not None
-    return ACTIVATIONS[activation](functional.linear(x, weight)) * functional.linear(x, up)
+def exact(activation: str, layout: str) -> Layer:
+    def layer(
+        x: torch.Tensor, weight: torch.Tensor, up: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if layout == "halves":
+            weight, up = weight.chunk(2)
+        elif layout == "interleaved":
+            weight, up = weight.unflatten(0, (-1, 2)).unbind(1)
+        assert up is not None
+        return ACTIVATIONS[activation](functional.linear(x, weight)) * functional.linear(x, up)
 
-
-def close(found: torch.Tensor | None, wanted: torch.Tensor, bound: float) -> None:
-    assert found is not None
-    assert found.shape == wanted.shape
-    difference = torch.linalg.vector_norm(found.detach().double() - wanted).item()
-    assert difference <= bound * torch.linalg.vector_norm(wanted).item()
-
-
-def step(given: Given, activation: str, layout: str, dy: torch.Tensor) -> list[torch.Tensor]:
-    """The output, and every gradient."""
-    leaves = [one for one in given if one is not None]
-    out = ours(given, activation, layout)
-    return [out, *torch.autograd.grad(out, leaves, dy)]
-
-
-def compare(
-    found: list[torch.Tensor], given: Given, activation: str, layout: str, dy: torch.Tensor
-) -> None:
-    leaves = [one for one in given if one is not None]
-    out = exact(given, activation, layout)
-    close(found[0], out.detach(), BOUND)
-    wanted = torch.autograd.grad(out, leaves, dy.double())
-    for mine, theirs in zip(found[1:], wanted, strict=True):
-        close(mine, theirs.double(), GRADIENT_BOUND)
+    return layer
 
 
 def test_300_random_layers_against_fp64(
     ground: Ground, record_property: Callable[[str, object], None]
 ) -> None:
-    """Forwards and backwards, whoever takes it: sizes that no kernel reads are among them."""
+    """Forwards and backwards, by a kernel or by torch: some sizes no kernel reads."""
     chance = random.Random(20261123)
     launched_ones = 0
     for case in range(CASES):
@@ -144,18 +99,15 @@ def test_300_random_layers_against_fp64(
         if chance.random() < 0.9:
             inner, k = -(-inner // 8) * 8, -(-k // 8) * 8
         rows = (2, m // 2) if chance.random() < 0.5 else (m,)
-        given = operands(rows, inner, k, layout)
+        drawn = operands(rows, inner, k, layout)
         dy = torch.randn(*rows, inner, device="cuda").bfloat16()
         with tuned(ground) as launched:
-            found = step(given, activation, layout, dy)
+            outputs = step(of(activation, layout), drawn, dy)
             launched_ones += launched()
-        compare(found, given, activation, layout, dy)
+        compare(outputs, exact(activation, layout), drawn, dy)
         with tuned(ground), torch.no_grad():
-            close(
-                ours(given, activation, layout),
-                exact(given, activation, layout).detach(),
-                BOUND,
-            )
+            wide = {name: tensor.double() for name, tensor in drawn.items()}
+            close(of(activation, layout)(**drawn), exact(activation, layout)(**wide), BOUND)
     record_property("by_tuned_kernels", launched_ones)
     assert launched_ones > CASES * 2
 
@@ -164,54 +116,44 @@ def test_300_random_layers_against_fp64(
 def test_a_graph_is_replayed_with_other_operands(
     ground: Ground, activation: str, layout: str
 ) -> None:
-    given = operands((512,), 768, 256, layout)
+    drawn = operands((512,), 768, 256, layout)
     dy = torch.randn(512, 768, device="cuda").bfloat16()
     expected = 5 if layout == "two" else 3
     with tuned(ground) as launched:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            step(given, activation, layout, dy)
-        torch.cuda.current_stream().wait_stream(stream)
+        warm_up(lambda: step(of(activation, layout), drawn, dy))
         assert launched() == expected
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = step(given, activation, layout, dy)
+            outputs = step(of(activation, layout), drawn, dy)
         assert launched() == expected
     for _ in range(3):
         with torch.no_grad():
-            for one in (*given, dy):
-                if one is not None:
-                    one.copy_(torch.randn_like(one) * one.shape[-1] ** -0.25)
+            for tensor in (*drawn.values(), dy):
+                tensor.copy_(torch.randn_like(tensor) * tensor.shape[-1] ** -0.25)
         graph.replay()
-        compare(found, given, activation, layout, dy)
+        compare(outputs, exact(activation, layout), drawn, dy)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_compiled_functions_hold_gated_kernels(ground: Ground, layout: str) -> None:
-    given = operands((4, 128), 768, 256, layout)
+    drawn = operands((4, 128), 768, 256, layout)
     dy = torch.randn(4, 128, 768, device="cuda").bfloat16()
     for options in ground.compilers:
         with tuned(ground) as launched:
-            compiled = torch.compile(
-                lambda *some: ours(list(some), "silu", layout), fullgraph=True, **options
-            )
-            leaves = [one for one in given if one is not None]
-            out = compiled(*given)
-            found = [out, *torch.autograd.grad(out, leaves, dy)]
-            found = [one.clone() for one in found]
+            compiled = torch.compile(gemmsmith.gated_linear, fullgraph=True, **options)
+            outputs = [one.clone() for one in step(of("silu", layout, compiled), drawn, dy)]
             assert launched() >= 3
-        compare(found, given, "silu", layout, dy)
+        compare(outputs, exact("silu", layout), drawn, dy)
 
 
 def test_equal_inputs_give_equal_bits(ground: Ground) -> None:
-    given = operands((1024,), 768, 1024, "halves")
+    drawn = operands((1024,), 768, 1024, "halves")
     dy = torch.randn(1024, 768, device="cuda").bfloat16()
     with tuned(ground, deterministic=True) as launched:
-        first = step(given, "silu", "halves", dy)
+        first = step(of("silu", "halves"), drawn, dy)
         assert launched() == 3
         for _ in range(20):
-            again = step(given, "silu", "halves", dy)
+            again = step(of("silu", "halves"), drawn, dy)
             for one, other in zip(first, again, strict=True):
                 assert torch.equal(one, other)
 

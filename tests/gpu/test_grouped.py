@@ -17,14 +17,11 @@ import gemmsmith
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import DType, Problem
-from tests.gpu.support.building import build
-from tests.gpu.support.choosing import Ground, tuned
-from tuner.backends import Level, kernels, refusal
+from tests.gpu.support.choosing import Ground, first_kernels, tuned
+from tests.gpu.support.layers import close
 
 CASES = 300
 EXPERTS = (1, 3, 8, 64, 128)
-KERNELS = 3
-"""Of each operation."""
 BOUND = 1e-2
 """Relative error in the Frobenius norm: rounding of a result in bf16."""
 SCALED_BOUND = 1.5e-2
@@ -44,24 +41,9 @@ OPERATIONS = (
 
 @pytest.fixture(scope="module")
 def ground(model: DeviceModel) -> Ground:
-    chosen = [
-        kernel
-        for operation in OPERATIONS
-        for kernel in kernels(Problem.of(operation, 4096, 768, 1024, 16), level=Level.CORE)[
-            :KERNELS
-        ]
-    ]
-    store, _ = build(chosen)
-    return Ground(
-        device=torch.device("cuda:0"),
-        model=model,
-        types=(DType.BF16, DType.FP8_E4M3),
-        sizes=(528, 784, 1056),
-        largest=4096,
-        kernels=lambda problem: [one for one in chosen if refusal(one, problem) is None],
-        store=store,
-        compilers=(),
-    )
+    problems = [Problem.of(operation, 4096, 768, 1024, 16) for operation in OPERATIONS]
+    types = (DType.BF16, DType.FP8_E4M3)
+    return Ground.of(model, first_kernels(problems), types, compilers=())
 
 
 @pytest.fixture(autouse=True)
@@ -93,13 +75,6 @@ def by_depth(a: torch.Tensor, b: torch.Tensor, ends: list[int]) -> torch.Tensor:
     return torch.stack([a[:, run].double() @ b[run].double() for run in groups(ends)])
 
 
-def close(ours: torch.Tensor | None, wanted: torch.Tensor, bound: float) -> None:
-    assert ours is not None
-    assert ours.shape == wanted.shape
-    difference = torch.linalg.vector_norm(ours.detach().double() - wanted).item()
-    assert difference <= bound * torch.linalg.vector_norm(wanted).item()
-
-
 def offsets(ground: Ground, ends: list[int]) -> torch.Tensor:
     return torch.tensor(ends, dtype=torch.int32, device=ground.device)
 
@@ -116,7 +91,7 @@ def extent(chance: random.Random, ground: Ground) -> int:
 def test_300_random_mixtures_against_torch(
     ground: Ground, record_property: Callable[[str, object], None]
 ) -> None:
-    """Forwards and backwards, in both layouts of the weights: whoever takes it."""
+    """Forwards and backwards, in both layouts of the weights, by a kernel or by torch."""
     chance = random.Random(20261123)
     launched_ones = 0
     for _ in range(CASES):

@@ -16,6 +16,7 @@ import gemmsmith
 from gemmsmith.ops.engine import by_triton
 from gemmsmith.ops.products import passes
 from gemmsmith.ops.products.routing import route
+from tests.gpu.support.layers import warm_up
 from tests.support.mixtures import close, reference
 
 TYPES = [torch.bfloat16, torch.float16]
@@ -394,11 +395,7 @@ def test_a_graph_is_replayed_with_another_choice() -> None:
         out = gemmsmith.experts(operands[0], index, *operands[1:])
         return out, *torch.autograd.grad(out, operands, gradient)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
+    warm_up(step)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = step()

@@ -16,12 +16,10 @@ import torch
 import gemmsmith
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.operation import Operation
-from gemmsmith.core.problem import DType, Problem
+from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.plan import Plan
-from tests.gpu.support.building import build
-from tests.gpu.support.choosing import Ground, tuned
+from tests.gpu.support.choosing import Ground, first_kernels, tuned
 from tests.gpu.support.counting import launches
-from tuner.backends import Level, kernels, refusal
 
 transformers = pytest.importorskip("transformers")
 
@@ -77,22 +75,8 @@ GRADIENT_BOUND = 6e-2
 
 @pytest.fixture(scope="module")
 def ground(model: DeviceModel) -> Ground:
-    chosen = [
-        kernel
-        for operation in OPERATIONS
-        for kernel in kernels(Problem.of(operation, 4096, 1024, 1024), level=Level.CORE)[:2]
-    ]
-    store, _ = build(chosen)
-    return Ground(
-        device=torch.device("cuda:0"),
-        model=model,
-        types=(DType.BF16,),
-        sizes=(512, 1024, 1536),
-        largest=4096,
-        kernels=lambda problem: [one for one in chosen if refusal(one, problem) is None],
-        store=store,
-        compilers=({},),
-    )
+    problems = [Problem.of(operation, 4096, 1024, 1024) for operation in OPERATIONS]
+    return Ground.of(model, first_kernels(problems, 2), sizes=(512, 1024, 1536), compilers=({},))
 
 
 def pair(ground: Ground, name: str) -> tuple[Any, Any, torch.Tensor]:

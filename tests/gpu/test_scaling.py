@@ -16,9 +16,8 @@ import gemmsmith
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import MainloopSchedule, TileScheduler, cutlass
 from gemmsmith.core.problem import DType, Problem
-from tests.gpu.support.building import build
 from tests.gpu.support.choosing import Ground, tuned
-from tuner.backends import kernels, refusal
+from tuner.backends import kernels
 
 CASES = 100
 DTYPE = "fp8_e4m3.scale_row"
@@ -40,17 +39,8 @@ def ground(model: DeviceModel) -> Ground:
         next(one for one in found if (one.mainloop, one.scheduler, one.fast_accumulation) == kind)
         for kind in KINDS
     ]
-    store, _ = build(chosen)
-    return Ground(
-        device=torch.device("cuda:0"),
-        model=model,
-        types=(DType.FP8_E4M3,),
-        sizes=(528, 784, 1056),
-        largest=4096,
-        kernels=lambda problem: [one for one in chosen if refusal(one, problem) is None],
-        store=store,
-        compilers=({"mode": "default"}, {"mode": "reduce-overhead"}),
-    )
+    compilers = ({"mode": "default"}, {"mode": "reduce-overhead"})
+    return Ground.of(model, chosen, (DType.FP8_E4M3,), compilers=compilers)
 
 
 @pytest.fixture(autouse=True)

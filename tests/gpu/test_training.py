@@ -38,6 +38,7 @@ from gemmsmith.winners.bundle import write_bundle
 from tests.gpu.conftest import Packs as BuiltPacks
 from tests.gpu.support import choosing
 from tests.gpu.support.choosing import Ground, tuned
+from tests.gpu.support.layers import warm_up
 from tests.support.processes import until
 from tests.support.replacing import replace
 from tests.support.serving import own_signer
@@ -476,11 +477,7 @@ def test_a_training_step_in_a_graph(ground: Ground) -> None:
             loss.backward()
             return loss.detach()
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            step()
-        torch.cuda.current_stream().wait_stream(side)
+        warm_up(step)
         assert launched() == PRODUCTS
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

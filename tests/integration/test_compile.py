@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,7 +18,11 @@ from tests.support.compiled import (
     FP8_FAST,
     FP8_NO_SMEM,
     IMPOSSIBLE,
+    INVALID_LAYOUT,
+    INVALID_PROBLEM,
     KERNELS,
+    MISALIGNED,
+    NOT_SUPPORTED,
     PADDED,
     PINGPONG,
     SPLIT_K,
@@ -30,6 +33,7 @@ from tests.support.compiled import (
     arguments_of,
     build,
     members,
+    sass,
 )
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import gemm_operation
@@ -40,7 +44,6 @@ pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
 
 SINGLE = (SPLIT_K, CLUSTER_SPLIT_K)  # slices of K take the place of batches
 ANY_ALIGNMENT = (ALIGN_1, PADDED)
-MISALIGNED, INVALID_LAYOUT, INVALID_PROBLEM, NOT_SUPPORTED = 1, 3, 4, 5
 REFUSED = 11
 BAD_INDEX, BAD_ABI = -1, -2
 
@@ -49,40 +52,6 @@ BAD_INDEX, BAD_ABI = -1, -2
 def member(request: pytest.FixtureRequest) -> Kernel:
     chosen: Kernel = request.param
     return chosen
-
-
-def disassembler() -> Path:
-    """`cuobjdump` from the wheels; it wants its own folder in `PATH`."""
-    import nvidia
-
-    return next(
-        folder / "cuobjdump"
-        for place in nvidia.__path__
-        for folder in Path(place).glob("cu*/bin")
-        if (folder / "cuobjdump").exists()
-    )
-
-
-def sass(pack: Path) -> str:
-    """Machine code of every kernel in a pack, by the disassembler from the wheels."""
-    return _dump(pack, "--dump-sass")
-
-
-def stacks(pack: Path) -> set[tuple[str, str]]:
-    """Bytes of stack and of local memory that the pack's kernels take; registers spill there."""
-    return set(re.findall(r"STACK:(\d+) .*?LOCAL:(\d+)", _dump(pack, "--dump-resource-usage")))
-
-
-def _dump(pack: Path, what: str) -> str:
-    tool = disassembler()
-    return subprocess.run(
-        [str(tool), what, str(pack)],
-        env={"PATH": f"{tool.parent}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    ).stdout
 
 
 def test_packs_come_from_the_wheels_with_the_system_s_cuda_hidden(

@@ -15,15 +15,14 @@ import pytest
 from gemmsmith.core.kernel import CutlassKernel
 from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import ABI_VERSION, KernelInfo, declare
-from tests.integration.test_compile import sass
 from tests.support.arguments import packed_arguments
+from tests.support.compiled import MISALIGNED, sass
 from tuner.arch import ARCHITECTURES
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Builder, find_toolchain
 
 pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
 
-MISALIGNED = 1
 ODD = (4095, 4095, 4095)
 
 CASES = [

@@ -9,6 +9,10 @@ from gemmsmith.core.kernel import Kernel
 from tests.support.arguments import packed_arguments
 from tests.support.compiled import (
     CLUSTER_SPLIT_K,
+    INVALID_LAYOUT,
+    INVALID_PROBLEM,
+    MISALIGNED,
+    NOT_SUPPORTED,
     PADDED,
     PINGPONG,
     SPLIT_K,
@@ -22,7 +26,7 @@ from tuner.backends import launches, refusal
 
 pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(900)]
 
-MISALIGNED, INVALID_LAYOUT, INVALID_PROBLEM, NOT_SUPPORTED, WORKSPACE_NULL = 1, 3, 4, 5, 6
+WORKSPACE_NULL = 6
 SOMEWHERE = 0x1000
 H200 = DeviceModel(
     name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=150 * 10**9, l2_bytes=50 << 20

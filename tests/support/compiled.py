@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -23,7 +24,7 @@ from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import Arguments, KernelInfo, declare
 from tests.support.arguments import packed_arguments
-from tuner.backends.cutlass.operation import kernel, tma_alignment
+from tuner.backends.cutlass.operation import kernel
 from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain
 from tuner.compile.eviction import SizeLimit
 
@@ -128,6 +129,9 @@ KERNELS = [
     ALIGN_1,
 ]
 
+MISALIGNED, INVALID_LAYOUT, INVALID_PROBLEM, NOT_SUPPORTED = 1, 3, 4, 5
+"""Statuses of `gs_can_implement`."""
+
 STORE_VARIABLE = "GEMMSMITH_TEST_PACKS"
 STORE = Path(__file__).resolve().parents[2] / ".packs" / "tests"
 """The folder that keeps packs between test sessions; the variable names another folder.
@@ -173,7 +177,7 @@ def kept() -> Path:
     return Path(os.environ.get(STORE_VARIABLE, STORE))
 
 
-def build(root: Path, kernels: Sequence[Kernel]) -> CompiledPacks:
+def build(root: Path, kernels: Sequence[Kernel], workers: int | None = None) -> CompiledPacks:
     """Compile the kernels that are not in the folder yet, with a `PATH` without a CUDA toolkit."""
     with pytest.MonkeyPatch.context() as patch:
         for variable in ("CUDA_HOME", "CUDA_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
@@ -182,7 +186,7 @@ def build(root: Path, kernels: Sequence[Kernel]) -> CompiledPacks:
         patch.setenv("PATH", os.pathsep.join(f for f in folders if not _has_nvcc(f)))
         toolchain = find_toolchain(wheels_only=True)
         store = ArtifactStore(root, limit=LARGEST_STORE)
-        built = {item.kernel: item for item in Builder(store, toolchain).build(kernels)}
+        built = {item.kernel: item for item in Builder(store, toolchain, workers).build(kernels)}
         return CompiledPacks(store=store, toolchain=toolchain, built=built, path=os.environ["PATH"])
 
 
@@ -220,26 +224,6 @@ def problem_of(
     return Problem(m=m, n=n, k=k, batch=batch, dtype=member.dtype, layout=member.layout)
 
 
-def with_epilogue(
-    dtype: str,
-    tile: tuple[int, int, int],
-    mainloop: MainloopSchedule,
-    layout: str = Layout.TN,
-    **choices: Any,
-) -> Kernel:
-    """A persistent TMA kernel of an operation with an epilogue."""
-    operation = Operation.of(dtype, layout)
-    return kernel(
-        operation=operation,
-        tile=tile,
-        mainloop=mainloop,
-        scheduler=TileScheduler.PERSISTENT,
-        epilogue=EpilogueSchedule.TMA,
-        alignment=tma_alignment(operation),
-        **choices,
-    )
-
-
 def arguments_of(
     member: Kernel,
     m: int = 256,
@@ -255,6 +239,40 @@ def arguments_of(
     if splits > 1 or member.scheduler is TileScheduler.SPLIT_K:
         arguments.decomposition, arguments.splits = 1, splits
     return arguments
+
+
+def sass(pack: Path) -> str:
+    """Machine code of every kernel in a pack, by the disassembler from the wheels."""
+    return _dump(pack, "--dump-sass")
+
+
+def stacks(pack: Path) -> set[tuple[str, str]]:
+    """Bytes of stack and of local memory that the pack's kernels take; registers spill there."""
+    return set(re.findall(r"STACK:(\d+) .*?LOCAL:(\d+)", _dump(pack, "--dump-resource-usage")))
+
+
+def disassembler() -> Path:
+    """`cuobjdump` from the wheels; it wants its own folder in `PATH`."""
+    import nvidia
+
+    return next(
+        folder / "cuobjdump"
+        for place in nvidia.__path__
+        for folder in Path(place).glob("cu*/bin")
+        if (folder / "cuobjdump").exists()
+    )
+
+
+def _dump(pack: Path, what: str) -> str:
+    tool = disassembler()
+    return subprocess.run(
+        [str(tool), what, str(pack)],
+        env={"PATH": f"{tool.parent}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
 
 
 def _has_nvcc(folder: str) -> bool:

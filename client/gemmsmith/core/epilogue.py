@@ -35,9 +35,9 @@ class Epilogue(StrEnum):
     added (LayerScale of CaiT, ConvNeXt and DINOv2); aux is what they multiply. Row factors r, [M]
     in FP32, multiply the product before the bias (an RMS norm, whose weight is folded into B).
 
-    With a gate (SwiGLU, GeGLU, ReGLU, GLU), P has N = 2·I columns, those of the gate before those of up, and D
-    has I columns; aux is P. B's columns are two matrices, each [K, I], which need not be adjacent
-    in memory.
+    With a gate (SwiGLU, GeGLU, ReGLU, GLU), P has N = 2·I columns, those of the gate before those
+    of up, and D has I columns; aux is P. B's columns are two matrices, each [K, I], which need not
+    be adjacent in memory.
 
     Gradients: dP = dD, times act'(aux) with an activation, or times s or r. The bias's gradient is
     the sum of dP's rows, without r. dR = dD, and ds is the sum of the rows of dD · aux. With a

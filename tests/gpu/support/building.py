@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
+
+from gemmsmith.core.config import Config
 from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.launch import Launch
+from gemmsmith.ops.engine.forms import Shape
+from gemmsmith.ops.engine.plan import Plan
+from gemmsmith.ops.engine.platform import Cuda
+from gemmsmith.runtime.pack import LoadedPack
 from tests.support.compiled import kept
 from tuner.compile import ArtifactStore, Builder, find_toolchain
 
@@ -18,3 +27,35 @@ def build(kernels: Iterable[Kernel]) -> tuple[ArtifactStore, dict[str, Path]]:
         assert built.pack is not None, built.failure
         paths[built.kernel.name] = built.pack.path
     return store, paths
+
+
+def plan_of(kernel: Kernel, shape: Shape, built: dict[str, Path]) -> Plan:
+    """One launch of a kernel as the library makes it."""
+    config = Config(kernel=kernel, launch=Launch(), pack="a" * 64)
+    loaded = LoadedPack.open(built[kernel.name]).kernel(kernel.name)
+    return Plan(config, shape, loaded, Cuda(), torch.device("cuda", 0), 0)
+
+
+def output_of(source: Path, program: Path) -> list[str]:
+    """The lines that a host program prints. It needs no GPU, but minutes of nvcc."""
+    toolchain = find_toolchain()
+    subprocess.run(
+        [
+            str(toolchain.nvcc),
+            "-std=c++17",
+            "-arch=sm_90a",
+            "--expt-relaxed-constexpr",
+            "-O0",
+            "-DNDEBUG",
+            "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
+            *toolchain.search,
+            str(source),
+            "-o",
+            str(program),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return subprocess.run(
+        [str(program)], check=True, capture_output=True, text=True
+    ).stdout.splitlines()

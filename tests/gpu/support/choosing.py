@@ -28,10 +28,12 @@ from gemmsmith.core.kernel import Kernel
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.ops.engine.engine import current, install
 from tests.gpu import selection
+from tests.gpu.support.building import build
 from tests.gpu.support.counting import launches
 from tests.support.processes import serving
 from tests.support.replacing import replace
 from tests.support.serving import new_settings, own_signer, promote, winner
+from tuner.backends import Level, kernels, refusal
 from tuner.compile import ArtifactStore
 
 SAVING_US = 1000.0
@@ -61,6 +63,27 @@ class Ground:
     kernels: Callable[[Problem], Sequence[Kernel]]
     store: ArtifactStore
     compilers: tuple[dict[str, str], ...]
+
+    @classmethod
+    def of(
+        cls,
+        model: DeviceModel,
+        chosen: Sequence[Kernel],
+        types: tuple[DType, ...] = (DType.BF16,),
+        sizes: tuple[int, int, int] = (528, 784, 1056),
+        compilers: tuple[dict[str, str], ...] = ({}, {"mode": "reduce-overhead"}),
+    ) -> Ground:
+        """The GPU with these kernels, which are built."""
+        return cls(
+            device=torch.device("cuda:0"),
+            model=model,
+            types=types,
+            sizes=sizes,
+            largest=4096,
+            kernels=lambda problem: [k for k in chosen if refusal(k, problem) is None],
+            store=build(chosen)[0],
+            compilers=compilers,
+        )
 
     def config(self, problem: Problem) -> Config | None:
         """The winner; None where no kernel takes the problem."""
@@ -170,16 +193,21 @@ def tuned(ground: Ground, source: Any = None, **options: Any) -> Iterator[Callab
             torch._dynamo.reset()
 
 
+def first_kernels(problems: Iterable[Problem], count: int = 3) -> list[Kernel]:
+    """The first kernels of each problem's space."""
+    return [each for problem in problems for each in kernels(problem, level=Level.CORE)[:count]]
+
+
 def gpu_kernels(failures: Iterable[str]) -> Callable[[Problem], Sequence[Kernel]]:
     """Those of tests/gpu that take a problem, without those that do not compile."""
     broken = frozenset(failures)
 
-    def kernels(problem: Problem) -> Sequence[Kernel]:
+    def legal(problem: Problem) -> Sequence[Kernel]:
         if problem.operation.is_fused:  # theirs are built by their own tests
             return []
         return [kernel for kernel in selection.legal(problem, 3) if kernel.name not in broken]
 
-    return kernels
+    return legal
 
 
 @cache  # a look at the folder each

@@ -1,65 +1,15 @@
-"""Backward products: operands, all outputs' references, tolerance and torch's ways, on the host."""
+"""Backward products on the host: blocks, sums of rows, arguments. See also `test_epilogues`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
-from gemmsmith.core.activations import ACTIVATIONS
-from gemmsmith.core.epilogue import Backward, Epilogue
 from gemmsmith.core.problem import Problem
-from tests.support.judging import SMALL, judged
+from tests.support.judging import SMALL, judged, right_answer
 from tuner.trial import FailureKind
-from tuner.workloads import reference, ways
+from tuner.workloads import reference
 from tuner.workloads.footprint import footprint
 from tuner.workloads.operands import HOST, Operands, poison
-from tuner.workloads.registry import workload_of
-
-BACKWARD = [epilogue for epilogue in Epilogue if epilogue.backward]
-PROBLEMS = [
-    *(Problem(m=96, n=80, k=208, dtype=f"bf16.then_{e}", layout="tt") for e in BACKWARD),  # type: ignore[arg-type]
-    *(Problem(m=33, n=24, k=40, dtype=f"fp16.then_{e}") for e in BACKWARD),
-    Problem(m=1, n=8, k=8, dtype="bf16.then_dsilu_gate_act"),
-    Problem(m=1, n=8, k=8, dtype="bf16.then_dgelu_bgrad"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ways, "COMPILER", "eager")
-    yield
-    torch._dynamo.reset()
-
-
-def parts_of(problem: Problem) -> Backward:
-    parts = problem.operation.epilogue.backward
-    assert parts is not None
-    return parts
-
-
-def right_answer(operands: Operands) -> torch.Tensor:
-    """By autograd in FP64."""
-    s, parts, n = operands.sets[0], parts_of(operands.problem), operands.problem.n
-    assert s.aux is not None
-    aux = s.aux[0].double().requires_grad_()
-    value = ACTIVATIONS[parts.activation](aux[:, :n])
-    if parts.gated:
-        value = value * aux[:, n:]
-    (gradient,) = torch.autograd.grad(value, aux, s.a[0].double() @ s.b[0].double())
-    if parts.bias_gradient:
-        return torch.cat([gradient, gradient.sum(0, keepdim=True)])[None].to(s.d.dtype)
-    outputs = [gradient[:, :n], gradient[:, n:]][: parts.halves]
-    return torch.stack([*outputs, value.detach()][: len(s.d)]).to(s.d.dtype)
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_the_right_answer_passes_well_inside_the_tolerance(problem: Problem) -> None:
-    operands = Operands(problem, SMALL, HOST, seed=1)
-    share, failure = judged(operands, right_answer(operands))
-    assert failure is None
-    assert share < (0.6 if problem.m > 1 else 0.9)
 
 
 @pytest.mark.parametrize("epilogue", ["dgelu_bgrad", "dsilu_gate_act"])
@@ -70,39 +20,6 @@ def test_blocks_of_rows_are_judged_alike(epilogue: str, monkeypatch: pytest.Monk
     share, failure = judged(operands, right_answer(operands))
     assert failure is None
     assert share < 0.6
-
-
-@pytest.mark.parametrize("epilogue", BACKWARD)
-def test_outputs_have_the_spread_that_is_said(epilogue: Epilogue) -> None:
-    operands = Operands(
-        Problem(m=32, n=320, k=200, dtype=f"bf16.then_{epilogue}"), SMALL, HOST, seed=1
-    )
-    found = right_answer(operands).double().square().mean((1, 2)).sqrt()
-    (case,) = operands.cases
-    assert len(found) == len(case.sigmas) == epilogue.outputs
-    for measured, said in zip(found.tolist(), case.sigmas, strict=True):
-        assert measured == pytest.approx(said, rel=0.15)
-    first, second = operands.sets[:2]
-    assert first.aux is not None
-    assert second.aux is not None
-    assert not torch.equal(first.aux, second.aux)
-
-
-@pytest.mark.parametrize("epilogue", ["drelu2_act", "dsilu_gate", "dgelu_tanh_gate_act"])
-def test_each_output_is_judged_by_itself(epilogue: str) -> None:
-    problem = Problem(m=96, n=80, k=208, dtype=f"bf16.then_{epilogue}")
-    operands = Operands(problem, SMALL, HOST, seed=1)
-    answer = right_answer(operands)
-    for output in range(len(answer)):
-        wrong = answer.clone()
-        wrong[output] *= 1.02
-        _, failure = judged(operands, wrong)
-        assert failure is not None
-        assert failure.kind is FailureKind.WRONG
-        poison(wrong[output, :1])
-        _, failure = judged(operands, wrong)
-        assert failure is not None
-        assert failure.kind is FailureKind.UNTOUCHED
 
 
 def test_the_bias_gradient_is_judged() -> None:
@@ -144,50 +61,6 @@ def test_arguments_say_where_everything_lies() -> None:
     found = operands.arguments(operands.sets[0])
     assert (found.ldd, found.ld_aux, found.activated) == (n, n, None)
     assert found.bias_gradient == found.d + m * n * 2
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_torchs_ways_compute_the_operation(problem: Problem) -> None:
-    operands = Operands(problem, SMALL, HOST, seed=1)
-    wanted = right_answer(operands).double()
-    workload = workload_of(problem.operation)
-    (default,) = workload.defaults(problem)
-    for way in (default, *workload.alternatives(problem)):
-        s = operands.sets[0]
-        s.d.zero_()
-        result = way.launches(problem, operands.sets, operands.room)[0]().double()
-        rows = len(result)
-        assert rows >= problem.m
-        assert _error(result, wanted[0, :rows]) < 2e-2, way.name
-        if way is default and not parts_of(problem).gated:
-            assert _error(s.d.double(), wanted) < 2e-2
-
-
-def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(found - wanted) / torch.linalg.vector_norm(wanted))
-
-
-@pytest.mark.parametrize(
-    ("epilogue", "default", "rivals"),
-    [
-        ("dgelu_tanh", "torch.mm, then gelu_backward", []),
-        ("dgelu_act", "torch.mm, then gelu_backward, then the activation", []),
-        ("drelu2_bgrad", "torch.mm, then relu and mul, then sum", []),
-        (
-            "dsilu_gate_act",
-            "torch.mm, then mul twice, then silu_backward, then the activation and mul",
-            ["gate and up apart"],
-        ),
-    ],
-)
-def test_what_programs_run(epilogue: str, default: str, rivals: list[str]) -> None:
-    problem = Problem(m=64, n=64, k=64, dtype=f"bf16.then_{epilogue}")
-    workload = workload_of(problem.operation)
-    assert workload.defaults(problem)[0].name == default
-    found = list(workload.alternatives(problem))
-    named = ["torch.compile of the same", *(f"{default}, {rival}" for rival in rivals)]
-    assert [way.name for way in found] == named
-    assert all(way.rival and way.is_to_be_beaten for way in found)
 
 
 def test_memory_of_a_set_and_of_what_lies_between() -> None:

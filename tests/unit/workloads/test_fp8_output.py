@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from torch.nn import functional
 
 from gemmsmith.core.problem import Problem
-from tests.support.judging import SMALL, judged
+from tests.support.judging import SMALL, exact, judged
 from tuner.trial import FailureKind
 from tuner.workloads import ways
 from tuner.workloads.footprint import footprint
@@ -20,39 +17,10 @@ from tuner.workloads.workload import drawn_with
 
 FP8 = torch.float8_e4m3fn
 EPILOGUES = ("bias", "bias_gelu_tanh", "bias_gelu", "bias_silu", "bias_relu2", "silu_gate")
-ACTIVATIONS = {
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu": functional.gelu,
-    "silu": functional.silu,
-    "relu2": lambda x: x.clamp(min=0) ** 2,
-    None: lambda x: x,
-}
 
 
 def asked(epilogue: str, m: int = 96, n: int = 160, k: int = 208) -> Problem:
     return Problem(m=m, n=n, k=k, dtype=f"fp8_e4m3.out_e4m3.then_{epilogue}")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ways, "COMPILER", "eager")
-    yield
-    torch._dynamo.reset()
-
-
-def value_of(operands: Operands, terms: int | None = None) -> torch.Tensor:
-    """Before D's factor, by FP64 and torch's functions, [1, M, columns]; of the first `terms`."""
-    s, epilogue = operands.sets[0], operands.problem.operation.epilogue
-    assert s.scale_a is not None
-    assert s.scale_b is not None
-    x = torch.bmm(s.a[:, :, :terms].double(), s.b[:, :terms].double())
-    x *= s.scale_a.double() * s.scale_b.double()
-    x = x if s.bias is None else x + s.bias.double()
-    activate = ACTIVATIONS[epilogue.activation]
-    if epilogue.is_gated:
-        gate, up = x.chunk(2, -1)
-        return activate(gate) * up
-    return activate(x)
 
 
 def answer(operands: Operands, value: torch.Tensor) -> torch.Tensor:
@@ -66,7 +34,7 @@ def answer(operands: Operands, value: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("extents", [(96, 160, 208), (1, 32, 16)])
 def test_the_right_answer_passes(epilogue: str, extents: tuple[int, int, int]) -> None:
     operands = Operands(asked(epilogue, *extents), SMALL, HOST, seed=1)
-    share, failure = judged(operands, answer(operands, value_of(operands)))
+    share, failure = judged(operands, answer(operands, exact(operands)))
     assert failure is None
     assert share < (0.75 if extents[0] > 1 else 1.0)
 
@@ -75,7 +43,7 @@ def test_the_right_answer_passes(epilogue: str, extents: tuple[int, int, int]) -
 def test_values_use_the_range_and_have_the_spread_that_is_said(epilogue: str) -> None:
     operands = Operands(asked(epilogue, 128, 640), SMALL, HOST, seed=1)
     first, second = operands.sets[:2]
-    scaled = value_of(operands) * drawn_with(first.scale_d).double()
+    scaled = exact(operands) * drawn_with(first.scale_d).double()
     assert 20 < float(scaled.abs().max()) < 448
     (case,) = operands.cases
     assert float(scaled.square().mean().sqrt()) == pytest.approx(case.sigmas[0], rel=0.15)
@@ -85,7 +53,7 @@ def test_values_use_the_range_and_have_the_spread_that_is_said(epilogue: str) ->
 
 def test_a_wrong_largest_value_is_caught() -> None:
     operands = Operands(asked("bias_gelu"), SMALL, HOST, seed=1)
-    right = answer(operands, value_of(operands))
+    right = answer(operands, exact(operands))
     seen = drawn_with(operands.sets[0].amax)
     for factor in (0.0, 0.97, 1.03, float("nan")):
         kept = seen.clone()
@@ -101,7 +69,7 @@ def test_a_wrong_largest_value_is_caught() -> None:
 
 def test_what_is_wrong_or_never_written_is_caught() -> None:
     operands = Operands(asked("bias_silu"), SMALL, HOST, seed=1)
-    right = answer(operands, value_of(operands))
+    right = answer(operands, exact(operands))
     for wrong, kind in (
         ((right.double() * 1.07).to(FP8), FailureKind.WRONG),
         (right.roll(1, 1), FailureKind.WRONG),
@@ -121,7 +89,7 @@ def test_a_dropped_slice_is_caught_even_beside_fast_sums(k: int) -> None:
     """At Llama 3 405B's K. The drift of sums in the tensor core is allowed for."""
     problem = asked("bias_gelu", 64, 96, k)
     operands = Operands(problem, SMALL, HOST, seed=1)
-    value, less = value_of(operands), value_of(operands, k - 128)
+    value, less = exact(operands), exact(operands, k - 128)
     scale = drawn_with(operands.sets[0].scale_d).double()
     found = (less * scale).to(FP8).double()
     error = float((found - value * scale).norm() / (value * scale).norm())
@@ -141,11 +109,12 @@ def test_arguments_say_where_everything_lies() -> None:
         assert (found.bias is None) is (epilogue == "silu_gate")
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_torchs_ways_compute_the_operation(epilogue: str) -> None:
     problem = asked(epilogue)
     operands = Operands(problem, SMALL, HOST, seed=1)
-    s, value, workload = operands.sets[0], value_of(operands), workload_of(problem.operation)
+    s, value, workload = operands.sets[0], exact(operands), workload_of(problem.operation)
     wanted = (value * drawn_with(s.scale_d).double())[0]
     name, _ = ways.first_that_runs(
         workload.defaults(problem), problem, operands.sets, operands.room
@@ -165,21 +134,6 @@ def test_torchs_ways_compute_the_operation(epilogue: str) -> None:
         if way is default:
             assert found.data_ptr() == s.d.data_ptr()
             assert float(drawn_with(s.amax)) == pytest.approx(float(value.abs().max()), rel=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("epilogue", "rivals"),
-    [
-        ("bias_gelu", ["torch.compile of the same"]),
-        ("silu_gate", ["torch.compile of the same"]),
-        ("bias", ["torch.compile of the same", "torch._scaled_mm into FP8, without amax"]),
-    ],
-)
-def test_what_programs_run(epilogue: str, rivals: list[str]) -> None:
-    problem = asked(epilogue)
-    found = list(workload_of(problem.operation).alternatives(problem))
-    assert [way.name for way in found] == rivals
-    assert all(way.rival and way.is_to_be_beaten for way in found)
 
 
 def test_memory_of_a_set() -> None:

@@ -1,89 +1,20 @@
-"""Fused products: operands, both outputs' references, tolerance and torch's ways, on the host."""
+"""Fused products on the host: factors, mistakes, arguments, memory. See also `test_epilogues`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.nn import functional
 
-from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import Problem
-from tests.support.epilogues import FUSED
-from tests.support.judging import SMALL, judged
+from tests.support.judging import SMALL, judged, right_answer
 from tuner.trial import FailureKind
-from tuner.workloads import ways
 from tuner.workloads.footprint import footprint
 from tuner.workloads.fused import spread
-from tuner.workloads.operands import HOST, Operands, poison
+from tuner.workloads.operands import HOST, Operands
 from tuner.workloads.reference import tolerance
-from tuner.workloads.registry import workload_of
-from tuner.workloads.workload import Way
-
-PROBLEMS = [
-    *(Problem(m=96, n=80, k=208, dtype=f"bf16.then_{epilogue}") for epilogue in FUSED),
-    *(Problem(m=33, n=24, k=40, dtype=f"fp16.then_{epilogue}") for epilogue in FUSED),
-    Problem(m=96, n=80, k=208, dtype="bf16.then_bias_residual", layout="tt"),  # type: ignore[arg-type]
-    Problem(m=96, n=80, k=208, dtype="fp8_e4m3.then_bias_silu_aux"),
-    Problem(m=96, n=80, k=208, dtype="fp8_e4m3.then_residual"),
-    Problem(m=96, n=80, k=208, dtype="fp8_e4m3.then_bias_scale_residual_aux"),
-    Problem(m=96, n=80, k=208, dtype="fp8_e4m3.then_row_scale_bias"),
-    Problem(m=1, n=8, k=8, dtype="bf16.then_bias_gelu"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ways, "COMPILER", "eager")
-    yield
-    torch._dynamo.reset()
-
-
-def right_answer(operands: Operands) -> torch.Tensor:
-    """By FP64 and torch's functions, [1 or 2, M, N]."""
-    s, epilogue = operands.sets[0], operands.problem.operation.epilogue
-    x = torch.bmm(s.a.double(), s.b.double())
-    for factor in (s.scale_a, s.scale_b):
-        x = x if factor is None else x * factor.double()
-    x = x if s.row_scale is None else x * s.row_scale.double()
-    x = x if s.bias is None else x + s.bias.double()
-    y = {
-        None: x,
-        "gelu_tanh": functional.gelu(x, approximate="tanh"),
-        "gelu": functional.gelu(x),
-        "silu": x / (1 + torch.exp(-x)),
-        "relu2": x.clamp(min=0) ** 2,
-    }[epilogue.activation]
-    y = y if s.column_scale is None else y * s.column_scale.double()
-    y = y if s.residual is None else y + s.residual.double()
-    return (torch.cat([y, x]) if epilogue.stores_aux else y).to(s.d.dtype)
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_the_right_answer_passes_well_inside_the_tolerance(problem: Problem) -> None:
-    operands = Operands(problem, SMALL, HOST, seed=1)
-    share, failure = judged(operands, right_answer(operands))
-    assert failure is None
-    assert share < (0.6 if problem.m > 1 else 0.9)
-
-
-@pytest.mark.parametrize("epilogue", FUSED)
-def test_outputs_have_the_spread_that_is_said(epilogue: Epilogue) -> None:
-    operands = Operands(
-        Problem(m=32, n=320, k=200, dtype=f"bf16.then_{epilogue}"), SMALL, HOST, seed=1
-    )
-    found = right_answer(operands).double().square().mean((1, 2)).sqrt()
-    (case,) = operands.cases
-    assert len(found) == len(case.sigmas) == 1 + epilogue.stores_aux
-    for measured, said in zip(found.tolist(), case.sigmas, strict=True):
-        assert measured == pytest.approx(said, rel=0.15)
-    first, second = operands.sets[:2]
-    for vector in ("bias", "row_scale", "column_scale"):
-        mine, others = getattr(first, vector), getattr(second, vector)
-        assert (mine is None) is (others is None)
-        assert mine is None or not torch.equal(mine, others)
 
 
 def test_factors_are_those_of_trained_layers() -> None:
@@ -98,22 +29,6 @@ def test_factors_are_those_of_trained_layers() -> None:
     assert factors is not None
     assert (factors.dtype, factors.shape) == (torch.float32, (1, 4096, 1))
     assert 0.2 < factors.min() < 1 < factors.max() < 4
-
-
-def test_each_output_is_judged_by_itself() -> None:
-    problem = Problem(m=96, n=80, k=208, dtype="bf16.then_bias_relu2_aux")
-    operands = Operands(problem, SMALL, HOST, seed=1)
-    answer = right_answer(operands)
-    for output in (0, 1):
-        wrong = answer.clone()
-        wrong[output] *= 1.02
-        _, failure = judged(operands, wrong)
-        assert failure is not None
-        assert failure.kind is FailureKind.WRONG
-        poison(wrong[output, :1])
-        _, failure = judged(operands, wrong)
-        assert failure is not None
-        assert failure.kind is FailureKind.UNTOUCHED
 
 
 @pytest.mark.parametrize(
@@ -192,86 +107,6 @@ def test_arguments_say_where_factors_lie() -> None:
     found = operands.arguments(first)
     assert first.row_scale is not None
     assert (found.row_scale, found.column_scale) == (first.row_scale.data_ptr(), None)
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_torchs_ways_compute_the_operation(problem: Problem) -> None:
-    operands = Operands(problem, SMALL, HOST, seed=1)
-    wanted = right_answer(operands).double()
-    workload = workload_of(problem.operation)
-    name, _ = ways.first_that_runs(
-        workload.defaults(problem), problem, operands.sets, operands.room
-    )
-    default = next(way for way in workload.defaults(problem) if way.name == name)
-    for way in (default, *workload.alternatives(problem)):
-        s = operands.sets[0]
-        s.d.zero_()
-        result = way.launches(problem, operands.sets, operands.room)[0]().double()
-        if "bf16 copies" in way.name:
-            continue  # the user multiplies by the factors at some other place
-        assert _error(result, wanted[0]) < 1e-2, way.name
-        if problem.operation.epilogue.stores_aux and way is default:
-            assert _error(s.d[1].double(), wanted[1]) < 1e-2
-
-
-def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(found - wanted) / torch.linalg.vector_norm(wanted))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "default", "rivals"),
-    [
-        ("bf16.then_bias", "torch.addmm", []),
-        (
-            "bf16.then_bias_gelu_tanh",
-            "torch.addmm, then gelu",
-            ["torch.compile of the same", "torch._addmm_activation"],
-        ),
-        (
-            "fp16.then_bias_relu2_aux",
-            "torch.addmm, then relu and square",
-            ["torch.compile of the same"],
-        ),
-        (
-            "bf16.then_residual",
-            "torch.mm, then add",
-            ["torch.compile of the same", "torch.addmm of the residual"],
-        ),
-        (
-            "fp8_e4m3.then_bias_residual",
-            "torch._scaled_mm, then add",
-            ["torch.compile of the same"],
-        ),
-        (
-            "bf16.then_bias_scale_residual_aux",
-            "torch.addmm, then mul, then add",
-            ["torch.compile of the same", "torch.addmm, then addcmul"],
-        ),
-        ("bf16.then_row_scale", "torch.mm, then mul", ["torch.compile of the same"]),
-        (
-            "fp16.then_row_scale_bias",
-            "torch.mm, then mul, then add",
-            ["torch.compile of the same", "torch.mm, then addcmul"],
-        ),
-        (
-            "fp8_e4m3.then_scale_residual",
-            "torch._scaled_mm, then mul, then add",
-            ["torch.compile of the same", "torch._scaled_mm, then addcmul"],
-        ),
-        (
-            "fp8_e4m3.then_row_scale",
-            "torch._scaled_mm, then mul",
-            ["torch.compile of the same", "torch._scaled_mm with factors of rows"],
-        ),
-    ],
-)
-def test_what_programs_run(dtype: str, default: str, rivals: list[str]) -> None:
-    problem = Problem(m=64, n=64, k=64, dtype=dtype)
-    workload = workload_of(problem.operation)
-    assert workload.defaults(problem)[0].name == default
-    found: list[Way] = list(workload.alternatives(problem))
-    assert [way.name for way in found] == rivals
-    assert all(way.rival and way.is_to_be_beaten for way in found)
 
 
 def test_memory_of_a_set_and_of_what_lies_between() -> None:

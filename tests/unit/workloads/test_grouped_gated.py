@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch.nn import functional
 
 from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.problem import Problem
 from tests.support.candidates import KERNEL
-from tests.support.judging import SMALL
+from tests.support.judging import ACTIVATIONS, SMALL
 from tests.support.replacing import replace
 from tuner.trial import Failure, FailureKind
-from tuner.workloads import ways
 from tuner.workloads.operands import HOST, Operands
 from tuner.workloads.reference import Reference, tolerance
 from tuner.workloads.registry import workload_of
 from tuner.workloads.spreads import Spread
 from tuner.workloads.workload import OperandSet, Way, drawn_with
 
-ACTIVATIONS = {
-    "silu": functional.silu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu": functional.gelu,
-}
 PROBLEMS = [
     *(
         Problem(m=96, n=48, k=40, batch=5, dtype=f"bf16.group_rows.then_{name}_gate{aux}")
-        for name in ACTIVATIONS
+        for name in ("silu", "gelu_tanh", "gelu")
         for aux in ("", "_aux")
     ),
     Problem(m=33, n=32, k=24, batch=4, dtype="fp16.group_rows.then_silu_gate_aux"),
     Problem(m=3, n=16, k=8, batch=32, dtype="bf16.group_rows.then_silu_gate"),
 ]
 EVERY = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ways, "COMPILER", "eager")
-    yield
-    torch._dynamo.reset()
 
 
 def right_answer(problem: Problem, s: OperandSet) -> torch.Tensor:
@@ -143,6 +129,7 @@ def _ways(problem: Problem) -> list[Way]:
     return [*workload.defaults(problem), *workload.alternatives(problem)]
 
 
+@pytest.mark.usefixtures("uncompiled")
 @EVERY
 def test_every_way_computes_the_same(problem: Problem) -> None:
     """But for what torch rounds between its steps."""
