@@ -53,7 +53,6 @@ class Won(NamedTuple):
 
     @property
     def kernel_name(self) -> str | None:
-        """Name of the candidate's kernel."""
         return self.candidate.kernel.name if self.candidate else None
 
 
@@ -135,12 +134,13 @@ class _Candidates(dict[tuple[int | None, str | None], Candidate | None]):
 
     def __missing__(self, key: tuple[int | None, str | None]) -> Candidate | None:
         kernel, launch = key
-        found = None
+        candidate = None
         if kernel is not None and launch is not None:
             known = self._dictionary.kernels(self._session, [kernel])[kernel]
-            found = Candidate(kernel=known, launch=from_json(Launch, msgspec.json.decode(launch)))
-        self[key] = found
-        return found
+            stored = from_json(Launch, msgspec.json.decode(launch))
+            candidate = Candidate(kernel=known, launch=stored)
+        self[key] = candidate
+        return candidate
 
 
 _SERVED: tuple[Any, ...] = (
