@@ -326,7 +326,6 @@ def _winner(line: bytes, schema: int) -> Winner:
 
 
 def write_winners(path: Path, winners: Sequence[Winner]) -> None:
-    """Write a winners file, atomically."""
     header = msgspec.json.encode(_Header(format=FORMAT, schema=SCHEMA, count=len(winners)))
     text = b"".join(line + b"\n" for line in (header, *map(_line, winners)))
     write(path, text)

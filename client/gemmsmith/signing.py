@@ -68,12 +68,10 @@ class PublicKey:
 
     @property
     def id(self) -> str:
-        """The first 16 hexadecimal digits of the key's SHA-256."""
         return hashlib.sha256(self.raw).hexdigest()[:16]
 
     @property
     def line(self) -> str:
-        """The content of the key's file."""
         return f"ed25519 {base64.b64encode(self.raw).decode()} {self.comment}".rstrip()
 
     @classmethod

@@ -100,7 +100,6 @@ def run(settings: Settings, url: str | None) -> list[Check]:
 
 
 def abilities(checks: Sequence[Check]) -> dict[str, bool]:
-    """Which of the ABILITIES the machine has, by the results of all checks."""
     missing = {check.name for check in checks if check.status is CheckStatus.MISSING}
     return {name: not missing.intersection(ability.needs) for name, ability in ABILITIES.items()}
 

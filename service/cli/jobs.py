@@ -137,7 +137,6 @@ def show_progress(status: JobStatus, says: Reporter) -> None:
 
 
 def _cancelling(jobs: Sequence[str], place: Sequence[str]) -> str:
-    """The command that cancels jobs; `place` is the option that says where they are, if any."""
     return shlex.join(["gemmsmith", "jobs", "cancel", *jobs, *place])
 
 

@@ -108,7 +108,6 @@ class Here:
             raise KeyboardInterrupt
 
     def _over(self) -> bool:
-        """Whether no further problem is begun: it was stopped, or the time limit has passed."""
         limit = self._tuning.time_limit
         return self._stop() or (limit is not None and time.monotonic() - self._began >= limit)
 

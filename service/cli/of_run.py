@@ -50,7 +50,6 @@ class ProgramWinners:
 
 
 def _model() -> str | None:
-    """Slug of the GPU of this machine; None without a GPU."""
     model = local_gpu()
     return None if model is None else model.slug
 
@@ -96,7 +95,6 @@ def tune(winners: ProgramWinners, captured: Captured, effort: str, time_limit: f
 
 
 def _problems(captured: Captured, bundle: Path) -> list[Problem]:
-    """What the bundle is to answer: the captured problems, then those it has already."""
     snapshot = _read(bundle)
     rows = () if snapshot is None else snapshot.rows
     return list(dict.fromkeys([*captured.problems, *(row.problem for row in rows)]))
@@ -163,7 +161,6 @@ def _saves_steps(problem: Problem) -> bool:
 
 
 def _product(problem: Problem, n: int) -> tuple[object, ...]:
-    """The product alone, without an epilogue, with `n` columns."""
     operation = problem.operation
     return (operation.types, operation.layout, problem.m, n, problem.k, problem.batch)
 

@@ -342,7 +342,6 @@ def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str | 
 
 
 def typed(problem: Problem) -> str:
-    """The words that name a problem to a command."""
     batch = f" --batch {problem.batch}" if problem.batch > 1 else ""
     sizes = f"{problem.m} {problem.n} {problem.k}"
     return f"{sizes} --dtype {problem.dtype} --layout {problem.layout}{batch}"

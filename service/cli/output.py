@@ -79,7 +79,6 @@ def writable(path: Path | None) -> Path | None:
 
 
 def readable(paths: Sequence[Path]) -> list[Path]:
-    """The files of an argument; `-` is stdin."""
     return [Path("/dev/stdin") if str(path) == "-" else path for path in paths]
 
 
@@ -168,7 +167,6 @@ def emit(data: Any, *, line: bool = False) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of the result."""
     _print(showing.line(text), _out())
 
 
@@ -178,7 +176,6 @@ def note(text: str) -> None:
 
 
 def say_made(winners: int) -> None:
-    """Say that the database was made, with so many shipped winners."""
     if winners:
         note(f"created the database with {winners} shipped winners")
 
@@ -209,7 +206,6 @@ def table(
 
 
 def counted(number: int, thing: str) -> str:
-    """The number with its noun: `1 winner`, `2 winners`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
@@ -307,7 +303,6 @@ class Reporter:
             note(f"  {text}")
 
     def line(self, text: str) -> None:
-        """Print a line that stays on the screen."""
         note(text)
 
 

@@ -215,7 +215,6 @@ class Ended:
 
     @property
     def unseen(self) -> list[str]:
-        """Lines that name what may have run products that were not captured."""
         unseen = sorted(self.captured.unseen.items())
         return [f"not captured: {name} ({count})" for name, count in unseen]
 

@@ -96,7 +96,6 @@ def run(
 
 @contextmanager
 def here(settings: Settings, tuning: TuningOptions) -> Iterator[TuningPlace]:
-    """This machine's device and database, opened once for all tasks."""
     with signed_store(settings) as store, on_device(settings, store, tuning) as place:
         yield place
 
@@ -113,7 +112,6 @@ def on_device(settings: Settings, store: Store, tuning: TuningOptions) -> Iterat
 
 @contextmanager
 def service(tuning: TuningOptions) -> Iterator[TuningPlace]:
-    """The service at the URL of `tuning`."""
     deadline_of(tuning.deadline)  # refused before anything is requested
     with connect(str(tuning.url)) as client:
         yield _Service(client, tuning)

@@ -232,7 +232,6 @@ def _text(url: str, *, lookup: Problem, tuning: Problem, keys: bool) -> str:
 
 
 def _known_problem(store: Store, device: str | None) -> Problem | None:
-    """A problem that has a winner on the device, preferably a CUTLASS kernel."""
     winners = store.winners(device=device, limit=200)
     winners.sort(key=lambda winner: winner.use.is_default)
     return winners[0].problem if winners else None

@@ -95,14 +95,12 @@ def progress(service: Service, job_id: str) -> Response:
 
 @router.post("/{job_id}/cancel")
 def cancel(service: Service, caller: Tuner, job_id: str) -> Response:
-    """Ask for cancellation, as `DELETE /jobs/{id}` does."""
     api.cancel_job(service, caller, _get(service, job_id).id)
     return see_other(addresses.job(job_id))
 
 
 @router.post("/{job_id}/retry")
 def retry(service: Service, caller: Tuner, job_id: str) -> Response:
-    """Request a new job, as `POST /jobs/{id}/retry` does, and go to its page."""
     reply = api.retry_job(service, caller, _get(service, job_id).id)
     return see_other("/ui" + reply.headers["location"])
 

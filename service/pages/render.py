@@ -54,7 +54,6 @@ def html(template: str, *, caller: Caller | None = None, **values: Any) -> str:
 
 
 def see_other(location: str) -> Response:
-    """Redirect to the page that shows what a form has changed."""
     return RedirectResponse(location, status_code=303)
 
 

@@ -109,7 +109,6 @@ class ReportRow:
 
     @property
     def bound(self) -> Bound | None:
-        """Memory or compute; None without ceilings."""
         if self.ridge is None:
             return None
         return Bound.MEMORY if self.intensity < self.ridge else Bound.COMPUTE

@@ -87,7 +87,6 @@ class Monitor:
         return self._ask("limit") / 1000
 
     def recent(self) -> Reading:
-        """The latest reading if it is not older than FRESH_S, else a new one."""
         if time.monotonic() - self._read_at < FRESH_S:
             return self._latest
         return self.read()

@@ -90,7 +90,6 @@ def is_power_limited(regimes: Sequence[Rounds], limit_w: float) -> bool:
 
 
 def gain(regimes: Sequence[Rounds], i: int) -> float:
-    """The geometric mean of candidate i's speed-ups over the default; 0 if one is not above 1."""
     ratios = _ratios(regimes, i)
     return geometric_mean(ratios) if min(ratios) > 1.0 else 0.0
 

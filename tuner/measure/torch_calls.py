@@ -41,7 +41,6 @@ class TorchCall:
                 self.launch(i)
 
     def launch(self, i: int) -> None:
-        """Enqueue the i-th launch on torch's current stream."""
         self.compute(i)
 
     def compute(self, i: int) -> torch.Tensor:

@@ -33,7 +33,6 @@ _IDENTITY = {"operation": String, "batch": Integer, "m": Integer, "n": Integer, 
 
 
 def parameters(problems: Iterable[Problem]) -> dict[str, Any]:
-    """The parameters of a query with `ids` in it."""
     return {_ASKED.key: msgspec.json.encode([*map(problem_identity, problems)]).decode()}
 
 

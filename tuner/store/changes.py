@@ -46,7 +46,6 @@ class Marks:
 
 
 def newest(packed: Iterable[tuple[str, str | None]]) -> dict[str, str]:
-    """Each kernel's newest pack, from the result of `Changes.packed`."""
     return {kernel: pack for pack, kernel in packed if kernel is not None}
 
 

@@ -55,13 +55,11 @@ class Dictionary:
         return ids
 
     def problem_id(self, session: Session, problem: Problem) -> int | None:
-        """The id of a problem, without writing it."""
         return self._ids.get(_key(problem)) or session.scalar(
             select(ProblemRow.id).filter_by(**problem_identity(problem))
         )
 
     def device_id(self, session: Session, slug: str) -> int | None:
-        """The id of a device model, without writing it."""
         return self._ids.get(("device", slug)) or session.scalar(
             select(DeviceRow.id).where(DeviceRow.slug == slug)
         )

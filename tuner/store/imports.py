@@ -94,7 +94,6 @@ class Imports:
         }
 
     def misdescribed(self, kernels: Iterable[AnyKernel]) -> bool:
-        """Whether the stored description of one of these kernels does not belong to its name."""
         with self._database.read() as session:
             return bool(self._dictionary.misdescribed(session, kernels))
 

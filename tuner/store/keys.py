@@ -156,7 +156,6 @@ class Keys:
             return [_key_of(row) for row in session.scalars(query)]
 
     def active(self) -> tuple[dict[str, ApiKey], float]:
-        """Every key that works now, by its `digest`, and the database's time."""
         with self._database.read() as session:
             rows = session.scalars(select(ApiKeyRow).where(_is_active()))
             return {row.key_hash: _key_of(row) for row in rows}, moment(session)

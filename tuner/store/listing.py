@@ -322,7 +322,6 @@ def _met_walking(search: Search) -> builtins.list[ColumnElement[bool]]:
 
 
 def _sizes(search: Search) -> dict[InstrumentedAttribute[Any], Any]:
-    """The columns of the problems' index that the search fixes."""
     values = {column: getattr(search, column.key) for column in _SIZE}
     return {column: value for column, value in values.items() if value is not None}
 

@@ -86,7 +86,6 @@ class PackTables:
             )
 
     def kernel(self, name: str) -> AnyKernel | None:
-        """The description of a kernel that any trial, winner or pack has named."""
         with self._database.read() as session:
             stored = session.scalar(select(KernelRow.description).where(KernelRow.name == name))
             return None if stored is None else kernel_from_json(stored)

@@ -316,6 +316,5 @@ def origin_of(winner: Winner, origin: Origin) -> Origin:
 
 
 def entries(winner: Winner) -> list[Entry]:
-    """The dictionary's entries that a winner refers to."""
     entries: list[Entry] = [winner.problem, winner.device, winner.environment]
     return [*entries, winner.candidate.kernel] if winner.candidate else entries

@@ -117,7 +117,6 @@ def _intermediate(problem: Problem) -> int:
 
 
 def _vectors(epilogue: Epilogue) -> int:
-    """The number of vectors along N that an epilogue reads or writes."""
     backward = epilogue.backward
     summed = backward is not None and backward.bias_gradient
     return epilogue.has_bias + epilogue.has_column_scale + summed

@@ -209,5 +209,4 @@ def carried(problem: Problem, factor: float, *, fast_accumulation: bool) -> Tole
 
 
 def bare(operation: Operation) -> Workload:
-    """The family of the product without its epilogue."""
     return Scaled() if operation.is_scaled else Dense()

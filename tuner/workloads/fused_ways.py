@@ -83,7 +83,6 @@ def _mm_name(epilogue: Epilogue) -> str:
 
 
 def _multiplies_and_adds(epilogue: Epilogue) -> bool:
-    """Whether the epilogue multiplies by factors and then adds."""
     return epilogue.has_column_scale or (epilogue.has_row_scale and epilogue.has_bias)
 
 

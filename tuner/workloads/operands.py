@@ -96,7 +96,6 @@ class Operands:
             output.copy_(self._start)
 
     def restart(self, operands: OperandSet) -> None:
-        """Enqueue a reset of what earlier launches of a set accumulated beside D."""
         if operands.amax is not None:
             operands.amax.zero_()
 
@@ -118,17 +117,14 @@ def free_bytes(ordinal: int) -> int:
 
 
 def poison(output: torch.Tensor) -> None:
-    """Enqueue filling an output with the poison of its element size."""
     bits(output).fill_(_POISONS[output.dtype.itemsize])
 
 
 def poisoned(output: torch.Tensor) -> torch.Tensor:
-    """For every element, whether it still holds the poison."""
     return bits(output) == _POISONS[output.dtype.itemsize]
 
 
 def untouched(output: torch.Tensor) -> torch.Tensor:
-    """The number of elements that still hold the poison, as a scalar on the output's device."""
     return poisoned(output).sum()
 
 

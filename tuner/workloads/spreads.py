@@ -59,7 +59,6 @@ def short_ends(problem: Problem, seed: int) -> tuple[int, ...]:
 
 
 def tokens_of(problem: Problem) -> int:
-    """The extent that is divided among the groups."""
     return problem.m if problem.operation.grouping is Grouping.ROWS else problem.k
 
 

@@ -184,7 +184,6 @@ class Way:
     def to_beat(
         cls, name: str, launches: Callable[[Problem, Sequence[OperandSet], int], list[Launch]]
     ) -> Way:
-        """A rival that a kernel must beat to be recommended."""
         return cls(name=name, launches=launches, rival=True, is_to_be_beaten=True)
 
 

@@ -119,7 +119,6 @@ class NoCache:
     """Remembers nothing: `cache_dir=None`."""
 
     def load(self, _query: Query) -> Entry | None:
-        """Never anything."""
         return None
 
     def store(self, _query: Query, _answer: Answer, _etag: str | None) -> None:
@@ -174,7 +173,6 @@ class AnswerCache:
                 log.warning("answers are not cached: %s: %s", self.root, error.strerror)
 
     def drop(self, query: Query) -> None:
-        """Forget the entry if there is one."""
         with contextlib.suppress(OSError):
             self._path(self._key(query)).unlink(missing_ok=True)
 

@@ -63,7 +63,6 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def written(self) -> bytes:
-        """The document up to its winners, its last comma included."""
         return msgspec.json.encode(self)[:-1] + b","
 
 
@@ -85,13 +84,11 @@ def tag_of(revision: str, signature: Signature | None) -> str:
 
 
 def length_of(head: Head, rows: Sequence[bytes]) -> int:
-    """Bytes of the document of these rows."""
     empty = sum(map(len, whole(head, ())))
     return empty + sum(map(len, rows)) + max(0, len(rows) - 1)
 
 
 def whole(head: Head, rows: Iterable[bytes]) -> Iterator[bytes]:
-    """The document, in pieces."""
     yield from chain([head.written + b'"winners":'], _listed(rows), [b"}"])
 
 

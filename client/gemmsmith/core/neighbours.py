@@ -126,7 +126,6 @@ class Neighbourhood(Generic[T]):
         cells.setdefault(octaves, {})[sizes] = order, item
 
     def count(self, problem: Problem) -> int:
-        """How many problems of the problem's kind there are."""
         return sum(map(len, self._kinds.get(problem.kind, {}).values()))
 
     def nearest(self, problem: Problem, limit: int, reach: float) -> list[tuple[Problem, T]]:

@@ -94,13 +94,11 @@ def check_answer(answer: Answer, query: Query) -> None:
 
 
 def check_same(what: str, field: str, received: object, asked: object) -> None:
-    """Raise ServiceFault if `received` is not what the request asked for."""
     if received != asked:
         raise ServiceFault(200, "Wrong answer", f"{what} has {field} {received}, asked for {asked}")
 
 
 def check_device(what: str, slug: str, asked: str | None) -> None:
-    """As `check_same`, of a device model, by any of its names."""
     if asked is not None and not called(asked, [slug]):
         check_same(what, "device", slug, asked)
 
@@ -168,7 +166,6 @@ def _all_cached(session: Session, queries: Sequence[Query], error: Exception) ->
 
 
 async def devices(session: Session) -> list[DeviceModel]:
-    """`GET /devices`: the device models that this version understands."""
     rows = read_list(check(await session.exchange(get("/devices"))), "devices")
     return understood.each(rows, DeviceModel, "device models")
 

@@ -44,7 +44,6 @@ class Request:
     bound: str = "answer_bytes"
 
     def with_header(self, name: str, text: str | None) -> Request:
-        """The request with a further header, unless its text is None or empty."""
         return replace(self, headers=(*self.headers, (name, text))) if text else self
 
 
@@ -160,12 +159,10 @@ def get(path: str, /, **params: object) -> Request:
 
 
 def post(path: str, body: Mapping[str, Any]) -> Request:
-    """A POST of a JSON object. Fields that are None are left out."""
     fields = {name: value for name, value in body.items() if value is not None}
     request = Request(method="POST", path=path, body=json.dumps(fields).encode())
     return request.with_header("content-type", "application/json")
 
 
 def job_path(identifier: str) -> str:
-    """The path of a job, whatever characters its identifier has."""
     return f"/jobs/{quote(identifier, safe='')}"

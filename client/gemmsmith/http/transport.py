@@ -93,7 +93,6 @@ class Setup:
         return PackCache(self._folder() if self._cache_dir is None else Path(self._cache_dir))
 
     def shelf(self, device: str | None, arch: str | None) -> Shelf:
-        """The place of the last snapshot of a device model."""
         return Shelf(self._cache_dir, self.url, device, arch, self.bounds.snapshot_bytes)
 
     def _temporary_folder(self) -> Path:

@@ -125,7 +125,6 @@ class Lookup:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The current snapshot."""
         return self._current[0]
 
     def lookup(
