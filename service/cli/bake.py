@@ -51,7 +51,6 @@ class BakeOptions:
             "--dtype",
             "--dtypes",
             help="Only these element types; repeatable, or with commas. Default: all.",
-            show_default=False,
         ),
     ] = None
     device: DeviceSlug = None

@@ -209,7 +209,6 @@ class TuneTaskOptions(TaskOptions):
             help="How often you run each problem, per step, per day or in any other period. At "
             "equal priority, the problem that saves most time in all its calls goes first. Counts "
             "in a suite take precedence.",
-            show_default=False,
         ),
     ] = None
 

@@ -64,7 +64,6 @@ class CompileTaskOptions(TaskOptions):
             "--dtypes",
             help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2; repeatable, or with commas. "
             "Default bf16; with --base bf16, fp16 and fp8_e4m3; with --winners all.",
-            show_default=False,
         ),
     ] = None
 
@@ -79,7 +78,6 @@ class KernelOptions:
         typer.Option(
             min=1,
             help="Maximum number of kernels per problem; with --winners or --base, in total.",
-            show_default=False,
         ),
     ] = None
     workers: Workers = None
@@ -91,7 +89,6 @@ class KernelOptions:
             metavar="URL",
             help="Fetch packs from this service first, and compile the rest. Only packs with a "
             "trusted signature are accepted (see `gemmsmith signing`).",
-            show_default=False,
         ),
     ] = None
 

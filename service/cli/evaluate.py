@@ -31,7 +31,6 @@ def evaluate(
             "--output",
             metavar="FILE.svg",
             help="Also draw it.",
-            show_default=False,
             callback=writable,
         ),
     ] = None,

@@ -28,7 +28,6 @@ def doctor(
         typer.Option(
             envvar="GEMMSMITH_URL",
             help="Service to check; default: where `gemmsmith serve` would listen.",
-            show_default=False,
         ),
     ] = None,
     deep: Annotated[

@@ -43,7 +43,6 @@ def list_(
         typer.Option(
             help="Only these: waiting, running, done, failed or cancelled.",
             autocompletion=complete_states,
-            show_default=False,
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number.")] = 20,

@@ -47,7 +47,6 @@ def create(
         typer.Option(
             metavar="TIME",
             help="When it expires: 12h, 90d, 8w …; default: never.",
-            show_default=False,
         ),
     ] = None,
     job_limit: Annotated[
@@ -56,7 +55,6 @@ def create(
             metavar="N",
             help="Limit of waiting and running jobs; default: the service's "
             "GEMMSMITH_KEY_JOB_LIMIT.",
-            show_default=False,
         ),
     ] = None,
     database: Database = None,
@@ -143,12 +141,9 @@ def audit(
         typer.Option(
             help="Only this action, such as pinned.",
             autocompletion=complete_actions,
-            show_default=False,
         ),
     ] = None,
-    actor: Annotated[
-        str | None, typer.Option(help="Only what this key or worker did.", show_default=False)
-    ] = None,
+    actor: Annotated[str | None, typer.Option(help="Only what this key or worker did.")] = None,
     limit: Limit = 50,
     verify: Annotated[
         bool, typer.Option("--verify", help="Check that no entry was changed or removed.")
@@ -158,7 +153,6 @@ def audit(
         typer.Option(
             metavar="HASH",
             help="With --verify: check that this earlier head is still in the log.",
-            show_default=False,
         ),
     ] = None,
     database: Database = None,
@@ -275,7 +269,6 @@ def trust(
         typer.Option(
             "--id",
             help="The identifier that the key must have; skips the confirmation.",
-            show_default=False,
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Trust any key without confirmation.")] = False,

@@ -93,7 +93,7 @@ def extent(text: str | int) -> int:
 
 
 def _size(name: str, text: str) -> Any:
-    return typer.Argument(metavar=name, help=text, parser=extent, show_default=False)
+    return typer.Argument(metavar=name, help=text, parser=extent)
 
 
 _M = _size("M", "Rows of A and D; or all three sizes in one word, 4096x6144x1024.")
@@ -113,7 +113,6 @@ LayoutName = Annotated[
         "--layout",
         help="A and B, t row-major, n column-major: tn (linear layer; the default), tt, nt or nn.",
         autocompletion=complete_layouts,
-        show_default=False,
     ),
 ]
 Batch = Annotated[int, typer.Option("--batch", help="Independent products of this shape.")]
@@ -124,7 +123,6 @@ Database = Annotated[
         "--database",
         metavar="URL",
         help="Database (GEMMSMITH_DATABASE; else gemmsmith.db among the user's data).",
-        show_default=False,
     ),
 ]
 Packs = Annotated[
@@ -132,7 +130,6 @@ Packs = Annotated[
     typer.Option(
         "--packs",
         help="Folder of compiled kernel packs (GEMMSMITH_PACKS; else among the user's data).",
-        show_default=False,
     ),
 ]
 Sweeps = Annotated[
@@ -140,7 +137,6 @@ Sweeps = Annotated[
     typer.Option(
         "--sweeps",
         help="Folder of recorded sweeps (GEMMSMITH_SWEEPS; else the shipped ones).",
-        show_default=False,
     ),
 ]
 DeviceName = Annotated[
@@ -150,7 +146,6 @@ DeviceName = Annotated[
         help="Device to measure on: cuda:0, or replay:NAME for a recorded GPU "
         "(GEMMSMITH_DEVICE; else the local GPU, else the recorded one).",
         autocompletion=complete_devices,
-        show_default=False,
     ),
 ]
 DeviceSlug = Annotated[
@@ -159,7 +154,6 @@ DeviceSlug = Annotated[
         "--device",
         help="Device model, such as h200; default: the local GPU, else GEMMSMITH_DEFAULT_MODEL.",
         autocompletion=complete_slugs,
-        show_default=False,
     ),
 ]
 OnlyDevice = Annotated[
@@ -168,7 +162,6 @@ OnlyDevice = Annotated[
         "--device",
         help="Only this device model, such as h200.",
         autocompletion=complete_slugs,
-        show_default=False,
     ),
 ]
 Url = Annotated[
@@ -177,7 +170,6 @@ Url = Annotated[
         "--url",
         envvar="GEMMSMITH_URL",
         help="Use this service instead of the local database.",
-        show_default=False,
     ),
 ]
 LevelName = Annotated[
@@ -201,7 +193,6 @@ Unsigned = Annotated[
     typer.Option(
         "--unsigned",
         help="Also serve winners without a trusted signature.",
-        show_default=False,
     ),
 ]
 

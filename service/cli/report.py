@@ -46,7 +46,7 @@ class ReportOptions:
 
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE]...", help="More winners files.", show_default=False),
+        typer.Argument(metavar="[FILE]...", help="More winners files."),
     ] = None
     winners: Annotated[
         list[Path] | None,
@@ -54,7 +54,6 @@ class ReportOptions:
             "--winners",
             metavar="FILE...",
             help="Winners files instead of the database's current winners.",
-            show_default=False,
         ),
     ] = None
     dtype: Annotated[
@@ -63,7 +62,6 @@ class ReportOptions:
             "--dtype",
             help="Only these element types; repeatable, or with commas.",
             autocompletion=complete_dtypes,
-            show_default=False,
         ),
     ] = None
     device: OnlyDevice = None
@@ -82,9 +80,7 @@ def report(
     ] = Path("report"),
     ceilings: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of measured ceilings (see `gemmsmith ceilings`).", show_default=False
-        ),
+        typer.Option(help="Folder of measured ceilings (see `gemmsmith ceilings`)."),
     ] = None,
     database: Database = None,
     as_json: AsJson = False,
@@ -220,7 +216,6 @@ def ceilings(
             "-o",
             "--output",
             help="File to write; default <device slug>.json where `gemmsmith report` looks.",
-            show_default=False,
             callback=writable,
         ),
     ] = None,

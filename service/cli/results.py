@@ -52,31 +52,26 @@ class ResultFilters:
 
     problem: Annotated[
         tuple[int, int, int] | None,
-        typer.Option("--problem", metavar="M N K", help="Only this shape.", show_default=False),
+        typer.Option("--problem", metavar="M N K", help="Only this shape."),
     ] = None
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help="Only these element types.", autocompletion=complete_dtypes, show_default=False
-        ),
+        typer.Option(help="Only these element types.", autocompletion=complete_dtypes),
     ] = None
     layout: Annotated[
         str | None,
         typer.Option(
             help="Only this layout: tn, tt, nt or nn.",
             autocompletion=complete_layouts,
-            show_default=False,
         ),
     ] = None
     batch: Annotated[int, typer.Option(help="With --problem.")] = 1
     device: OnlyDevice = None
     phase: Annotated[
         str | None,
-        typer.Option(
-            help="Only screen or final.", autocompletion=complete_phases, show_default=False
-        ),
+        typer.Option(help="Only screen or final.", autocompletion=complete_phases),
     ] = None
-    job: Annotated[str | None, typer.Option(help="Only this job's.", show_default=False)] = None
+    job: Annotated[str | None, typer.Option(help="Only this job's.")] = None
 
     def query(self) -> dict[str, Any]:
         """The filters as `GET /results` takes them, checked; without those that were not typed."""
@@ -112,7 +107,6 @@ class TableOptions:
             "--format",
             help="jsonl, csv or parquet; else by the file's ending, else jsonl.",
             autocompletion=complete_formats,
-            show_default=False,
         ),
     ] = None
     fields: Annotated[
@@ -121,7 +115,6 @@ class TableOptions:
             "--fields",
             metavar="NAME,NAME…",
             help="Columns of a table, in this order; a wrong name lists them all.",
-            show_default=False,
         ),
     ] = None
 
@@ -162,7 +155,6 @@ class FileOptions(TableOptions):
             "-o",
             "--output",
             help="File to write; else stdout.",
-            show_default=False,
             callback=writable,
         ),
     ] = None

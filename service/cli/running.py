@@ -29,7 +29,6 @@ def serve(
             "--require-keys",
             help="Require API keys on the loopback interface, too (GEMMSMITH_REQUIRE_KEYS). "
             "Other interfaces always need them.",
-            show_default=False,
         ),
     ] = None,
     device: DeviceName = None,
@@ -39,7 +38,6 @@ def serve(
         Path | None,
         typer.Option(
             help="Folder of shipped winners, loaded at start (GEMMSMITH_WINNERS).",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -86,7 +84,6 @@ def fleet(
             help="The Ray cluster, such as HOST:6379. `local` starts one on this machine (with a "
             "recorded GPU, if it has none), which only this user can reach. Without it: the "
             "cluster that this machine belongs to.",
-            show_default=False,
         ),
     ] = None,
     cores: Annotated[
@@ -102,7 +99,6 @@ def fleet(
             metavar="URL",
             help="Where machines share packs (any fsspec URL, such as s3://bucket/packs). Without "
             "it they all mount one packs folder.",
-            show_default=False,
         ),
     ] = "",
     until_idle: UntilIdle = False,

@@ -75,7 +75,6 @@ class TaskOptions(SizeOptions):
             help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32; repeatable, or with "
             "commas. Default: what the suite's problems say, else bf16.",
             autocompletion=complete_dtypes,
-            show_default=False,
         ),
     ] = None
     layout: LayoutName = None
@@ -161,7 +160,6 @@ class TuningOptions:
         typer.Option(
             metavar="SECONDS",
             help="With --url: seconds after which a job without a winner fails.",
-            show_default=False,
         ),
     ] = None
     compiled_only: CompiledOnly = False

@@ -82,9 +82,7 @@ def pin(
     shape: ProblemOptions,
     revision: Annotated[
         int,
-        typer.Argument(
-            metavar="REVISION", min=1, help="Its number in the history.", show_default=False
-        ),
+        typer.Argument(metavar="REVISION", min=1, help="Its number in the history."),
     ],
     device: DeviceSlug = None,
     *,
@@ -217,9 +215,7 @@ def export(
     device: OnlyDevice = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help="Only these element types.", autocompletion=complete_dtypes, show_default=False
-        ),
+        typer.Option(help="Only these element types.", autocompletion=complete_dtypes),
     ] = None,
     *,
     columns: TableOptions,
