@@ -304,9 +304,7 @@ def _news(file: _File, news: dict[int, tuple[str, bool]]) -> Iterator[list[Forei
     for batch in _batches(lines):
         yield [
             Foreign(
-                winner=_winner(line, file.schema),
-                digest=news[number][0],
-                believed=news[number][1],
+                winner=_winner(line, file.schema), digest=news[number][0], believed=news[number][1]
             )
             for number, line in batch
         ]

@@ -375,11 +375,7 @@ def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:
 
     with Store.open(url) as store:
         answer = find.find(
-            store,
-            problem,
-            recorded.model,
-            accepted=find.EXACT,
-            ranker=AnalyticModel(),
+            store, problem, recorded.model, accepted=find.EXACT, ranker=AnalyticModel()
         )
     if answer is not None:
         _show(answer)

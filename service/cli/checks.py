@@ -193,9 +193,7 @@ def _torch() -> Check:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return _missing(
-            "torch",
-            "not installed",
-            f"{pip_install('gpu')}; needed to measure, not to serve",
+            "torch", "not installed", f"{pip_install('gpu')}; needed to measure, not to serve"
         )
     version = importlib.metadata.version("torch")
     written = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")

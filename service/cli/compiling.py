@@ -76,8 +76,7 @@ class KernelOptions:
     limit: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="Maximum number of kernels per problem; with --winners or --base, in total.",
+            min=1, help="Maximum number of kernels per problem; with --winners or --base, in total."
         ),
     ] = None
     workers: Workers = None

@@ -31,8 +31,7 @@ def doctor(
         ),
     ] = None,
     deep: Annotated[
-        bool,
-        typer.Option("--deep", help="Also verify every stored winner, kernel and pack."),
+        bool, typer.Option("--deep", help="Also verify every stored winner, kernel and pack.")
     ] = False,
     *,
     data: DataOptions,

@@ -115,8 +115,7 @@ def cancel(
 def retry(
     job: Identifier,
     time_limit: Annotated[
-        float,
-        typer.Option(min=0, help="With --url: seconds to wait for room in a full queue."),
+        float, typer.Option(min=0, help="With --url: seconds to wait for room in a full queue.")
     ] = 0.0,
     *,
     source: SourceOptions,

@@ -44,10 +44,7 @@ def create(
     ] = "read",
     expires: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="When it expires: 12h, 90d, 8w …; default: never.",
-        ),
+        typer.Option(metavar="TIME", help="When it expires: 12h, 90d, 8w …; default: never."),
     ] = None,
     job_limit: Annotated[
         int | None,
@@ -138,10 +135,7 @@ def revoke(
 def audit(
     action: Annotated[
         str | None,
-        typer.Option(
-            help="Only this action, such as pinned.",
-            autocompletion=complete_actions,
-        ),
+        typer.Option(help="Only this action, such as pinned.", autocompletion=complete_actions),
     ] = None,
     actor: Annotated[str | None, typer.Option(help="Only what this key or worker did.")] = None,
     limit: Limit = 50,
@@ -151,8 +145,7 @@ def audit(
     head: Annotated[
         str | None,
         typer.Option(
-            metavar="HASH",
-            help="With --verify: check that this earlier head is still in the log.",
+            metavar="HASH", help="With --verify: check that this earlier head is still in the log."
         ),
     ] = None,
     database: Database = None,
@@ -266,10 +259,7 @@ def trust(
     ],
     identifier: Annotated[
         str | None,
-        typer.Option(
-            "--id",
-            help="The identifier that the key must have; skips the confirmation.",
-        ),
+        typer.Option("--id", help="The identifier that the key must have; skips the confirmation."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Trust any key without confirmation.")] = False,
 ) -> None:
@@ -352,8 +342,7 @@ def _trusted(settings: Settings) -> list[tuple[Path, PublicKey]]:
 def sign_winners(
     paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Winners files.")],
     key: Annotated[
-        Path | None,
-        typer.Option(help="File of the private key; default: this installation's own."),
+        Path | None, typer.Option(help="File of the private key; default: this installation's own.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

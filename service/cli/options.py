@@ -135,8 +135,7 @@ Packs = Annotated[
 Sweeps = Annotated[
     Path | None,
     typer.Option(
-        "--sweeps",
-        help="Folder of recorded sweeps (GEMMSMITH_SWEEPS; else the shipped ones).",
+        "--sweeps", help="Folder of recorded sweeps (GEMMSMITH_SWEEPS; else the shipped ones)."
     ),
 ]
 DeviceName = Annotated[
@@ -159,17 +158,13 @@ DeviceSlug = Annotated[
 OnlyDevice = Annotated[
     str | None,
     typer.Option(
-        "--device",
-        help="Only this device model, such as h200.",
-        autocompletion=complete_slugs,
+        "--device", help="Only this device model, such as h200.", autocompletion=complete_slugs
     ),
 ]
 Url = Annotated[
     str | None,
     typer.Option(
-        "--url",
-        envvar="GEMMSMITH_URL",
-        help="Use this service instead of the local database.",
+        "--url", envvar="GEMMSMITH_URL", help="Use this service instead of the local database."
     ),
 ]
 LevelName = Annotated[
@@ -182,18 +177,13 @@ LevelName = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number.")]
 CompiledOnly = Annotated[
-    bool,
-    typer.Option("--compiled-only", help="Only kernels compiled before: no waiting for nvcc."),
+    bool, typer.Option("--compiled-only", help="Only kernels compiled before: no waiting for nvcc.")
 ]
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Parallel compilers; default: by cores and memory.")
 ]
 Unsigned = Annotated[
-    bool | None,
-    typer.Option(
-        "--unsigned",
-        help="Also serve winners without a trusted signature.",
-    ),
+    bool | None, typer.Option("--unsigned", help="Also serve winners without a trusted signature.")
 ]
 
 

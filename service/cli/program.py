@@ -67,8 +67,7 @@ def run(
         typer.Argument(help="The program and its arguments: -- torchrun --nproc-per-node 8 x.py"),
     ],
     tune: Annotated[
-        bool,
-        typer.Option("--tune", help="When it has ended, tune its products for the next run."),
+        bool, typer.Option("--tune", help="When it has ended, tune its products for the next run.")
     ] = False,
     rehearse: Annotated[
         bool,

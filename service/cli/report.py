@@ -45,8 +45,7 @@ class ReportOptions:
     """Which winners are compared."""
 
     files: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[FILE]...", help="More winners files."),
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="More winners files.")
     ] = None
     winners: Annotated[
         list[Path] | None,
@@ -79,8 +78,7 @@ def report(
         ),
     ] = Path("report"),
     ceilings: Annotated[
-        Path | None,
-        typer.Option(help="Folder of measured ceilings (see `gemmsmith ceilings`)."),
+        Path | None, typer.Option(help="Folder of measured ceilings (see `gemmsmith ceilings`).")
     ] = None,
     database: Database = None,
     as_json: AsJson = False,

@@ -55,21 +55,16 @@ class ResultFilters:
         typer.Option("--problem", metavar="M N K", help="Only this shape."),
     ] = None
     dtype: Annotated[
-        str | None,
-        typer.Option(help="Only these element types.", autocompletion=complete_dtypes),
+        str | None, typer.Option(help="Only these element types.", autocompletion=complete_dtypes)
     ] = None
     layout: Annotated[
         str | None,
-        typer.Option(
-            help="Only this layout: tn, tt, nt or nn.",
-            autocompletion=complete_layouts,
-        ),
+        typer.Option(help="Only this layout: tn, tt, nt or nn.", autocompletion=complete_layouts),
     ] = None
     batch: Annotated[int, typer.Option(help="With --problem.")] = 1
     device: OnlyDevice = None
     phase: Annotated[
-        str | None,
-        typer.Option(help="Only screen or final.", autocompletion=complete_phases),
+        str | None, typer.Option(help="Only screen or final.", autocompletion=complete_phases)
     ] = None
     job: Annotated[str | None, typer.Option(help="Only this job's.")] = None
 
@@ -151,12 +146,7 @@ class FileOptions(TableOptions):
 
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="File to write; else stdout.",
-            callback=writable,
-        ),
+        typer.Option("-o", "--output", help="File to write; else stdout.", callback=writable),
     ] = None
 
 

@@ -36,9 +36,7 @@ def serve(
     data: DataOptions,
     winners: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of shipped winners, loaded at start (GEMMSMITH_WINNERS).",
-        ),
+        typer.Option(help="Folder of shipped winners, loaded at start (GEMMSMITH_WINNERS)."),
     ] = None,
 ) -> None:
     """Serve answers over HTTP until SIGTERM or Ctrl-C.
@@ -58,12 +56,7 @@ def serve(
     raise typer.Exit(status)
 
 
-def worker(
-    device: DeviceName = None,
-    *,
-    data: DataOptions,
-    until_idle: UntilIdle = False,
-) -> None:
+def worker(device: DeviceName = None, *, data: DataOptions, until_idle: UntilIdle = False) -> None:
     """Run tuning jobs from the queue, until SIGTERM or Ctrl-C.
 
     It may be killed at any time. Another worker then continues from the recorded trials.
@@ -83,14 +76,13 @@ def fleet(
         typer.Option(
             help="The Ray cluster, such as HOST:6379. `local` starts one on this machine (with a "
             "recorded GPU, if it has none), which only this user can reach. Without it: the "
-            "cluster that this machine belongs to.",
+            "cluster that this machine belongs to."
         ),
     ] = None,
     cores: Annotated[
         int,
         typer.Option(
-            min=0,
-            help="Cores per compile task; 0: no compile tasks, each GPU's worker compiles.",
+            min=0, help="Cores per compile task; 0: no compile tasks, each GPU's worker compiles."
         ),
     ] = 4,
     share: Annotated[

@@ -144,8 +144,7 @@ class TuningOptions:
     device: DeviceName = None
     url: Url = None
     again: Annotated[
-        bool,
-        typer.Option("--again", help="With --suite: also problems whose winner is current."),
+        bool, typer.Option("--again", help="With --suite: also problems whose winner is current.")
     ] = False
     time_limit: Annotated[
         float | None,
@@ -158,8 +157,7 @@ class TuningOptions:
     deadline: Annotated[
         int | None,
         typer.Option(
-            metavar="SECONDS",
-            help="With --url: seconds after which a job without a winner fails.",
+            metavar="SECONDS", help="With --url: seconds after which a job without a winner fails."
         ),
     ] = None
     compiled_only: CompiledOnly = False

@@ -81,8 +81,7 @@ def history(
 def pin(
     shape: ProblemOptions,
     revision: Annotated[
-        int,
-        typer.Argument(metavar="REVISION", min=1, help="Its number in the history."),
+        int, typer.Argument(metavar="REVISION", min=1, help="Its number in the history.")
     ],
     device: DeviceSlug = None,
     *,
@@ -214,8 +213,7 @@ def export(
     ],
     device: OnlyDevice = None,
     dtype: Annotated[
-        str | None,
-        typer.Option(help="Only these element types.", autocompletion=complete_dtypes),
+        str | None, typer.Option(help="Only these element types.", autocompletion=complete_dtypes)
     ] = None,
     *,
     columns: TableOptions,

@@ -78,10 +78,7 @@ def _number(text: str) -> int | str:
 
 
 def _form(
-    service: State,
-    caller: Caller,
-    values: Mapping[str, str],
-    problem: ProblemError | None = None,
+    service: State, caller: Caller, values: Mapping[str, str], problem: ProblemError | None = None
 ) -> Response:
     errors: Sequence[FieldError] = problem.errors if problem else ()
     filled = {name: values.get(name, DEFAULTS.get(name, ""))[:200] for name in FIELDS}

@@ -128,9 +128,7 @@ class Batches:
             bench=bench,
             field=[field[index] for index in indices],
             sustained=Rounds(
-                samples_us=done.samples_us,
-                baseline_us=done.baseline_us,
-                conditions=done.conditions,
+                samples_us=done.samples_us, baseline_us=done.baseline_us, conditions=done.conditions
             ),
             timer=Timer(self.stream, self.monitor),
             rounds=rounds,

@@ -158,8 +158,7 @@ def _open(ordinal: int, send: Callable[[Reply], None]) -> tuple[Batches, Ready]:
     monitor = Monitor(gpu_uuid(ordinal))
     batches = Batches(model=model, ordinal=ordinal, stream=Stream(), monitor=monitor, send=send)
     return batches, Ready(
-        model=model,
-        environment=environment(gpu_uuid(ordinal), monitor.driver_version),
+        model=model, environment=environment(gpu_uuid(ordinal), monitor.driver_version)
     )
 
 

@@ -60,10 +60,7 @@ class Changes:
             sequence, newest, packs, kernels, devices = connection.execute(_MARKS).one()
             gpus = frozenset((uuid, row_id) for uuid, row_id in connection.execute(_GPUS))
         return Marks(
-            sequence=sequence or 0,
-            packs=(newest or 0, packs, kernels),
-            devices=devices,
-            gpus=gpus,
+            sequence=sequence or 0, packs=(newest or 0, packs, kernels), devices=devices, gpus=gpus
         )
 
     def served(self) -> tuple[int, tuple[int, int, int]]:

@@ -151,12 +151,7 @@ class Ids:
 
 def problem_of(row: ProblemRow) -> Problem:
     return Problem(
-        m=row.m,
-        n=row.n,
-        k=row.k,
-        batch=row.batch,
-        dtype=row.dtype,
-        layout=Layout(row.layout),
+        m=row.m, n=row.n, k=row.k, batch=row.batch, dtype=row.dtype, layout=Layout(row.layout)
     )
 
 

@@ -66,10 +66,7 @@ class Store:
     """
 
     def __init__(
-        self,
-        database: Database,
-        signer: Signer | None = None,
-        dictionary: Dictionary | None = None,
+        self, database: Database, signer: Signer | None = None, dictionary: Dictionary | None = None
     ) -> None:
         self.database = database
         self.signer = signer

@@ -21,15 +21,7 @@ from tuner.store.models import DeviceRow, ProblemRow, TrialRow
 from tuner.store.sql import insert_new, now
 from tuner.trial import Failure, FailureKind, Phase, Trial
 
-_IDENTITY = (
-    "problem_id",
-    "device_id",
-    "kernel_id",
-    "launch_key",
-    "phase",
-    "environment_id",
-    "job",
-)
+_IDENTITY = ("problem_id", "device_id", "kernel_id", "launch_key", "phase", "environment_id", "job")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

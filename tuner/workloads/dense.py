@@ -45,15 +45,7 @@ from tuner.workloads.matrices import (
     unit_scale,
 )
 from tuner.workloads.ways import copies, mm_name, products, products_of_copies, tf32, then
-from tuner.workloads.workload import (
-    Block,
-    Drawn,
-    Launch,
-    OperandSet,
-    RandomSource,
-    Tolerance,
-    Way,
-)
+from tuner.workloads.workload import Block, Drawn, Launch, OperandSet, RandomSource, Tolerance, Way
 
 _ROUNDED = {  # bounds by type of D; the module's docstring derives them
     Element.BF16: Tolerance(error=5e-3, max_error=1.5e-2),

@@ -201,10 +201,7 @@ def carried(problem: Problem, factor: float, *, fast_accumulation: bool) -> Tole
     drift = factor * (bounds(fast_accumulation=fast_accumulation).error - exact.error)
     bound = fp8_output.rounded(problem, exact) if problem.operation.stores_fp8 else exact
     return replace(
-        bound,
-        error=bound.error + drift,
-        max_error=bound.max_error + drift,
-        amax=bound.amax + drift,
+        bound, error=bound.error + drift, max_error=bound.max_error + drift, amax=bound.amax + drift
     )
 
 

@@ -44,8 +44,7 @@ def defaults(problem: Problem) -> Sequence[Way]:
         return (Way(name=_GROUPED_MM, launches=_grouped, takes=_is_aligned), _loop(problem))
     after = "add_" if operation.accumulate else "float"
     in_fp32 = Way(
-        name=f"loop of {_call(problem)} on float32 copies",
-        launches=_loop_of_copies(torch.float32),
+        name=f"loop of {_call(problem)} on float32 copies", launches=_loop_of_copies(torch.float32)
     )
     return (
         Way(name=f"{_GROUPED_MM}, then {after}", launches=_grouped, takes=_is_aligned),
@@ -164,11 +163,7 @@ def _scaled(problem: Problem, s: OperandSet, *, fast: bool) -> Launch:
 
 
 def _looped(
-    problem: Problem,
-    sets: Sequence[OperandSet],
-    _: int,
-    *,
-    out_dtype: torch.dtype | None = None,
+    problem: Problem, sets: Sequence[OperandSet], _: int, *, out_dtype: torch.dtype | None = None
 ) -> list[Launch]:
     """One call for each group that has tokens; it writes the group's part of D, or adds to it."""
     keywords = {} if out_dtype is None else {"out_dtype": out_dtype}

@@ -37,15 +37,7 @@ from tuner.workloads.matrices import (
     unit_scale,
 )
 from tuner.workloads.ways import products_of_copies, products_of_unquantized, then
-from tuner.workloads.workload import (
-    Block,
-    Drawn,
-    Launch,
-    OperandSet,
-    RandomSource,
-    Tolerance,
-    Way,
-)
+from tuner.workloads.workload import Block, Drawn, Launch, OperandSet, RandomSource, Tolerance, Way
 
 FP8_MULTIPLE = 16
 """cuBLAS takes multiples of this as K and N."""

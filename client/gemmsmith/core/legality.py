@@ -12,13 +12,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from gemmsmith.core.config import Config
-from gemmsmith.core.kernel import (
-    Backend,
-    CutlassKernel,
-    Kernel,
-    MainloopSchedule,
-    TileScheduler,
-)
+from gemmsmith.core.kernel import Backend, CutlassKernel, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tiles import tile_grid
