@@ -22,7 +22,7 @@ from torch.nn import functional
 from gemmsmith.core.activations import ACTIVATIONS, through
 from gemmsmith.core.epilogue import Activation, Backward
 from gemmsmith.core.problem import Problem
-from tuner.workloads.fused_ways import compiled, first_of
+from tuner.workloads.fused_ways import activate, compiled
 from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
 _CALLS = {
@@ -35,20 +35,20 @@ _CALLS = {
 
 
 def defaults(problem: Problem) -> Sequence[Way]:
-    parts = _parts(problem)
+    parts = parts_of(problem)
     return (Way(name=_named(parts), launches=_gated if parts.gated else _plain),)
 
 
 def alternatives(problem: Problem) -> Sequence[Way]:
     """Sequences that may be faster than eager calls."""
-    parts = _parts(problem)
+    parts = parts_of(problem)
     ways = [Way.to_beat("torch.compile of the same", _compiled)]
     if parts.gated:
         ways.append(Way.to_beat(f"{_named(parts)}, gate and up apart", _apart))
     return ways
 
 
-def _parts(problem: Problem) -> Backward:
+def parts_of(problem: Problem) -> Backward:
     parts = problem.operation.epilogue.backward
     assert parts is not None  # noqa: S101 - every problem here has a backward epilogue
     return parts
@@ -80,22 +80,8 @@ def _backward(
     return out
 
 
-def _forward(activation: Activation, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    aten = torch.ops.aten
-    match activation:
-        case Activation.GELU_TANH:
-            aten.gelu.out(x, approximate="tanh", out=out)
-        case Activation.GELU:
-            aten.gelu.out(x, out=out)
-        case Activation.SILU:
-            aten.silu.out(x, out=out)
-        case _:
-            torch.square(functional.relu(x), out=out)
-    return out
-
-
 def _plain(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
-    parts, m = _parts(problem), problem.m
+    parts, m = parts_of(problem), problem.m
     # One product for all launches: the allocator would give the same memory again.
     product = torch.empty_like(sets[0].d[0, :m])
 
@@ -104,7 +90,7 @@ def _plain(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Lau
         torch.mm(s.a[0], s.b[0], out=product)
         _backward(parts.activation, product, drawn_with(s.aux)[0], gradient)
         if parts.activated:
-            _forward(parts.activation, drawn_with(s.aux)[0], s.d[1])
+            activate(parts.activation, drawn_with(s.aux)[0], s.d[1])
         if parts.bias_gradient:
             torch.sum(gradient, 0, out=s.d[0, m])
         return s.d[0]
@@ -139,16 +125,16 @@ def _of_halves(
 
     If the epilogue does not give the activation's value, the forward pass has stored it.
     """
-    parts = _parts(problem)
+    parts = parts_of(problem)
     like = torch.empty((problem.m, problem.n), dtype=sets[0].d.dtype, device=sets[0].d.device)
     product, scaled, gate_gradient, up_gradient, value, activated = (
         torch.empty_like(like) for _ in range(6)
     )
-    stored = None if parts.activated else _forward(parts.activation, halves[0][0], value)
+    stored = None if parts.activated else activate(parts.activation, halves[0][0], value)
 
     def launch(s: OperandSet, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         torch.mm(s.a[0], s.b[0], out=product)
-        activated_gate = _forward(parts.activation, gate, value) if stored is None else stored
+        activated_gate = activate(parts.activation, gate, value) if stored is None else stored
         torch.mul(product, activated_gate, out=up_gradient)
         torch.mul(product, up, out=scaled)
         if parts.activated:
@@ -160,7 +146,7 @@ def _of_halves(
 
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
     """The whole sequence as one compiled function, which allocates its outputs."""
-    parts, n = _parts(problem), problem.n
+    parts, n = parts_of(problem), problem.n
 
     def plain(s: OperandSet) -> tuple[torch.Tensor, ...]:
         aux = drawn_with(s.aux)[0]
@@ -178,5 +164,4 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
         gradients = (through(parts.activation, product * up, gate), product * value)
         return (*gradients, value * up) if parts.activated else gradients
 
-    call = compiled(gated if parts.gated else plain)
-    return [partial(first_of, call, s) for s in sets]
+    return compiled(gated if parts.gated else plain, sets)

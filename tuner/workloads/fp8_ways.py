@@ -9,7 +9,7 @@ beat it too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,12 +20,10 @@ from gemmsmith.core.operation import Epilogue
 from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.launch import torch_dtype
 from tuner.workloads.fp8_output import LARGEST
-from tuner.workloads.fused_ways import compiled, first_of, multiplied
-from tuner.workloads.scaled import factors, is_taken
+from tuner.workloads.fused_ways import compiled, multiplied
+from tuner.workloads.scaled import factors, is_taken, scaled_mm
 from tuner.workloads.ways import then
-from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
-
-Launches = Callable[[Problem, Sequence[OperandSet], int], list[Launch]]
+from tuner.workloads.workload import Launch, Launches, OperandSet, Way, drawn_with
 
 
 def defaults(ways: Sequence[Way]) -> Sequence[Way]:
@@ -92,8 +90,7 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
         amax = torch.maximum(drawn_with(s.amax), value.abs().amax())
         return (value * drawn_with(s.scale_d)).clamp(-LARGEST, LARGEST).to(dtype), amax
 
-    call = compiled(sequence)
-    return [partial(first_of, call, s) for s in _wide(problem, sets)]
+    return compiled(sequence, _wide(problem, sets))
 
 
 def _by_library(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
@@ -103,16 +100,7 @@ def _by_library(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]
     for s in sets:
         scale_a, scale_b = factors(s)
         scale_d = drawn_with(s.scale_d).view(())
-        launch = partial(
-            torch._scaled_mm,
-            s.a[0],
-            s.b[0],
-            scale_a=scale_a * scale_d,
-            scale_b=scale_b,
-            bias=(drawn_with(s.bias) * scale_d).to(drawn_with(s.bias).dtype).view(-1),
-            out_dtype=s.d.dtype,
-            use_fast_accum=True,
-            out=s.d[0],
-        )
-        launches.append(launch)
+        bias = (drawn_with(s.bias) * scale_d).to(drawn_with(s.bias).dtype).view(-1)
+        operands = (s.a[0], s.b[0], scale_a * scale_d, scale_b, s.d[0])
+        launches.append(partial(scaled_mm, *operands, bias=bias))
     return launches

@@ -17,7 +17,6 @@ FP32 factors of rows multiply a 16-bit product with a 16-bit result, without the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,8 +27,8 @@ from gemmsmith.core.activations import ACTIVATIONS
 from gemmsmith.core.epilogue import Activation
 from gemmsmith.core.operation import Epilogue
 from gemmsmith.core.problem import Problem
-from tuner.workloads.scaled import factors, is_taken
-from tuner.workloads.ways import copies
+from tuner.workloads.scaled import factors, is_taken, scaled_mm
+from tuner.workloads.ways import on_copies
 from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
 COMPILER = "inductor"
@@ -51,7 +50,10 @@ def defaults(problem: Problem) -> Sequence[Way]:
         return (Way(name=_named(_mm_name(epilogue), epilogue), launches=_eager),)
     return (
         Way(name=_named("torch._scaled_mm", epilogue), launches=_eager, takes=is_taken),
-        Way(name=_named(f"{_mm_name(epilogue)} on bf16 copies", epilogue), launches=_of_copies),
+        Way(
+            name=_named(f"{_mm_name(epilogue)} on bf16 copies", epilogue),
+            launches=on_copies(_eager, torch.bfloat16),
+        ),
     )
 
 
@@ -143,17 +145,22 @@ def _run(epilogue: Epilogue, s: OperandSet, scratch: Sequence[torch.Tensor]) -> 
         return torch.add(torch.mul(linear, scale, out=scratch[1]), added, out=d)
     if epilogue.has_residual:
         return torch.add(linear, drawn_with(s.residual)[0], out=d)
+    return activate(epilogue.activation, linear, d)
+
+
+def activate(activation: Activation | None, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Write the activation's value to `out`, by as few of torch's kernels as eager code takes."""
     aten = torch.ops.aten
-    match epilogue.activation:
+    match activation:
         case Activation.GELU_TANH:
-            aten.gelu.out(linear, approximate="tanh", out=d)
+            aten.gelu.out(x, approximate="tanh", out=out)
         case Activation.GELU:
-            aten.gelu.out(linear, out=d)
+            aten.gelu.out(x, out=out)
         case Activation.SILU:
-            aten.silu.out(linear, out=d)
+            aten.silu.out(x, out=out)
         case _:
-            torch.square(functional.relu(linear), out=d)
-    return d
+            torch.square(functional.relu(x), out=out)
+    return out
 
 
 def _multiplied_and_added(s: OperandSet) -> tuple[torch.Tensor, torch.Tensor]:
@@ -179,31 +186,17 @@ def _by_rows(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
     """One product with factors of rows, which are computed at every launch, as at every step."""
 
     def run(s: OperandSet, scale_b: torch.Tensor) -> torch.Tensor:
-        scale_a, _ = factors(s)
-        return torch._scaled_mm(
-            s.a[0],
-            s.b[0],
-            scale_a=drawn_with(s.row_scale)[0] * scale_a,
-            scale_b=scale_b,
-            bias=None if s.bias is None else s.bias.view(-1),
-            out_dtype=s.d.dtype,
-            use_fast_accum=True,
-            out=s.d[0],
-        )
+        scale_a = drawn_with(s.row_scale)[0] * factors(s)[0]
+        bias = None if s.bias is None else s.bias.view(-1)
+        return scaled_mm(s.a[0], s.b[0], scale_a, scale_b, s.d[0], bias=bias)
 
     return [partial(run, s, factors(s)[1].expand(1, s.b.shape[2]).contiguous()) for s in sets]
-
-
-def _of_copies(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-    """Eager calls on bf16 operands that were converted before, without factors."""
-    wide = copies(sets, torch.bfloat16, room)
-    return _eager(problem, [replace(s, scale_a=None, scale_b=None) for s in wide])
 
 
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
     """The whole sequence as one compiled function, which allocates its outputs."""
     epilogue = problem.operation.epilogue
-    activate = ACTIVATIONS[epilogue.activation] if epilogue.activation else None
+    function = ACTIVATIONS[epilogue.activation] if epilogue.activation else None
 
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
         linear = multiplied(s)
@@ -215,20 +208,20 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
             return ((linear * drawn_with(s.row_scale)[0]).to(linear.dtype),)
         if epilogue.has_residual:
             return (linear + drawn_with(s.residual)[0],)
-        if activate is None:
+        if function is None:
             return (linear,)
-        return (activate(linear), linear) if epilogue.stores_aux else (activate(linear),)
+        return (function(linear), linear) if epilogue.stores_aux else (function(linear),)
 
-    call = compiled(sequence)
-    return [partial(first_of, call, s) for s in sets]
-
-
-Sequenced = Callable[[OperandSet], tuple[torch.Tensor, ...]]
-"""A sequence of calls, which returns D and further outputs."""
+    return compiled(sequence, sets)
 
 
-def compiled(sequence: Sequenced, *, beside_others: bool = False) -> Sequenced:
-    """The sequence through `torch.compile`, for the sizes that it is called with.
+def compiled(
+    sequence: Callable[[OperandSet], tuple[torch.Tensor, ...]],
+    sets: Sequence[OperandSet],
+    *,
+    beside_others: bool = False,
+) -> list[Launch]:
+    """Launches of a sequence, which returns D and further outputs, through `torch.compile`.
 
     Dynamo limits how often one function is compiled, so all that was compiled for other problems is
     discarded first, unless this sequence runs `beside_others` of the same problem.
@@ -237,13 +230,13 @@ def compiled(sequence: Sequenced, *, beside_others: bool = False) -> Sequenced:
         torch._dynamo.reset()
     # No compiler processes: they would outlive this one if a launch corrupts its CUDA context.
     options: dict[str, Any] | None = {"compile_threads": 1} if COMPILER == "inductor" else None
-    call: Sequenced = torch.compile(
-        sequence, dynamic=False, fullgraph=True, backend=COMPILER, options=options
-    )
-    return call
+    call = torch.compile(sequence, dynamic=False, fullgraph=True, backend=COMPILER, options=options)
+    return [partial(_first_of, call, s) for s in sets]
 
 
-def first_of(call: Sequenced, s: OperandSet) -> torch.Tensor:
+def _first_of(
+    call: Callable[[OperandSet], tuple[torch.Tensor, ...]], s: OperandSet
+) -> torch.Tensor:
     return call(s)[0]
 
 

@@ -10,7 +10,6 @@ followed by eager or compiled code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,9 +17,9 @@ import torch
 from gemmsmith.core.activations import ACTIVATIONS
 from gemmsmith.core.epilogue import Activation
 from gemmsmith.core.problem import Problem
-from tuner.workloads.fused_ways import CALLS, compiled, first_of, multiplied
+from tuner.workloads.fused_ways import CALLS, activate, compiled, multiplied
 from tuner.workloads.scaled import is_taken
-from tuner.workloads.ways import copies
+from tuner.workloads.ways import on_copies
 from tuner.workloads.workload import Launch, OperandSet, Way
 
 
@@ -30,7 +29,10 @@ def defaults(problem: Problem) -> Sequence[Way]:
         return (Way(name=_named("torch.mm", problem), launches=_eager),)
     return (
         Way(name=_named("torch._scaled_mm", problem), launches=_eager, takes=is_taken),
-        Way(name=_named("torch.mm on bf16 copies", problem), launches=_of_copies),
+        Way(
+            name=_named("torch.mm on bf16 copies", problem),
+            launches=on_copies(_eager, torch.bfloat16),
+        ),
     )
 
 
@@ -71,30 +73,12 @@ def _run(
     activation: Activation, s: OperandSet, both: torch.Tensor | None, activated: torch.Tensor
 ) -> torch.Tensor:
     gate, up = multiplied(s, _aux(s) if both is None else both).chunk(2, -1)
-    return _gated(activation, gate, up, activated, s.d[0])
+    return torch.mul(activate(activation, gate, activated), up, out=s.d[0])
 
 
 def _aux(s: OperandSet) -> torch.Tensor:
     """Gate and up as one matrix [M, 2·I], which follows D in memory."""
     return s.d[1:].view(s.d.shape[1], -1)
-
-
-def _gated(
-    activation: Activation,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    activated: torch.Tensor,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    aten = torch.ops.aten
-    match activation:
-        case Activation.SILU:
-            aten.silu.out(gate, out=activated)
-        case Activation.GELU_TANH:
-            aten.gelu.out(gate, approximate="tanh", out=activated)
-        case _:
-            aten.gelu.out(gate, out=activated)
-    return torch.mul(activated, up, out=out)
 
 
 def _eager_of_two(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
@@ -105,39 +89,31 @@ def _eager_of_two(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> l
         half = problem.columns
         torch.mm(s.a[0], s.b[0][:, :half], out=gate)
         torch.mm(s.a[0], s.b[0][:, half:], out=up)
-        return _gated(activation, gate, up, activated, s.d[0])
+        return torch.mul(activate(activation, gate, activated), up, out=s.d[0])
 
     return [partial(run, s) for s in sets]
 
 
-def _of_copies(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-    """Eager calls on bf16 operands that were converted before, without factors."""
-    wide = copies(sets, torch.bfloat16, room)
-    return _eager(problem, [replace(s, scale_a=None, scale_b=None) for s in wide])
-
-
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
     """The whole sequence as one compiled function, which allocates its outputs."""
-    activate = ACTIVATIONS[activation_of(problem)]
+    function = ACTIVATIONS[activation_of(problem)]
     stores = problem.operation.epilogue.stores_aux
 
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
         both = multiplied(s)
         gate, up = both.chunk(2, -1)
-        return (activate(gate) * up, both) if stores else (activate(gate) * up,)
+        return (function(gate) * up, both) if stores else (function(gate) * up,)
 
-    call = compiled(sequence)
-    return [partial(first_of, call, s) for s in sets]
+    return compiled(sequence, sets)
 
 
 def _compiled_of_two(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    activate, half = ACTIVATIONS[activation_of(problem)], problem.columns
+    function, half = ACTIVATIONS[activation_of(problem)], problem.columns
     stores = problem.operation.epilogue.stores_aux
 
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
         gate, up = torch.mm(s.a[0], s.b[0][:, :half]), torch.mm(s.a[0], s.b[0][:, half:])
-        return (activate(gate) * up, gate, up) if stores else (activate(gate) * up,)
+        return (function(gate) * up, gate, up) if stores else (function(gate) * up,)
 
     # The finals run it beside `_compiled`, whose code must not be discarded.
-    call = compiled(sequence, beside_others=True)
-    return [partial(first_of, call, s) for s in sets]
+    return compiled(sequence, sets, beside_others=True)

@@ -20,7 +20,7 @@ from gemmsmith.core.epilogue import Activation
 from gemmsmith.core.operation import Element
 from gemmsmith.core.problem import Problem
 from tuner.workloads import grouped_ways
-from tuner.workloads.fused_ways import CALLS, compiled, first_of
+from tuner.workloads.fused_ways import CALLS, compiled
 from tuner.workloads.gated_ways import activation_of
 from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
@@ -80,8 +80,7 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
         value = (activate(gate) * up).mul(drawn_with(s.row_scale)[0]).to(both.dtype)
         return (value, both) if stores else (value,)
 
-    call = compiled(sequence)
-    return [partial(first_of, call, s) for s in sets]
+    return compiled(sequence, sets)
 
 
 def _passed(way: Way, problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
