@@ -30,7 +30,7 @@ from sqlalchemy.orm import Session, aliased
 
 from tuner.store.database import Database
 from tuner.store.models import AuditHeadRow, AuditRow
-from tuner.store.sql import insert_ignore, moment
+from tuner.store.sql import equal, insert_ignore, moment
 
 LOCAL = "local"
 """The actor of what is done on this machine without a key: on the command line, say."""
@@ -139,10 +139,7 @@ class Audit:
             select(before.hash).where(before.id < AuditRow.id).order_by(before.id.desc()).limit(1)
         ).scalar_subquery()
         query = select(AuditRow, linked).order_by(AuditRow.id.desc()).limit(limit)
-        if action is not None:
-            query = query.where(AuditRow.action == action.value)
-        if actor is not None:
-            query = query.where(AuditRow.actor == actor)
+        query = query.where(*equal((AuditRow.action, action), (AuditRow.actor, actor)))
         if after is not None:
             query = query.where(AuditRow.id < after)
         with self._database.read() as session:

@@ -167,7 +167,7 @@ def device_of(row: DeviceRow) -> DeviceModel:
     )
 
 
-def _key(entry: Entry) -> object:
+def _key(entry: Entry) -> tuple[str, str | Environment | Problem]:
     match entry:
         case DeviceModel():
             return ("device", entry.slug)
@@ -180,15 +180,8 @@ def _key(entry: Entry) -> object:
 
 
 def _order(entry: Entry) -> tuple[str, str]:
-    match entry:
-        case DeviceModel():
-            return ("device", entry.slug)
-        case Environment():
-            return ("environment", entry.digest)
-        case Kernel():
-            return ("kernel", entry.name)
-        case Problem():
-            return ("problem", str(entry))
+    kind, identity = _key(entry)
+    return kind, entry.digest if isinstance(entry, Environment) else str(identity)
 
 
 def _intern(session: Session, entry: Entry) -> int:

@@ -30,7 +30,7 @@ from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, problem_of
 from tuner.store.gpus import Gpus
 from tuner.store.models import CURRENT, ProblemRow, TrialRow, WinnerRow
-from tuner.store.trials import StoredTrial, Trials
+from tuner.store.trials import BRIEFLY, StoredTrial, Trials
 from tuner.trial import Phase
 
 NARROW = 5_000
@@ -163,13 +163,13 @@ class Listing:
             total = None
             if len(narrow) <= NARROW:
                 # `+ 0` matches no index of devices, so SQLite uses the index of problems.
-                query = _current().where(
-                    WinnerRow.problem_id.in_(narrow), WinnerRow.device_id + 0 == device_id
+                query = _all().where(
+                    CURRENT, WinnerRow.problem_id.in_(narrow), WinnerRow.device_id + 0 == device_id
                 )
             elif order is Order.SIZE:
                 query = _walking(search, device_id)
             else:
-                query = _current().where(*_met(search), WinnerRow.device_id == device_id)
+                query = _all().where(CURRENT, *_met(search), WinnerRow.device_id == device_id)
                 order = Order.GAIN if order is Order.TIME else order
             if search.use is not None:
                 query = query.where(WinnerRow.use == search.use.value)
@@ -213,15 +213,7 @@ class Listing:
 
     def ranking(self, problem: Problem, device: str, limit: int = 50) -> Ranking:
         """The problem's trials on that device model; `limit` measured and as many failed ones."""
-        query = select(
-            TrialRow.id,
-            TrialRow.kernel_id,
-            TrialRow.launch_key,
-            TrialRow.phase,
-            TrialRow.job,
-            TrialRow.environment_id,
-            TrialRow.median_us,
-        ).order_by(TrialRow.id)
+        query = BRIEFLY.order_by(TrialRow.id)
         with self._database.read() as session:
             rows = session.execute(
                 query.where(
@@ -286,9 +278,8 @@ _SIZE = (ProblemRow.operation, ProblemRow.batch, ProblemRow.m, ProblemRow.n, Pro
 """The columns of the problems' index, in its order."""
 
 
-def _current() -> Select[WinnerRow, ProblemRow]:
-    joined = select(WinnerRow, ProblemRow).join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
-    return joined.where(CURRENT)
+def _all() -> Select[WinnerRow, ProblemRow]:
+    return select(WinnerRow, ProblemRow).join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
 
 
 def _walking(search: Search, device_id: int | None) -> Select[WinnerRow, ProblemRow]:
@@ -346,8 +337,7 @@ def _extents(search: Search) -> builtins.list[ColumnElement[bool]]:
 
 
 def _row(session: Session, winner_id: int) -> Row[WinnerRow, ProblemRow] | None:
-    query = select(WinnerRow, ProblemRow).join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
-    return session.execute(query.where(WinnerRow.id == winner_id)).one_or_none()
+    return session.execute(_all().where(WinnerRow.id == winner_id)).one_or_none()
 
 
 def _by_size(

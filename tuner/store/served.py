@@ -144,36 +144,16 @@ class _Candidates(dict[tuple[int | None, str | None], Candidate | None]):
 
 
 _SERVED: tuple[Any, ...] = (
-    ProblemRow.m,
-    ProblemRow.n,
-    ProblemRow.k,
-    ProblemRow.batch,
-    ProblemRow.dtype,
-    ProblemRow.layout,
-    WinnerRow.use,
-    WinnerRow.kernel_id,
-    cast(WinnerRow.launch, Text),
-    WinnerRow.median_us,
-    WinnerRow.speedup,
-    WinnerRow.pack,
-    WinnerRow.replayed,
-    WinnerRow.device_id,
-    WinnerRow.environment_id,
+    *(ProblemRow.m, ProblemRow.n, ProblemRow.k, ProblemRow.batch),
+    *(ProblemRow.dtype, ProblemRow.layout),
+    *(WinnerRow.use, WinnerRow.kernel_id, cast(WinnerRow.launch, Text)),
+    *(WinnerRow.median_us, WinnerRow.speedup, WinnerRow.pack, WinnerRow.replayed),
+    *(WinnerRow.device_id, WinnerRow.environment_id),
 )
-
-
 _PLACE: tuple[Any, ...] = (
-    DeviceRow.slug,
-    ProblemRow.id,
-    ProblemRow.dtype,
-    ProblemRow.layout,
-    ProblemRow.batch,
-    ProblemRow.m,
-    ProblemRow.n,
-    ProblemRow.k,
-    WinnerRow.use,
-    WinnerRow.kernel_id,
-    cast(WinnerRow.launch, Text),
+    *(DeviceRow.slug, ProblemRow.id, ProblemRow.dtype, ProblemRow.layout, ProblemRow.batch),
+    *(ProblemRow.m, ProblemRow.n, ProblemRow.k),
+    *(WinnerRow.use, WinnerRow.kernel_id, cast(WinnerRow.launch, Text)),
 )
 
 
