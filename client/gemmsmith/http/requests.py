@@ -66,28 +66,17 @@ def problem_of(
     dtype: TypeName,
     layout: str,
     groups: SupportsIndex | None = None,
-    out: TypeName | None = None,
-    scaling: str | None = None,
-    grouping: str | None = None,
-    epilogue: str | None = None,
-    accumulate: bool | None = None,
+    **others: Any,
 ) -> Problem:
     """The problem with these fields. Those that are None follow from `dtype`.
 
-    `groups` is another name for the batch of a grouped operation.
+    `groups` is another name for the batch of a grouped operation; `others` are arguments of
+    `Operation.of`.
 
     Raises:
         InvalidProblem: names the field and its valid values.
     """
-    operation = Operation.of(
-        dtype,
-        layout,
-        out=out,
-        scaling=scaling,
-        grouping=grouping,
-        epilogue=epilogue,
-        accumulate=accumulate,
-    )
+    operation = Operation.of(dtype, layout, **others)
     if groups is not None:
         if operation.grouping is Grouping.NONE:
             raise InvalidProblem("groups", "groups needs grouping=rows or grouping=depth")
