@@ -207,10 +207,8 @@ def _build(
     workers: int | None,
     client: Client | None,
 ) -> _Outcome:
-    """Fetch from the client's service what it has, and compile the rest.
-
-    The builder records every pack, so that lookups can name it.
-    """
+    """Fetch from the client's service what it has, and compile the rest."""
+    # The builder records every pack, so that lookups can name it.
     outcome = _Outcome(asked=client is not None)
     builder, toolchain = _open_builder(settings, store, workers, needed=client is None)
     try:

@@ -101,10 +101,8 @@ def _problems(captured: Captured, bundle: Path) -> list[Problem]:
 
 
 def near(store: Store, slug: str, problems: Iterable[Problem]) -> list[Winner]:
-    """The winners that decide about `Snapshot.row_for` of the problems, each once.
-
-    The database may have hundreds of thousands of others, which need not be read.
-    """
+    """The winners that decide about `Snapshot.row_for` of the problems, each once."""
+    # The database may have hundreds of thousands of others, which need not be read.
     winners: dict[Problem, Winner] = {}
     for problem in problems:
         winner = store.winner(problem, slug)
@@ -128,16 +126,15 @@ def _tasks(captured: Captured, stored: Snapshot) -> list[Task]:
 
 
 def _measurement(row: Row) -> tuple[object, ...]:
-    """What differs between a new winner and the one before, but not if its kernel is compiled."""
+    # Without what changes when the kernel of the same winner is compiled.
     return row.problem, row.use, row.time_us, row.saving_us, row.environment
 
 
 def needed(problems: Counter[Problem], stored: Snapshot) -> Counter[Problem]:
-    """The captured problems that still run once the fused winners do.
-
-    A layer is captured as what its steps run now, and as what one kernel could do instead. If such
-    a kernel has won, the layer's product no longer runs by itself, nor do those of gate and up.
-    """
+    """The captured problems that still run once the fused winners do."""
+    # A layer is captured as what its steps run now, and as what one kernel could do instead. If
+    # such a kernel has won, the layer's product no longer runs by itself, nor do those of gate and
+    # up.
     replaced: Counter[tuple[object, ...]] = Counter()
     for problem, calls in problems.items():
         row = stored.row_for(problem) if _saves_steps(problem) else None
@@ -156,7 +153,7 @@ def needed(problems: Counter[Problem], stored: Snapshot) -> Counter[Problem]:
 
 
 def _saves_steps(problem: Problem) -> bool:
-    """Whether it is more than a linear layer, whose bias torch adds in the product as well."""
+    # torch adds the bias of a linear layer in the product as well.
     return problem.operation.epilogue not in (Epilogue.NONE, Epilogue.BIAS)
 
 
@@ -169,11 +166,9 @@ def _product(problem: Problem, n: int) -> tuple[object, ...]:
 def _winners_compiled(
     settings: Settings, store: Store, problems: Sequence[Problem]
 ) -> Iterator[None]:
-    """Meanwhile, compile the kernels of winners that are known already.
-
-    Else the bundle would have to wait for them. Failures are left to the bundle, which reports
-    them.
-    """
+    """Meanwhile, compile the kernels of winners that are known already."""
+    # Else the bundle would have to wait for them. Failures are left to the bundle, which reports
+    # them.
     from service.worker.builder import open_builder
 
     if _model() is None:  # a recording runs no kernel

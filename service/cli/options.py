@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 def _values(all_of: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """A completion from a list that is only made when the user presses Tab."""
-
+    # The list is made only when the user presses Tab.
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")  # `--dtype bf16,fp`
         return [f"{before}{comma}{value}" for value in all_of() if value.startswith(last)]
@@ -37,7 +36,7 @@ def _values(all_of: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 
 def _members(module: str, name: str) -> Callable[[str], list[str]]:
-    """A completion from a collection in a module, which is imported only for a completion."""
+    # The module is imported only for a completion.
     return _values(lambda: list(getattr(import_module(module), name)))
 
 

@@ -114,12 +114,10 @@ def _check_folder(path: Path, folders: Iterable[Path]) -> None:
 
 
 def open_streams() -> None:
-    """Make it safe to print on stdout and stderr.
-
-    A character that the terminal's encoding lacks is printed in a plainer form. A closed stream
-    prints nothing. Left closed, its descriptor would go to the next file that is opened, such as
-    the database, and messages would be written into that file.
-    """
+    """Make it safe to print on stdout and stderr."""
+    # A character that the terminal's encoding lacks is printed in a plainer form. A closed stream
+    # prints nothing. Left closed, its descriptor would go to the next file that is opened, such as
+    # the database, and messages would be written into that file.
     for number in (0, 1, 2):
         try:
             os.fstat(number)

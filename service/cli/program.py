@@ -361,11 +361,7 @@ def _ended(status: int, folder: Path) -> Ended:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a file that the program wrote.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file: reading a pipe may never end.
-    """
+    # Reading a pipe may never end.
     if not path.is_file():
         raise OSError(f"{path} is no file")
     return path.read_bytes()

@@ -322,15 +322,13 @@ class _Fleet(_Requested):
 
 
 def fleet_order(tasks: Sequence[Task], model: DeviceModel | None) -> list[Task]:
-    """The longest of each operation, then the others, longest first.
-
-    A task's length is that of a launch, by the cost model's roofline: tuning takes as much longer.
-    So no long task is begun when all the other GPUs have run out of work. An operation's first
-    kernels suffice for most of its problems, so those of all operations are compiled side by side
-    at the start. On a fleet of one H200 with 16 cores and nothing compiled, 28 of 34 problems in
-    fp16 were measured after 150 s, and the rest, of other layouts, had to wait until 216 s for
-    kernels whose turn to be compiled had come late (2026-11-24).
-    """
+    """The longest of each operation, then the others, longest first."""
+    # A task's length is that of a launch, by the cost model's roofline: tuning takes as much
+    # longer. So no long task is begun when all the other GPUs have run out of work. An operation's
+    # first kernels suffice for most of its problems, so those of all operations are compiled side
+    # by side at the start. On a fleet of one H200 with 16 cores and nothing compiled, 28 of 34
+    # problems in fp16 were measured after 150 s, and the rest, of other layouts, had to wait until
+    # 216 s for kernels whose turn to be compiled had come late (2026-11-24).
     from tuner.search.demand import roofline_us
 
     longest = sorted(tasks, key=lambda task: roofline_us(task.problem, model), reverse=True)

@@ -186,10 +186,8 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
 
 @contextmanager
 def _quiet_signals() -> Iterator[None]:
-    """Ignore the signals that uvicorn raises again after it has stopped for them.
-
-    Without this the process would end before the worker is stopped.
-    """
+    """Ignore the signals that uvicorn raises again after it has stopped for them."""
+    # Without this the process would end before the worker is stopped.
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
         signal.signal(number, lambda *_: None)

@@ -72,7 +72,7 @@ def _body(posted: Mapping[str, str]) -> TuneBody:
 
 
 def _number(text: str) -> int | str:
-    """Return the integer, or the text itself, which the validation then refuses."""
+    # The validation refuses the text.
     digits = text.removeprefix("-")
     return int(text) if digits.isascii() and digits.isdigit() and len(text) < 20 else text
 

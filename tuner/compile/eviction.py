@@ -142,11 +142,9 @@ def remove_stale(root: Path) -> None:
 
 
 def locked(root: Path, *, exclusive: bool = False) -> AbstractContextManager[None]:
-    """Lock the folder: for one evicting process (`exclusive`), or for any number of publishers.
-
-    If the lock is not obtained in time, the block runs without it. The worst that can happen is
-    that a pack is evicted while it is published; it is then compiled once more.
-    """
+    """Lock the folder: for one evicting process (`exclusive`), or for any number of publishers."""
+    # If the lock is not obtained in time, the block runs without it. The worst that can happen is
+    # that a pack is evicted while it is published; it is then compiled once more.
     return turn(root, exclusive=exclusive, patience_s=_PATIENCE_S)
 
 

@@ -316,5 +316,5 @@ class Batches:
 
 
 def release_memory() -> None:
-    """Free the last batch's GPU memory: training may run on the same GPU."""
+    # Training may run on the same GPU.
     torch.cuda.empty_cache()

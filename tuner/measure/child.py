@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def _watch(parent: int) -> None:
-    """Exit when the parent is gone: the main thread may be waiting for a kernel that hangs."""
+    # The main thread may be waiting for a kernel that hangs.
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(EXIT_ORPHANED)

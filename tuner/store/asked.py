@@ -37,11 +37,9 @@ def parameters(problems: Iterable[Problem]) -> dict[str, Any]:
 
 
 def ids(*, on_sqlite: bool) -> Select[int]:
-    """Ids of those problems that are recorded.
-
-    For `IN`: joined directly, SQLite would go through all winners, as it cannot know how few
-    problems there are.
-    """
+    """Ids of those problems that are recorded."""
+    # For `IN`: joined directly, SQLite would go through all winners, as it cannot know how few
+    # problems there are.
     problem = aliased(ProblemRow)
     if on_sqlite:
         rows = func.json_each(_ASKED).table_valued("value", name="asked")

@@ -194,10 +194,8 @@ class Audit:
 
 
 def _digest(row: AuditRow) -> str:
-    """SHA-256 of an entry and of the hash before it, over one text on every database.
-
-    Migration 0006 has a copy, which must stay as it is.
-    """
+    """SHA-256 of an entry and of the hash before it, over one text on every database."""
+    # Migration 0006 has a copy, which must stay as it is.
     detail = msgspec.to_builtins(row.detail)
     content = [row.previous, row.at, row.actor, row.action, row.subject, detail]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))

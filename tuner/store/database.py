@@ -82,12 +82,11 @@ def sqlite_path(url: URL) -> Path | None:
 def create_private(path: Path) -> None:
     """Make an empty SQLite file that only its owner can read, unless it exists.
 
-    SQLite gives the files beside it, `-wal` and `-shm`, the same permissions. The database has the
-    names and hashes of all keys, and the audit.
-
     Raises:
         OSError: the folder or the file cannot be made.
     """
+    # SQLite gives the files beside it, `-wal` and `-shm`, the same permissions. The database has
+    # the names and hashes of all keys, and the audit.
     private_folder(path.parent)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
@@ -175,7 +174,7 @@ class Database:
 
     @contextmanager
     def glance(self) -> Iterator[Connection]:
-        """As `read`, without a session, which takes longer to make than a few small queries."""
+        # A session takes longer to make than a few small queries.
         with translated(self.url), self._engine.connect() as connection:
             yield connection
 
@@ -219,10 +218,8 @@ class Database:
         self._engine.dispose()
 
     def _first_statement(self) -> TextClause | None:
-        """The first statement of each write: limits PostgreSQL's wait, and reads the revision.
-
-        One statement does both, as a worker waits for its result once for each trial.
-        """
+        """The first statement of each write: limits PostgreSQL's wait, and reads the revision."""
+        # One statement does both, as a worker waits for its result once for each trial.
         values = []
         if not self.is_sqlite and not self._migrating:
             limit = f"'{IDLE_IN_TRANSACTION_S * 1000:.0f}'"

@@ -130,7 +130,7 @@ class Dictionary:
         return [*corrected]
 
     def forget_kernels(self) -> None:
-        """Read the kernels' descriptions again from now on: one may have been corrected."""
+        # A description may have been corrected.
         self._kernels = {}
 
     def keep(self, ids: Ids) -> None:
@@ -242,5 +242,5 @@ def _upsert(
 
 
 def pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """The items in pieces that fit into one statement: databases limit its parameters."""
+    # Databases limit the parameters of a statement.
     return (items[start : start + _MANY] for start in range(0, len(items), _MANY))

@@ -115,5 +115,5 @@ class Gpus:
 
 
 def software(environment: Environment) -> Software:
-    """The versions that a kernel's and cuBLAS's times depend on."""
+    # A kernel's and cuBLAS's times depend on these.
     return (environment.driver, environment.cuda, environment.cutlass, environment.cublas)

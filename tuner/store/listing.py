@@ -283,10 +283,9 @@ def _all() -> Select[WinnerRow, ProblemRow]:
 
 
 def _walking(search: Search, device_id: int | None) -> Select[WinnerRow, ProblemRow]:
-    """Current winners, for SQLite to walk the problems in the order of their index.
-
-    An expression with `+ 0` matches no index: so SQLite neither starts from the winners nor sorts.
-    """
+    """Current winners, for SQLite to walk the problems in the order of their index."""
+    # An expression with `+ 0` matches no index: so SQLite neither starts from the winners nor
+    # sorts.
     joined = select(WinnerRow, ProblemRow).join(
         ProblemRow, ProblemRow.id + 0 == WinnerRow.problem_id
     )
@@ -299,11 +298,9 @@ def _met(search: Search) -> builtins.list[ColumnElement[bool]]:
 
 
 def _met_walking(search: Search) -> builtins.list[ColumnElement[bool]]:
-    """As `_met`, for an index walk.
-
-    The index's leading columns, as far as the search fixes them, are compared by `=`. Those behind
-    a column that may have any value are ranges: by `=`, SQLite would sort.
-    """
+    """As `_met`, for an index walk."""
+    # The index's leading columns, as far as the search fixes them, are compared by `=`. Those
+    # behind a column that may have any value are ranges: by `=`, SQLite would sort.
     sizes = _sizes(search)
     leading = [*itertools.takewhile(sizes.__contains__, _SIZE)]
     return [

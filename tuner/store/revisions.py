@@ -169,7 +169,7 @@ class Revisions:
 
 
 def _may_be_served(row: WinnerRow) -> bool:
-    """An unsigned revision may be served only if it was before: an import had allowed it."""
+    # An unsigned revision may be served only if it was before: an import had allowed it.
     return row.origin != Origin.UNSIGNED or row.sequence > 0
 
 

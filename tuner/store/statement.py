@@ -51,10 +51,8 @@ def fingerprint(winner: Winner) -> str:
 
 
 def is_intact(winner: Winner) -> bool:
-    """Whether a winner that the store gave is what was put into it; takes about 0.1 ms.
-
-    Rows from before schema 0005 have no digest and count as intact.
-    """
+    """Whether a winner that the store gave is what was put into it; takes about 0.1 ms."""
+    # Rows from before schema 0005 have no digest and count as intact.
     return not winner.digest or fingerprint(winner) == winner.digest
 
 

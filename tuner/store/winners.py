@@ -255,7 +255,7 @@ def _select() -> Select[WinnerRow, ProblemRow]:
 
 @functools.cache
 def _of_problems(*, on_sqlite: bool) -> Select[WinnerRow, ProblemRow]:
-    """Made once: that takes longer than to read a winner."""
+    # Made once: that takes longer than to read a winner.
     query = _select().where(CURRENT, DeviceRow.slug == bindparam("slug"))
     return query.where(WinnerRow.problem_id.in_(asked.ids(on_sqlite=on_sqlite)))
 
@@ -314,10 +314,8 @@ def record_change(
 
 
 def origin_of(winner: Winner, origin: Origin) -> Origin:
-    """A replayed winner has the lowest origin, wherever it was replayed.
-
-    Unless it is unsigned: that it was replayed is a claim like any other then.
-    """
+    """A replayed winner has the lowest origin, wherever it was replayed."""
+    # Unless it is unsigned: that it was replayed is a claim like any other then.
     replayed = winner.replayed and origin is not Origin.UNSIGNED
     return Origin.REPLAYED if replayed else origin
 

@@ -121,10 +121,8 @@ def _of_halves(
     sets: Sequence[OperandSet],
     halves: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> list[Launch]:
-    """Eager calls with a separate tensor for every output: joining two halves is not timed.
-
-    If the epilogue does not give the activation's value, the forward pass has stored it.
-    """
+    """Eager calls with a separate tensor for every output: joining two halves is not timed."""
+    # If the epilogue does not give the activation's value, the forward pass has stored it.
     parts = parts_of(problem)
     like = torch.empty((problem.m, problem.n), dtype=sets[0].d.dtype, device=sets[0].d.device)
     product, scaled, gate_gradient, up_gradient, value, activated = (

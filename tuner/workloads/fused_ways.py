@@ -221,11 +221,9 @@ def compiled(
     *,
     beside_others: bool = False,
 ) -> list[Launch]:
-    """Launches of a sequence, which returns D and further outputs, through `torch.compile`.
-
-    Dynamo limits how often one function is compiled, so all that was compiled for other problems is
-    discarded first, unless this sequence runs `beside_others` of the same problem.
-    """
+    """Launches of a sequence, which returns D and further outputs, through `torch.compile`."""
+    # Dynamo limits how often one function is compiled, so all that was compiled for other problems
+    # is discarded first, unless this sequence runs `beside_others` of the same problem.
     if not beside_others:
         torch._dynamo.reset()
     # No compiler processes: they would outlive this one if a launch corrupts its CUDA context.

@@ -77,7 +77,7 @@ def _run(
 
 
 def _aux(s: OperandSet) -> torch.Tensor:
-    """Gate and up as one matrix [M, 2·I], which follows D in memory."""
+    # Gate and up follow D in memory, as one matrix [M, 2·I].
     return s.d[1:].view(s.d.shape[1], -1)
 
 

@@ -49,10 +49,8 @@ def alternatives(problem: Problem) -> Sequence[Way]:
 def _products(
     way: Way, problem: Problem, sets: Sequence[OperandSet], room: int
 ) -> list[tuple[OperandSet, Launch]]:
-    """The sets, each with the launch that computes its gate and up, [M, 2·I].
-
-    Launches that do not allocate their output share one tensor, as the allocator would give it.
-    """
+    """The sets, each with the launch that computes its gate and up, [M, 2·I]."""
+    # Launches that do not allocate their output share one tensor, as the allocator would give it.
     both = sets[0].d.new_empty(1, problem.m, problem.n)
     launches = way.launches(problem, [replace(s, d=both) for s in sets], room)
     return list(zip(sets, launches, strict=True))

@@ -80,7 +80,7 @@ def alternatives(problem: Problem) -> Sequence[Way]:
 
 
 def _is_wide(problem: Problem) -> bool:
-    """Whether D has more bits than the operands; torch's grouped call cannot store that."""
+    # torch's grouped call cannot store a D with more bits than the operands.
     return problem.operation.d.bits > problem.operation.a.bits
 
 

@@ -85,11 +85,9 @@ class Operands:
         return arguments
 
     def ready(self, output: torch.Tensor) -> None:
-        """Enqueue the initial contents of an output that is verified.
-
-        These are the poison, or the initial values if D is accumulated into. Either way, an element
-        that is never written differs from the reference.
-        """
+        """Enqueue the initial contents of an output that is verified."""
+        # These are the poison, or the initial values if D is accumulated into. Either way, an
+        # element that is never written differs from the reference.
         if self._start is None:
             poison(output)
         else:

@@ -76,10 +76,8 @@ def statement(device: str, digest: str) -> dict[str, str]:
 
 
 def tag_of(revision: str, signature: Signature | None) -> str:
-    """A document's ETag, unquoted: the revision, and the key that signed it.
-
-    Winners that stay as they are under a new key are asked for again.
-    """
+    """A document's ETag, unquoted: the revision, and the key that signed it."""
+    # Winners that stay as they are under a new key are asked for again.
     return revision if signature is None else f"{revision}.{signature.key}"
 
 

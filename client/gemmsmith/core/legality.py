@@ -37,12 +37,10 @@ def serves_operation(kernel: Kernel, problem: Problem) -> str | None:
 
 
 def rows_are_aligned(kernel: Kernel, problem: Problem) -> str | None:
-    """Every row of A, B and D starts at the kernel's alignment (`can_implement`).
-
-    Rows follow each other without gaps, so the distance between them is the contiguous extent: K
-    for K-major operands, M for A in nt and nn, N for B in tt and nt, D's columns. The distance
-    between batches is a multiple of that, so batches are aligned if rows are.
-    """
+    """Every row of A, B and D starts at the kernel's alignment (`can_implement`)."""
+    # Rows follow each other without gaps, so the distance between them is the contiguous extent: K
+    # for K-major operands, M for A in nt and nn, N for B in tt and nt, D's columns. The distance
+    # between batches is a multiple of that, so batches are aligned if rows are.
     for name, extent, alignment in (
         ("A", problem.contiguous_a, kernel.alignment_a),
         ("B", problem.contiguous_b, kernel.alignment_b),

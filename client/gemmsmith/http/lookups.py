@@ -251,11 +251,9 @@ async def history(
 async def choose(
     session: Session, verb: str, problem: Problem, device: str | None, revision: int | None = None
 ) -> Revision:
-    """`POST /winners/pin`, `/unpin` or `/rollback`; the revision that is served from now on.
-
-    It is sent once, unlike every other request: a roll-back that is repeated would be undone.
-    """
+    """`POST /winners/pin`, `/unpin` or `/rollback`; the revision that is served from now on."""
     body = {**fields_of(problem), "device": device, "revision": revision}
+    # It is sent once, unlike every other request: a roll-back that is repeated would be undone.
     reply = await session.sender.send(post(f"/winners/{verb}", body))
     if isinstance(reply, NoAnswer):
         raise ServiceUnavailable(

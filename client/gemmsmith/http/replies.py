@@ -203,7 +203,7 @@ def _text(value: object) -> str:
 
 
 def _redirected(response: Response) -> ServiceFault:
-    """The error for a redirect, which is not followed: only the caller decides who gets the key."""
+    # It is not followed: only the caller decides who gets the key.
     place = response.headers.get("location", "").partition("?")[0]
     advice = f"to {place}: use that server's URL" if place else "to nowhere: is the URL right?"
     return ServiceFault(response.status, "Redirected", f"the service's URL redirects {advice}")

@@ -94,10 +94,8 @@ class Lookup:
             ).start()
 
     def _forked(self) -> None:
-        """Now in a forked child, which has none of its parent's threads, but their locks.
-
-        The thread begins again when something is looked up, since most children never do.
-        """
+        """Now in a forked child, which has none of its parent's threads, but their locks."""
+        # The thread begins again when something is looked up, since most children never do.
         self._refreshing = threading.Lock()
         self._has_forked = True
         self._swap(self.snapshot)  # nothing is remembered: what is looked up next is a miss
@@ -194,7 +192,7 @@ class Lookup:
 def _refresh_now_and_then(
     reference: weakref.ref[Lookup], stop: threading.Event, interval: float
 ) -> None:
-    """Holds no lookup while it waits: when the program drops the lookup, this thread ends."""
+    # Holds no lookup while it waits: when the program drops the lookup, this thread ends.
     while not stop.wait(interval):
         lookup = reference()
         if lookup is None:
