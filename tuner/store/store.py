@@ -7,7 +7,6 @@ What a method has written when it returns is durable, and what raised has change
 from __future__ import annotations
 
 from functools import cached_property
-from types import TracebackType
 from typing import Self
 
 from sqlalchemy import func, select
@@ -165,12 +164,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def add_trial(self, trial: Trial) -> int:
