@@ -21,8 +21,8 @@ from service.cli.options import (
     complete_suites,
     dtypes_of,
 )
-from service.cli.output import MisuseError, Reporter, emit, note, reporter, say, say_made
-from service.cli.session import connect, device_called, model_of
+from service.cli.output import MisuseError, Reporter, emit, note, reporter, say
+from service.cli.session import connect, device_called, made_store, model_of
 from service.cli.tasks import Task, TaskOptions
 
 if TYPE_CHECKING:
@@ -103,8 +103,6 @@ def compile_(
     With `--from`, this machine needs no compiler. It then accepts packs of any compiler, and
     kernels that the service lacks count as failed.
     """
-    from service.database import open_store
-
     began = time.monotonic()
     ways = (problems.m is not None, problems.suite is not None, problems.winners, problems.base)
     if sum(ways) > 1:
@@ -116,7 +114,7 @@ def compile_(
         client = None
         if options.source is not None:
             client = stack.enter_context(connect(options.source, cache_dir=None))
-        store = stack.enter_context(open_store(settings, on_made=say_made))
+        store = stack.enter_context(made_store(settings))
         kernels = _chosen(settings, store, problems, options)
         outcome = _build(settings, store, kernels, options.workers, client)
     code = _report(outcome, len(kernels), time.monotonic() - began, as_json)

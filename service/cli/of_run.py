@@ -18,10 +18,9 @@ from gemmsmith.files import private_folder
 from gemmsmith.program.captured import Captured, tune_command
 from gemmsmith.winners.bundle import Bundle
 from service.cli import bake, runner
-from service.cli.output import CommandError, counted, note, say_made
-from service.cli.session import connect, model_of, signed_store
+from service.cli.output import CommandError, counted, note
+from service.cli.session import connect, made_store, model_of, signed_store
 from service.cli.tasks import Task, TuningOptions
-from service.database import open_store
 from service.http import documents
 from service.settings import Settings
 from tuner.devices import local_gpu
@@ -242,7 +241,7 @@ def _known(
         return stored, stored, times
     settings = winners.settings
     settings.create_folders()
-    with open_store(settings, on_made=say_made) as store:
+    with made_store(settings) as store:
         model = model_of(settings, None, store)
         winners_near = near(store, model.slug, problems)
         stored = documents.snapshot(model.slug, winners_near, pack_of=lambda _: None)

@@ -24,7 +24,6 @@ from service.cli.options import (
     complete_layouts,
     complete_phases,
     dtypes_of,
-    load_settings,
     problem_of,
 )
 from service.cli.output import (
@@ -38,7 +37,7 @@ from service.cli.output import (
     times,
     writable,
 )
-from service.cli.session import connect, device_called
+from service.cli.session import connect, device_called, existing_store
 
 if TYPE_CHECKING:
     from service.http.tables import FileFormat, Row, Table
@@ -179,9 +178,7 @@ def results(
     if unanswered:
         if winners or filters or source.url or as_table:
             raise MisuseError("--unanswered goes with --limit, --database and --json only")
-        from tuner.store import Store
-
-        with Store.open(load_settings(database=source.database).database) as store:
+        with existing_store(source.database) as store:
             _show_winners(store.unanswered(limit), limit, as_json)
         return
     if as_table and as_json:
@@ -250,14 +247,13 @@ def _trials(filters: dict[str, Any], limit: int, database: str | None) -> list[S
     import msgspec
 
     from gemmsmith.core.problem import Layout, Problem
-    from tuner.store import Store
     from tuner.trial import Phase
 
     problem = None
     if "m" in filters:
         names = ("m", "n", "k", "batch", "dtype", "layout")
         problem = msgspec.convert({name: filters[name] for name in names}, Problem)
-    with Store.open(load_settings(database=database).database) as store:
+    with existing_store(database) as store:
         return store.trials(
             problem=problem,
             device=_device(store, filters),
@@ -271,9 +267,8 @@ def _trials(filters: dict[str, Any], limit: int, database: str | None) -> list[S
 
 def _winners(filters: dict[str, Any], limit: int, database: str | None) -> list[Winner]:
     from gemmsmith.core.problem import Layout
-    from tuner.store import Store
 
-    with Store.open(load_settings(database=database).database) as store:
+    with existing_store(database) as store:
         return store.winners(
             device=_device(store, filters),
             dtype=filters.get("dtype"),

@@ -20,8 +20,15 @@ from gemmsmith.http.handles import TuningJob
 from gemmsmith.http.requests import deadline_of, effort_of
 from service.cli.jobs import LOOK_S, abandoned, say_busy, show_progress, waiting
 from service.cli.outcomes import Status, TaskOutcome, not_served, report
-from service.cli.output import TUNING, CommandError, Reporter, emit, note, reporter, say, say_made
-from service.cli.session import StopFlag, connect, device_called, signed_store, tuning_session
+from service.cli.output import TUNING, CommandError, Reporter, emit, note, reporter, say
+from service.cli.session import (
+    StopFlag,
+    connect,
+    device_called,
+    made_store,
+    signed_store,
+    tuning_session,
+)
 from service.cli.tasks import Task, TuningOptions, by_stake
 
 if TYPE_CHECKING:
@@ -123,11 +130,10 @@ def fleet(settings: Settings, tuning: TuningOptions, words: Sequence[str]) -> It
 
     `words` is the option that names the database, if any.
     """
-    from service.database import open_store
     from tuner.jobs import Queue
 
     deadline_of(tuning.deadline)  # refused before anything is requested
-    with open_store(settings, on_made=say_made) as store:
+    with made_store(settings) as store:
         model = _model(store, settings.device)
         yield _Fleet(store, Queue(store, limit=settings.queue_limit), model, tuning, words)
 
