@@ -222,7 +222,6 @@ class Decision:
 
     @property
     def runs(self) -> Candidate | None:
-        """What callers run; None if they run the default."""
         return None if self.use.is_default else self.candidate
 
     @property

@@ -234,7 +234,6 @@ class SourceOptions:
 
     @property
     def words(self) -> Sequence[str]:
-        """The option that names the same place to another command."""
         if self.url:
             return ("--url", self.url)
         return ("--database", self.database) if self.database else ()

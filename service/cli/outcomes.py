@@ -107,7 +107,6 @@ def summary(result: Winner | Answer) -> str:
 
 
 def _device(result: Winner | Answer) -> str:
-    """The device of the times: `H200`, or `recorded H200`."""
     name = result.device.name
     return recording_of(name) if result.replayed else name.removeprefix("NVIDIA ")
 

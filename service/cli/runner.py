@@ -44,7 +44,6 @@ class TuningPlace(Protocol):
 
     def request(self, tasks: Sequence[Task], whole: bool) -> None:
         """Take the tasks; `whole` if they are a suite."""
-        ...
 
     def outcomes(self, says: Reporter) -> Iterator[TaskOutcome]:
         """What came of each task; a later outcome of the same task replaces the earlier one.
@@ -52,11 +51,9 @@ class TuningPlace(Protocol):
         Raises:
             KeyboardInterrupt: the user stopped it.
         """
-        ...
 
     def left_behind(self, outcomes: Sequence[TaskOutcome]) -> str:
         """What an interrupted command leaves behind, and how to go on or to cancel it."""
-        ...
 
 
 def run(

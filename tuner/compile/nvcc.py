@@ -135,7 +135,6 @@ def environment_fault(log: str) -> TunerError | None:
 
 
 def suspects(kernels: Sequence[AnyKernel], log: str) -> list[AnyKernel]:
-    """The kernels that the compiler's messages mention; they need not be the cause."""
     mentioned = {_DERIVED.sub("", word) for word in _IDENTIFIER.findall(log)}
     return [kernel for kernel in kernels if kernel.name in mentioned]
 

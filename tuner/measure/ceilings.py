@@ -122,7 +122,6 @@ class Ceilings:
 
 
 def own_folder() -> Path:
-    """The folder for ceilings measured here: in a checkout the shipped one."""
     return _shipped() if places.CHECKOUT else places.state() / "ceilings"
 
 

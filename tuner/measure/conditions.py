@@ -75,7 +75,6 @@ class Monitor:
         return self._latest
 
     def sm_clock_mhz(self) -> int:
-        """The SM clock alone; 0 if unknown."""
         return self._ask("clock")
 
     def energy_j(self) -> float:

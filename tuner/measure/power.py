@@ -95,7 +95,7 @@ def gain(regimes: Sequence[Rounds], i: int) -> float:
 
 
 def beyond_all_penalties(regimes: Sequence[Rounds]) -> list[int]:
-    """The candidates that are so much faster that their clocks need not be measured."""
+    # So much faster that their clocks need not be measured.
     return [i for i in range(len(regimes[0].samples_us)) if min(_ratios(regimes, i)) > MOST]
 
 

@@ -44,7 +44,6 @@ class TorchCall:
         self.compute(i)
 
     def compute(self, i: int) -> torch.Tensor:
-        """As `launch`; the tensor that the result will be in."""
         return self._launches[i % len(self._launches)]()
 
     def estimate_us(self) -> float:

@@ -220,7 +220,7 @@ def _read(stored: object) -> AnyKernel | None:
 
 
 def _means(kernel: AnyKernel) -> bool:
-    """Whether the description belongs to the kernel's name; False for an unknown backend."""
+    # False for an unknown backend.
     from tuner.claims import kernel_reason  # seldom needed, and slow to import
 
     return kernel_reason(kernel) is None

@@ -49,7 +49,6 @@ class InUse:
         self._software = software
 
     def outdates(self, device_id: int, environment: Environment) -> bool:
-        """Whether GPUs of that model have reported, and none has the environment's software."""
         in_use = self._software.get(device_id)
         return in_use is not None and software(environment) not in in_use
 

@@ -24,7 +24,7 @@ _ALWAYS_THERE = {"revision": 0, "promoted_at": "", "pack": None, "job": None}
 
 
 def canonical(winner: Winner) -> Winner:
-    """The winner as it is read back: integers in fields of floats become floats."""
+    # Integers in fields of floats become floats.
     return from_json(Winner, to_json(winner))
 
 

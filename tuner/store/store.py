@@ -191,7 +191,6 @@ class Store:
         return [(winner.problem, Won(winner.use, winner.candidate)) for winner in winners]
 
     def history(self, problem: Problem, device: str) -> list[Winner]:
-        """Every winner promoted for the problem on the device model, a slug; newest first."""
         return [revision.winner for revision in self.revisions(problem, device)]
 
     def devices(self) -> list[DeviceModel]:

@@ -253,7 +253,6 @@ class TriedTrials:
         )
 
     def of_job(self, job: str) -> tuple[Tried, ...]:
-        """The newest `MOST` trials of a job, oldest first."""
         return self._read(BRIEFLY.where(TrialRow.job == job))
 
     def _read(self, query: Select[*tuple[Any, ...]]) -> tuple[Tried, ...]:

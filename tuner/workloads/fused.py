@@ -183,7 +183,6 @@ def peak(activation: Activation | None, sigma: float) -> float:
 
 
 def spread(activation: Activation, sigma: float) -> float:
-    """Root mean square of an activation's values, for arguments from N(0, sigma²)."""
     return root_mean_square(lambda x: ACTIVATIONS[activation](x * sigma))
 
 

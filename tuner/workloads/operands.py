@@ -98,7 +98,6 @@ class Operands:
             operands.amax.zero_()
 
     def expected(self, operands: OperandSet, block: Block) -> torch.Tensor:
-        """A block of an output after `ready` and one launch of a set."""
         product = self.workload.product(self.problem, operands, block)
         return product if self._start is None else product.add_(block.of(self._start))
 
@@ -127,5 +126,5 @@ def untouched(output: torch.Tensor) -> torch.Tensor:
 
 
 def bits(output: torch.Tensor) -> torch.Tensor:
-    """An output's elements as integers of the same size, so that NaNs compare."""
+    # Integers of the same size, so that NaNs compare.
     return output.view(_INTEGERS[output.dtype.itemsize])

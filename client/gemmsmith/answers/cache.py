@@ -104,15 +104,12 @@ class Cache(Protocol):
 
     def load(self, query: Query) -> Entry | None:
         """The last known answer, or None."""
-        ...
 
     def store(self, query: Query, answer: Answer, etag: str | None) -> None:
         """Remember an answer."""
-        ...
 
     def drop(self, query: Query) -> None:
         """Forget what the service no longer stands for."""
-        ...
 
 
 class NoCache:

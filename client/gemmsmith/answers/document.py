@@ -71,7 +71,7 @@ class _Document(Head, frozen=True, kw_only=True):
 
 
 def statement(device: str, digest: str) -> dict[str, str]:
-    """What is signed: the whole hash, since two documents might be made that share a revision."""
+    # The whole hash, since two documents might be made that share a revision.
     return {"device": device, "winners": digest}
 
 

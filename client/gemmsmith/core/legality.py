@@ -141,7 +141,6 @@ def launch_refusal(kernel: Kernel, launch: Launch, problem: Problem) -> str | No
 
 
 def refusal(config: Config, problem: Problem) -> str | None:
-    """Why the config must not be launched on operands without gaps; None if it may be."""
     return problem_refusal(config.kernel, problem) or launch_refusal(
         config.kernel, config.launch, problem
     )

@@ -50,12 +50,10 @@ class Measured(Protocol):
     @property
     def use(self) -> Use:
         """What won."""
-        ...
 
     @property
     def kernel_name(self) -> str | None:
         """Name of the best kernel; None if there was no candidate."""
-        ...
 
 
 T = TypeVar("T")

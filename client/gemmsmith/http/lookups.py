@@ -216,7 +216,6 @@ async def pack(session: Session, pack_hash: str) -> Path:
 
 
 async def pack_bytes(session: Session, pack_hash: str) -> bytes:
-    """`GET /packs/{hash}`: the compiled pack's bytes, not checked."""
     request = replace(get(f"/packs/{quote(pack_hash, safe='')}"), bound="pack_bytes")
     return check(await session.exchange(request)).body
 

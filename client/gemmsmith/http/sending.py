@@ -135,7 +135,6 @@ class Sender:
         return httpx.Client(transport=transport, **setup.options())
 
     async def _open(self, request: Request, limit: Deadline) -> httpx.Response:
-        """The response, as soon as its headers have arrived."""
         with self._clock.within(limit):
             sent = self.http.build_request(**self._setup.arguments(request))
             return cast("httpx.Response", self.http.send(sent, stream=True))

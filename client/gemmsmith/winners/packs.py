@@ -43,16 +43,13 @@ class Source(Protocol):
     @property
     def url(self) -> str:
         """The service's base URL."""
-        ...
 
     @property
     def cache_folder(self) -> Path:
         """Where packs are kept."""
-        ...
 
     def pack_bytes(self, pack_hash: str) -> bytes:
         """A pack's bytes, unchecked."""
-        ...
 
 
 class Packs:
