@@ -77,10 +77,10 @@ def test_outputs_have_the_spread_that_is_said(epilogue: Epilogue) -> None:
     operands = Operands(
         Problem(m=32, n=320, k=200, dtype=f"bf16.then_{epilogue}"), SMALL, HOST, seed=1
     )
-    found = right_answer(operands).double().square().mean((1, 2)).sqrt()
+    deviation = right_answer(operands).double().square().mean((1, 2)).sqrt()
     (case,) = operands.cases
-    assert len(found) == len(case.sigmas) == epilogue.outputs
-    for measured, said in zip(found.tolist(), case.sigmas, strict=True):
+    assert len(deviation) == len(case.sigmas) == epilogue.outputs
+    for measured, said in zip(deviation.tolist(), case.sigmas, strict=True):
         assert measured == pytest.approx(said, rel=0.15)
     first, second = operands.sets[:2]
     assert first.aux is not None
@@ -131,19 +131,19 @@ def test_arguments_say_where_everything_lies() -> None:
         Problem(m=m, n=n, k=208, dtype="bf16.then_dsilu_gate_act"), SMALL, HOST, seed=1
     )
     first = operands.sets[0]
-    found = operands.arguments(first, operands.check)
+    filled = operands.arguments(first, operands.check)
     assert first.aux is not None
-    assert (found.aux, found.ld_aux) == (first.aux.data_ptr(), 2 * n)
-    assert (found.d, found.ldd) == (operands.check.data_ptr(), 3 * n)
-    assert operands.check[1].data_ptr() == found.d + 2 * n  # up's gradient beside the gate's
-    assert (found.activated, found.ld_activated) == (found.d + 4 * n, 3 * n)
-    assert (found.bias_gradient, found.bias, found.residual) == (None, None, None)
+    assert (filled.aux, filled.ld_aux) == (first.aux.data_ptr(), 2 * n)
+    assert (filled.d, filled.ldd) == (operands.check.data_ptr(), 3 * n)
+    assert operands.check[1].data_ptr() == filled.d + 2 * n  # up's gradient beside the gate's
+    assert (filled.activated, filled.ld_activated) == (filled.d + 4 * n, 3 * n)
+    assert (filled.bias_gradient, filled.bias, filled.residual) == (None, None, None)
     operands = Operands(
         Problem(m=m, n=n, k=208, dtype="bf16.then_dgelu_bgrad"), SMALL, HOST, seed=1
     )
-    found = operands.arguments(operands.sets[0])
-    assert (found.ldd, found.ld_aux, found.activated) == (n, n, None)
-    assert found.bias_gradient == found.d + m * n * 2
+    filled = operands.arguments(operands.sets[0])
+    assert (filled.ldd, filled.ld_aux, filled.activated) == (n, n, None)
+    assert filled.bias_gradient == filled.d + m * n * 2
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)

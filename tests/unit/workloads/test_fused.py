@@ -74,10 +74,10 @@ def test_outputs_have_the_spread_that_is_said(epilogue: Epilogue) -> None:
     operands = Operands(
         Problem(m=32, n=320, k=200, dtype=f"bf16.then_{epilogue}"), SMALL, HOST, seed=1
     )
-    found = right_answer(operands).double().square().mean((1, 2)).sqrt()
+    deviation = right_answer(operands).double().square().mean((1, 2)).sqrt()
     (case,) = operands.cases
-    assert len(found) == len(case.sigmas) == 1 + epilogue.stores_aux
-    for measured, said in zip(found.tolist(), case.sigmas, strict=True):
+    assert len(deviation) == len(case.sigmas) == 1 + epilogue.stores_aux
+    for measured, said in zip(deviation.tolist(), case.sigmas, strict=True):
         assert measured == pytest.approx(said, rel=0.15)
     first, second = operands.sets[:2]
     for vector in ("bias", "row_scale", "column_scale"):
@@ -161,37 +161,37 @@ def test_arguments_say_where_everything_lies() -> None:
     problem = Problem(m=96, n=80, k=208, dtype="fp8_e4m3.then_bias_gelu_aux")
     operands = Operands(problem, SMALL, HOST, seed=1)
     first = operands.sets[0]
-    found = operands.arguments(first, operands.check)
+    filled = operands.arguments(first, operands.check)
     assert first.bias is not None
     assert first.scale_a is not None
-    assert found.bias == first.bias.data_ptr()
-    assert found.d == operands.check[0].data_ptr()
-    assert found.aux == operands.check[1].data_ptr() == found.d + 96 * 80 * 2
-    assert (found.ld_aux, found.beta, found.residual) == (80, 0.0, None)
-    assert found.scale_a == first.scale_a.data_ptr()
+    assert filled.bias == first.bias.data_ptr()
+    assert filled.d == operands.check[0].data_ptr()
+    assert filled.aux == operands.check[1].data_ptr() == filled.d + 96 * 80 * 2
+    assert (filled.ld_aux, filled.beta, filled.residual) == (80, 0.0, None)
+    assert filled.scale_a == first.scale_a.data_ptr()
     problem = Problem(m=96, n=80, k=208, dtype="bf16.then_residual")
     operands = Operands(problem, SMALL, HOST, seed=1)
     residual = operands.sets[0].residual
     assert residual is not None
-    found = operands.arguments(operands.sets[0])
-    assert (found.residual, found.ld_residual) == (residual.data_ptr(), 80)
-    assert (found.bias, found.aux) == (None, None)
+    filled = operands.arguments(operands.sets[0])
+    assert (filled.residual, filled.ld_residual) == (residual.data_ptr(), 80)
+    assert (filled.bias, filled.aux) == (None, None)
 
 
 def test_arguments_say_where_factors_lie() -> None:
     problem = Problem(m=96, n=80, k=208, dtype="bf16.then_scale_residual_aux")
     operands = Operands(problem, SMALL, HOST, seed=1)
     first = operands.sets[0]
-    found = operands.arguments(first)
+    filled = operands.arguments(first)
     assert first.column_scale is not None
-    assert (found.column_scale, found.row_scale) == (first.column_scale.data_ptr(), None)
-    assert (found.aux, found.ld_aux) == (first.d[1].data_ptr(), 80)
+    assert (filled.column_scale, filled.row_scale) == (first.column_scale.data_ptr(), None)
+    assert (filled.aux, filled.ld_aux) == (first.d[1].data_ptr(), 80)
     problem = Problem(m=96, n=80, k=208, dtype="bf16.then_row_scale")
     operands = Operands(problem, SMALL, HOST, seed=1)
     first = operands.sets[0]
-    found = operands.arguments(first)
+    filled = operands.arguments(first)
     assert first.row_scale is not None
-    assert (found.row_scale, found.column_scale) == (first.row_scale.data_ptr(), None)
+    assert (filled.row_scale, filled.column_scale) == (first.row_scale.data_ptr(), None)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)

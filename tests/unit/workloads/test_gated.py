@@ -83,10 +83,10 @@ def test_the_reference_may_be_made_in_blocks(monkeypatch: pytest.MonkeyPatch) ->
 def test_outputs_have_the_spread_that_is_said(epilogue: Epilogue) -> None:
     problem = Problem(m=64, n=640, k=200, dtype=f"bf16.then_{epilogue}")
     operands = Operands(problem, SMALL, HOST, seed=1)
-    found = right_answer(operands).double().square().mean((1, 2)).sqrt()
+    deviation = right_answer(operands).double().square().mean((1, 2)).sqrt()
     (case,) = operands.cases
-    assert len(found) == len(case.sigmas) == (3 if epilogue.stores_aux else 1)
-    for measured, said in zip(found.tolist(), case.sigmas, strict=True):
+    assert len(deviation) == len(case.sigmas) == (3 if epilogue.stores_aux else 1)
+    for measured, said in zip(deviation.tolist(), case.sigmas, strict=True):
         assert measured == pytest.approx(said, rel=0.15)
 
 
