@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import httpx
 
-from gemmsmith.answers.cache import AnswerCache, Cache, NoCache, PackCache, default_cache_dir
+from gemmsmith.answers.cache import AnswerCache, Cache, PackCache, default_cache_dir
 from gemmsmith.answers.snapshot import Shelf
 from gemmsmith.core.bounds import Bounds
 from gemmsmith.core.kernel import Backend
@@ -84,7 +84,7 @@ class Setup:
         self._folder = OfProcess(self._temporary_folder)
         self._remove: Callable[[], object] = lambda: None
         self._cache_dir = default_cache_dir() if cache_dir == "default" else cache_dir
-        self.cache: Cache = NoCache()
+        self.cache = Cache()
         if self._cache_dir is not None:
             self.cache = AnswerCache(Path(self._cache_dir), self.url)
 
