@@ -39,9 +39,7 @@ class BakeOptions:
     suite: Annotated[
         Path | None,
         typer.Option(
-            "--suite",
-            help="Only winners for the problems of this suite.",
-            autocompletion=complete_suites,
+            help="Only winners for the problems of this suite.", autocompletion=complete_suites
         ),
     ] = None
     winners: Annotated[bool, typer.Option("--winners", help="All current winners.")] = False

@@ -191,7 +191,6 @@ class TuneTaskOptions(TaskOptions):
     suite: Annotated[
         Path | None,
         typer.Option(
-            "--suite",
             help="Tune every problem of this file, or of a shipped suite such as llm, instead of "
             "M N K. Where a [\\[problem]] has `calls`, what saves most time in all its calls goes "
             "first.",
@@ -201,7 +200,6 @@ class TuneTaskOptions(TaskOptions):
     calls: Annotated[
         int | None,
         typer.Option(
-            "--calls",
             metavar="N",
             help="How often you run each problem, per step, per day or in any other period. At "
             "equal priority, the problem that saves most time in all its calls goes first. Counts "

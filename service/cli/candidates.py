@@ -68,7 +68,6 @@ def enumerate_(
     arch: Annotated[
         str | None,
         typer.Option(
-            "--arch",
             metavar="NAME",
             help="List kernels of this architecture instead of those of a device model: sm80, "
             "sm89, sm90, sm100 or sm120.",

@@ -42,9 +42,7 @@ class CompileTaskOptions(TaskOptions):
 
     suite: Annotated[
         Path | None,
-        typer.Option(
-            "--suite", help="For every problem of this file.", autocompletion=complete_suites
-        ),
+        typer.Option(help="For every problem of this file.", autocompletion=complete_suites),
     ] = None
     winners: Annotated[
         bool, typer.Option("--winners", help="The kernels that current winners run.")

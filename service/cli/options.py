@@ -101,7 +101,6 @@ _K = _size("K", "Columns of A, rows of B.")
 DTypeName = Annotated[
     str,
     typer.Option(
-        "--dtype",
         help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or tf32.",
         autocompletion=complete_dtypes,
     ),
@@ -109,17 +108,15 @@ DTypeName = Annotated[
 LayoutName = Annotated[
     str | None,
     typer.Option(
-        "--layout",
         help="A and B, t row-major, n column-major: tn (linear layer; the default), tt, nt or nn.",
         autocompletion=complete_layouts,
     ),
 ]
-Batch = Annotated[int, typer.Option("--batch", help="Independent products of this shape.")]
+Batch = Annotated[int, typer.Option(help="Independent products of this shape.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Database = Annotated[
     str | None,
     typer.Option(
-        "--database",
         metavar="URL",
         help="Database (GEMMSMITH_DATABASE; else gemmsmith.db among the user's data).",
     ),
@@ -133,14 +130,11 @@ Packs = Annotated[
 ]
 Sweeps = Annotated[
     Path | None,
-    typer.Option(
-        "--sweeps", help="Folder of recorded sweeps (GEMMSMITH_SWEEPS; else the shipped ones)."
-    ),
+    typer.Option(help="Folder of recorded sweeps (GEMMSMITH_SWEEPS; else the shipped ones)."),
 ]
 DeviceName = Annotated[
     str | None,
     typer.Option(
-        "--device",
         help="Device to measure on: cuda:0, or replay:NAME for a recorded GPU "
         "(GEMMSMITH_DEVICE; else the local GPU, else the recorded one).",
         autocompletion=complete_devices,
@@ -149,32 +143,25 @@ DeviceName = Annotated[
 DeviceSlug = Annotated[
     str | None,
     typer.Option(
-        "--device",
         help="Device model, such as h200; default: the local GPU, else GEMMSMITH_DEFAULT_MODEL.",
         autocompletion=complete_slugs,
     ),
 ]
 OnlyDevice = Annotated[
     str | None,
-    typer.Option(
-        "--device", help="Only this device model, such as h200.", autocompletion=complete_slugs
-    ),
+    typer.Option(help="Only this device model, such as h200.", autocompletion=complete_slugs),
 ]
 Url = Annotated[
     str | None,
-    typer.Option(
-        "--url", envvar="GEMMSMITH_URL", help="Use this service instead of the local database."
-    ),
+    typer.Option(envvar="GEMMSMITH_URL", help="Use this service instead of the local database."),
 ]
 LevelName = Annotated[
     str,
     typer.Option(
-        "--level",
-        help="core: the curated kernels; full: every legal one.",
-        autocompletion=complete_levels,
+        help="core: the curated kernels; full: every legal one.", autocompletion=complete_levels
     ),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number.")]
 CompiledOnly = Annotated[
     bool, typer.Option("--compiled-only", help="Only kernels compiled before: no waiting for nvcc.")
 ]

@@ -50,15 +50,12 @@ class ReportOptions:
     winners: Annotated[
         list[Path] | None,
         typer.Option(
-            "--winners",
-            metavar="FILE...",
-            help="Winners files instead of the database's current winners.",
+            metavar="FILE...", help="Winners files instead of the database's current winners."
         ),
     ] = None
     dtype: Annotated[
         list[str] | None,
         typer.Option(
-            "--dtype",
             help="Only these element types; repeatable, or with commas.",
             autocompletion=complete_dtypes,
         ),

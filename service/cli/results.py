@@ -50,8 +50,7 @@ class ResultFilters:
     """Which trials or winners are printed."""
 
     problem: Annotated[
-        tuple[int, int, int] | None,
-        typer.Option("--problem", metavar="M N K", help="Only this shape."),
+        tuple[int, int, int] | None, typer.Option(metavar="M N K", help="Only this shape.")
     ] = None
     dtype: Annotated[
         str | None, typer.Option(help="Only these element types.", autocompletion=complete_dtypes)
@@ -106,7 +105,6 @@ class TableOptions:
     fields: Annotated[
         str | None,
         typer.Option(
-            "--fields",
             metavar="NAME,NAME…",
             help="Columns of a table, in this order; a wrong name lists them all.",
         ),

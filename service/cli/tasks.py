@@ -62,9 +62,7 @@ class TaskOptions(SizeOptions):
     suite: Annotated[
         Path | None,
         typer.Option(
-            "--suite",
-            help="Every problem of this file instead of M N K.",
-            autocompletion=complete_suites,
+            help="Every problem of this file instead of M N K.", autocompletion=complete_suites
         ),
     ] = None
     dtype: Annotated[
