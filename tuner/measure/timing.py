@@ -3,9 +3,8 @@
 Rounds are sustained, the GPU never idle, or paced, with a rest after each replay. The clock of a
 graph is measured while no other graph runs.
 
-A sample is one replay between two events, divided by its launches. The GPU is kept ahead of the
-host: a sample whose start event was recorded on an idle GPU would include the host's delay, so
-every time the host had to wait an untimed replay goes first.
+A sample is one replay between two events, divided by its launches. Every time the host had to wait,
+an untimed replay goes first.
 """
 
 from __future__ import annotations
@@ -233,6 +232,7 @@ class Timer:
             announce(index)
             times[index] = self._read(self._pair(index), graphs[index])
 
+        # A sample whose start event was recorded on an idle GPU would include the host's delay.
         filler.enqueue()  # untimed: the host has just waited
         for index in order:
             self._timed(graphs[index], index)

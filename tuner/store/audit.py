@@ -9,9 +9,6 @@ changed no longer has its hash; one that is removed, inserted or moved breaks th
 and the last one must be the one that `audit_head` names. An attacker who can write to the database
 can compute the whole chain anew: against that, note the head's hash elsewhere now and then, and
 check for it (`Audit.verify(known)`).
-
-Entries wait in the session until its transaction is about to commit. Only then the head is locked,
-as the last lock of all, so that two writers neither take the same place nor wait for each other.
 """
 
 from __future__ import annotations
@@ -207,6 +204,9 @@ def _link(session: Session) -> None:
     waiting: list[AuditRow] = session.info.pop(_WAITING, [])
     if not waiting:
         return
+    # Entries wait in the session until its transaction is about to commit. Only then the head is
+    # locked, as the last lock of all, so that two writers neither take the same place nor wait for
+    # each other.
     insert_ignore(session, AuditHeadRow, {"id": 1, "entries": 0, "hash": START})
     head = session.scalars(select(AuditHeadRow).with_for_update()).one()
     for row in waiting:

@@ -1,11 +1,8 @@
 """One database: how it is opened, and the two kinds of transaction made on it.
 
-SQLite runs in WAL mode: readers never wait. A writer begins with BEGIN IMMEDIATE, so it waits for
-its turn (up to `BUSY_TIMEOUT_S`) before it has read anything, and never fails half way because
-another one was first. `synchronous=FULL`: when a write transaction returns, its rows survive a
-power cut as well as a killed process. That costs one fsync a commit (0.2 ms to a few ms), little
-compared with a trial.
-The file must lie on a local disk: WAL needs memory shared between the processes that use it.
+SQLite runs in WAL mode: readers never wait. `synchronous=FULL`: when a write transaction returns,
+its rows survive a power cut as well as a killed process. The file must lie on a local disk: WAL
+needs memory shared between the processes that use it.
 
 A `Database` may be shared by threads. A forked child must open its own.
 """
@@ -154,6 +151,7 @@ class Database:
     def _set_up_sqlite(self, connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None  # `_begin_sqlite` begins transactions, not sqlite3
         connection.execute(f"PRAGMA foreign_keys = {'OFF' if self._migrating else 'ON'}")
+        # One fsync a commit, of 0.2 ms to a few ms: little compared with a trial.
         connection.execute("PRAGMA synchronous = FULL")
         _enter_wal(connection)
 
@@ -241,6 +239,8 @@ class Database:
 
 
 def _begin_sqlite(connection: Connection) -> None:
+    # A writer waits for its turn (up to `BUSY_TIMEOUT_S`) before it has read anything, and never
+    # fails half way because another one was first.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if _writes(connection) else "BEGIN")
 
 

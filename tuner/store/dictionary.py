@@ -1,8 +1,7 @@
 """Devices, environments, problems and kernels: rows that are written once and never change.
 
 Writing one that exists already, in this or in another process, gives the existing row. Because
-these rows stay as they are, what was read once is remembered for the life of the object. Ids of
-rows that a transaction wrote are remembered only after it has succeeded.
+these rows stay as they are, what was read once is remembered for the life of the object.
 
 One thing is repaired: a kernel's description that its backend would not give that name. Promoting
 or importing a winner of the kernel puts the right one in its place (`heal`).
@@ -134,6 +133,7 @@ class Dictionary:
         self._kernels = {}
 
     def keep(self, ids: Ids) -> None:
+        # Called after the commit: what a failed transaction wrote has no id.
         self._ids.update(ids.fresh)
 
 

@@ -2,11 +2,9 @@
 
 Read models: plain data, a transaction of its own for each call, nothing written.
 
-Pages are keyset pages, so that the last costs as much as the first. A search that few problems
-meet (`NARROW`) lists these and sorts them in any order. A wide one walks an index until the page is
-full, `ix_winners_gain` or the problems' own; time has no index, so that order is for narrow
-searches only, and a wide one falls back to the gain. A cursor is the id of the last winner shown:
-its sort key never changes, and history is kept.
+Pages are keyset pages, so that the last costs as much as the first. A search that few problems meet
+(`NARROW`) lists these and sorts them in any order. A wide one walks an index until the page is
+full.
 """
 
 from __future__ import annotations
@@ -169,12 +167,16 @@ class Listing:
             elif order is Order.SIZE:
                 query = _walking(search, device_id)
             else:
+                # Walks `ix_winners_gain`. Time has no index, so that order is for narrow searches
+                # only.
                 query = _all().where(CURRENT, *_met(search), WinnerRow.device_id == device_id)
                 order = Order.GAIN if order is Order.TIME else order
             if search.use is not None:
                 query = query.where(WinnerRow.use == search.use.value)
             if len(narrow) <= NARROW:
                 total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
+            # A cursor is the id of the last winner shown: its sort key never changes, and history
+            # is kept.
             last = None if after is None else _row(session, after)
             if order is Order.SIZE:
                 rows = _by_size(session, query, last, limit + 1)

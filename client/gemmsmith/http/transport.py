@@ -43,17 +43,15 @@ T = TypeVar("T")
 
 
 class OfProcess(Generic[T]):
-    """An object that each process makes for itself at its first use.
-
-    A forked child must not use its parent's connections: parent and child would get each other's
-    answers. It must not close them either, because that would close them for both.
-    """
+    """An object that each process makes for itself at its first use."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._made: tuple[int, T] | None = None
 
     def __call__(self) -> T:
+        # A forked child must not use its parent's connections: parent and child would get each
+        # other's answers. It must not close them either, because that would close them for both.
         if self._made is None or self._made[0] != os.getpid():
             self._made = (os.getpid(), self._make())
         return self._made[1]

@@ -1,11 +1,10 @@
 """Choosing on the hot path: one dictionary read per call, even while the service is away.
 
 A `Lookup` holds the current snapshot. It remembers every result, None too, until a newer snapshot
-replaces the current one. That is one assignment, so a call sees the old snapshot or the new one,
-never a mixture. Refreshing never raises: while the service is away the last snapshot stays, and
-the log `gemmsmith` says so once per outage. A pinned lookup keeps its snapshot for good, as the
-ranks of one job need (`gemmsmith.distributed`): they would refresh at different moments, and choose
-differently in between.
+replaces the current one. Refreshing never raises: while the service is away the last snapshot
+stays, and the log `gemmsmith` says so once per outage. A pinned lookup keeps its snapshot for good,
+as the ranks of one job need (`gemmsmith.distributed`): they would refresh at different moments, and
+choose differently in between.
 """
 
 from __future__ import annotations
@@ -157,6 +156,7 @@ class Lookup:
 
     def _swap(self, snapshot: Snapshot) -> None:
         choices: dict[_Key, Choice | None] = {}
+        # One assignment: a call sees the old snapshot or the new one, never a mixture.
         self._current = (snapshot, choices)
         self._choices = choices  # one attribute less to read on every call
 
