@@ -169,8 +169,7 @@ def first_problem(path: Path) -> Problem | None:
 class SweepWriter:
     """Writes a sweep file. A context manager; `path` appears only when the file is complete.
 
-    An error inside the context leaves the part file. The next writer continues it if its device and
-    environment are the same, and starts anew otherwise.
+    An error inside the context leaves the part file. The next writer continues it.
 
     Attributes:
         done: problems that are in the file already.
@@ -258,6 +257,7 @@ class SweepWriter:
         except (OSError, RecordingCorrupt):
             return 0
         before = sweep.header
+        # Times of another device or environment are not comparable: the file starts anew.
         if (before.device, before.environment) != (header.device, header.environment):
             return 0
         self.done = set(sweep.problems)

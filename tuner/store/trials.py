@@ -17,11 +17,9 @@ from gemmsmith.core.problem import Layout, Problem
 from tuner.store.codec import from_json, from_json_or_none, to_json
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, Ids, problem_of
-from tuner.store.models import ProblemRow, TrialRow
+from tuner.store.models import TRIAL_KEY, ProblemRow, TrialRow
 from tuner.store.sql import equal, insert_new, now
 from tuner.trial import Failure, FailureKind, Phase, Trial
-
-_IDENTITY = ("problem_id", "device_id", "kernel_id", "launch_key", "phase", "environment_id", "job")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +145,7 @@ def _add(
     rows = [{**identity, **values} for identity, values in zip(identities, rest, strict=True)]
     if not rows:
         return []
-    new = insert_new(session, TrialRow, rows, _IDENTITY, created_at=now())
+    new = insert_new(session, TrialRow, rows, TRIAL_KEY, created_at=now())
     added: dict[tuple[Any, ...], int] = {tuple(row[1:]): row[0] for row in new}
     return [
         added.get(tuple(identity.values()))
@@ -166,7 +164,7 @@ def _identity(ids: Ids, trial: Trial) -> dict[str, Any]:
         ids[trial.environment],
         trial.job or "",
     )
-    return dict(zip(_IDENTITY, values, strict=True))
+    return dict(zip(TRIAL_KEY, values, strict=True))
 
 
 def _values(trial: Trial) -> dict[str, Any]:
