@@ -1,7 +1,7 @@
 """Which Pythons and systems a wheel says it is for: a build command of setuptools.
 
 The library's wheel is for every Python from 3.11 on, and for every Linux that torch's own wheels
-are for, if its binding needs no newer one: whoever can install torch can install it. Without a C++
+are for, if its binding needs no newer one: it installs wherever torch does. Without a C++
 compiler the wheel is pure, and the binding is compiled on first use. A wheel of nothing but shared
 objects, such as that of compiled kernels, is for every Python.
 """
@@ -71,14 +71,14 @@ class Wheel(bdist_wheel):
 
 def oldest_glibc(library: bytes) -> int | None:
     """The y of the oldest glibc 2.y that a shared object runs with; None if it needs more than
-    there is on every such system, or is none.
+    there is on every such system, or is not a shared object.
 
     The names of all versions that it needs are texts in it.
     """
     if not library.startswith(_ELF_64):
         return None
-    found = re.findall(rb"\0(GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)(?=\0)", library)
-    versions = [(name, tuple(map(int, version.split(b".")))) for name, version in found]
+    needs = re.findall(rb"\0(GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)(?=\0)", library)
+    versions = [(name, tuple(map(int, version.split(b".")))) for name, version in needs]
     if not needed(library) <= LIBRARIES or any(v > NEWEST.get(name, v) for name, v in versions):
         return None
     return max((v[1] for name, v in versions if name == b"GLIBC"), default=0)

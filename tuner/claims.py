@@ -238,7 +238,6 @@ CLAIMS: tuple[Claim, ...] = (
 
 
 def reason(winner: Winner) -> str | None:
-    """Why a winner cannot be true; None if it can."""
     return next((reason for claim in CLAIMS if (reason := claim(winner))), None)
 
 

@@ -304,9 +304,7 @@ def _news(file: _File, news: dict[int, tuple[str, bool]]) -> Iterator[list[Forei
     for batch in _batches(lines):
         yield [
             Foreign(
-                winner=_winner(line, file.schema),
-                digest=news[number][0],
-                believed=news[number][1],
+                winner=_winner(line, file.schema), digest=news[number][0], believed=news[number][1]
             )
             for number, line in batch
         ]
@@ -326,7 +324,6 @@ def _winner(line: bytes, schema: int) -> Winner:
 
 
 def write_winners(path: Path, winners: Sequence[Winner]) -> None:
-    """Write a winners file, atomically."""
     header = msgspec.json.encode(_Header(format=FORMAT, schema=SCHEMA, count=len(winners)))
     text = b"".join(line + b"\n" for line in (header, *map(_line, winners)))
     write(path, text)

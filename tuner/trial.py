@@ -77,7 +77,6 @@ class Trial:
 
     @property
     def measured(self) -> bool:
-        """Whether the candidate ran, was verified and has a time."""
         return self.failure is None and self.statistics is not None
 
 
@@ -223,7 +222,6 @@ class Decision:
 
     @property
     def runs(self) -> Candidate | None:
-        """What callers run; None if they run the default."""
         return None if self.use.is_default else self.candidate
 
     @property
@@ -238,7 +236,6 @@ class Decision:
         return self.statistics.median_us * (self.speedup.median - 1)
 
     def decided(self) -> dict[str, Any]:
-        """The decision's own fields by name: what a `Winner` takes over from it."""
         return {field.name: getattr(self, field.name) for field in fields(Decision)}
 
 

@@ -95,14 +95,7 @@ moved.install()
 
 _MODULES = {
     "http.aio": ("AsyncClient", "AsyncTuningJob"),
-    "answers.answer": (
-        "Answer",
-        "Conditions",
-        "Correctness",
-        "Ratio",
-        "Statistics",
-        "TunedAnswer",
-    ),
+    "answers.answer": ("Answer", "Conditions", "Correctness", "Ratio", "Statistics", "TunedAnswer"),
     "core.bounds": ("Bounds",),
     "winners.bundle": ("Bundle",),
     "core.config": ("Config", "Match", "Use"),
@@ -134,13 +127,7 @@ _MODULES = {
     "http.handles": ("TuningJob",),
     "answers.history": ("Origin", "Revision"),
     "http.jobs": ("JobEvent", "JobStatus"),
-    "core.kernel": (
-        "CublasLtKernel",
-        "CuteKernel",
-        "Cutlass2xKernel",
-        "Cutlass3xKernel",
-        "Kernel",
-    ),
+    "core.kernel": ("CublasLtKernel", "CuteKernel", "Cutlass2xKernel", "Cutlass3xKernel", "Kernel"),
     "core.launch": ("Launch",),
     "winners.lookup": ("Lookup",),
     "ops": (

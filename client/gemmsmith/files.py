@@ -233,11 +233,9 @@ def turn(folder: Path, *, patience_s: float, exclusive: bool = True) -> Iterator
 
 
 def _followed(path: Path) -> Path:
-    """Follows links, but stops at the entry of an open descriptor.
-
-    Such an entry is a link as well. It may lead to a file, if a shell has redirected output to it,
-    but output must go to the descriptor, at its current position.
-    """
+    """Follows links, but stops at the entry of an open descriptor."""
+    # Such an entry is a link as well. It may lead to a file, if a shell has redirected output to
+    # it, but output must go to the descriptor, at its current position.
     for _ in range(_MOST_LINKS):
         path = Path(os.path.realpath(path.parent), path.name)  # resolve() raises for loops
         if _descriptor(path) is not None or not path.is_symlink():

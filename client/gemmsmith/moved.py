@@ -51,5 +51,5 @@ class _Moved:
 
 
 def install() -> None:
-    """Look for moved modules last of all."""
+    # Last of all: only names that no other finder knows have moved.
     sys.meta_path.append(_Moved())

@@ -70,7 +70,6 @@ def _is_harmless(letter: str) -> bool:
 
 
 def lines(text: str) -> str:
-    """Several lines of text, such as a table or a traceback, each passed through `line`."""
     return "\n".join(map(line, text.split("\n")))
 
 

@@ -68,12 +68,10 @@ class PublicKey:
 
     @property
     def id(self) -> str:
-        """The first 16 hexadecimal digits of the key's SHA-256."""
         return hashlib.sha256(self.raw).hexdigest()[:16]
 
     @property
     def line(self) -> str:
-        """The content of the key's file."""
         return f"ed25519 {base64.b64encode(self.raw).decode()} {self.comment}".rstrip()
 
     @classmethod
@@ -228,12 +226,11 @@ class Trusted:
 def keys_in(folder: Path) -> list[tuple[Path, PublicKey]]:
     """The keys of a folder and their files; empty if there is no such folder.
 
-    A broken link is skipped: an installation has a link to its own key, which may be deleted.
-
     Raises:
         ValueError: a file holds no public key; names the file.
         OSError: a file cannot be read.
     """
+    # A broken link is skipped: an installation has a link to its own key, which may be deleted.
     return [(path, key_in(path)) for path in sorted(folder.glob(f"*{SUFFIX}")) if path.exists()]
 
 

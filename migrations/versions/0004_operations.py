@@ -1,4 +1,4 @@
-"""Problems are told apart by their operation; a winner's price is called its power penalty."""
+"""Problems differ in their operation; a winner's price is called its power penalty."""
 
 from __future__ import annotations
 

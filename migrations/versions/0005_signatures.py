@@ -1,4 +1,4 @@
-"""Winners carry the signature of whoever measured them."""
+"""Winners carry the signature of the installation that measured them."""
 
 from __future__ import annotations
 

@@ -96,10 +96,10 @@ def _link() -> None:
     for row in connection.execute(sa.select(_AUDIT).order_by(_AUDIT.c.id)).all():
         content = [previous, row.at, row.actor, row.action, row.subject, row.detail]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        found = hashlib.sha256(text.encode()).hexdigest()
+        digest = hashlib.sha256(text.encode()).hexdigest()
         connection.execute(
-            sa.update(_AUDIT).where(_AUDIT.c.id == row.id).values(previous=previous, hash=found)
+            sa.update(_AUDIT).where(_AUDIT.c.id == row.id).values(previous=previous, hash=digest)
         )
-        previous, entries = found, entries + 1
+        previous, entries = digest, entries + 1
     if entries:
         connection.execute(sa.insert(_HEAD).values(id=1, entries=entries, hash=previous))

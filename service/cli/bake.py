@@ -39,9 +39,7 @@ class BakeOptions:
     suite: Annotated[
         Path | None,
         typer.Option(
-            "--suite",
-            help="Only winners for the problems of this suite.",
-            autocompletion=complete_suites,
+            help="Only winners for the problems of this suite.", autocompletion=complete_suites
         ),
     ] = None
     winners: Annotated[bool, typer.Option("--winners", help="All current winners.")] = False
@@ -51,7 +49,6 @@ class BakeOptions:
             "--dtype",
             "--dtypes",
             help="Only these element types; repeatable, or with commas. Default: all.",
-            show_default=False,
         ),
     ] = None
     device: DeviceSlug = None

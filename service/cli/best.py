@@ -37,8 +37,8 @@ from service.cli.options import (
     problem_of,
     typed,
 )
-from service.cli.output import CommandError, MisuseError, emit, note, say, say_made, table
-from service.cli.session import connect, model_of
+from service.cli.output import CommandError, MisuseError, emit, note, say, table
+from service.cli.session import connect, existing_store, made_store, model_of
 from service.cli.tasks import TaskOptions, TuningOptions
 from service.report import regimes
 from service.report.verdict import why_cublas_stays
@@ -87,15 +87,12 @@ def best(
 def _from_database(
     problem: Problem, device: str | None, exact: bool, database: str | None
 ) -> Answer:
-    from service.database import open_store, prepare
+    from service.database import prepare
     from service.lookup import find
-    from tuner.store import Store
 
     settings = load_settings(database=database)
     # The usual database is made if it is missing; a missing database that was named is an error.
-    with (
-        open_store(settings, on_made=say_made) if database is None else Store.open(database)
-    ) as store:
+    with made_store(settings) if database is None else existing_store(database) as store:
         if database is None and not store.winners(limit=1):
             # It was made without the shipped winners. The advice for an empty database would be to
             # tune, and on a recorded GPU that finds worse winners than the shipped ones.
@@ -192,7 +189,6 @@ class TuneTaskOptions(TaskOptions):
     suite: Annotated[
         Path | None,
         typer.Option(
-            "--suite",
             help="Tune every problem of this file, or of a shipped suite such as llm, instead of "
             "M N K. Where a [\\[problem]] has `calls`, what saves most time in all its calls goes "
             "first.",
@@ -202,12 +198,10 @@ class TuneTaskOptions(TaskOptions):
     calls: Annotated[
         int | None,
         typer.Option(
-            "--calls",
             metavar="N",
             help="How often you run each problem, per step, per day or in any other period. At "
             "equal priority, the problem that saves most time in all its calls goes first. Counts "
             "in a suite take precedence.",
-            show_default=False,
         ),
     ] = None
 
@@ -370,11 +364,6 @@ def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:
     from tuner.store import Store
 
     with Store.open(url) as store:
-        answer = find.find(
-            store,
-            problem,
-            recorded.model,
-            accepted=find.EXACT,
-        )
+        answer = find.find(store, problem, recorded.model, accepted=find.EXACT)
     if answer is not None:
         _show(answer)

@@ -68,12 +68,10 @@ def enumerate_(
     arch: Annotated[
         str | None,
         typer.Option(
-            "--arch",
             metavar="NAME",
             help="List kernels of this architecture instead of those of a device model: sm80, "
             "sm89, sm90, sm100 or sm120.",
             autocompletion=complete_architectures,
-            show_default=False,
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Candidates shown, fastest first.")] = 20,

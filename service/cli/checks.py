@@ -47,6 +47,10 @@ class Check:
     fix: str = ""
 
 
+_Result = tuple[CheckStatus, str, str]
+"""The status, the detail and the fix of a check."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ability:
     """Something that a machine can do if none of the checks in `needs` is MISSING."""
@@ -76,7 +80,7 @@ ABILITIES = {
 
 def run(settings: Settings, url: str | None) -> list[Check]:
     """All checks, in the order in which people should read them."""
-    checks: Sequence[tuple[str, Callable[[], Check]]] = (
+    checks: Sequence[tuple[str, Callable[[], _Result]]] = (
         ("files", _files),
         ("gpu", _gpu),
         ("driver", _driver),
@@ -92,46 +96,45 @@ def run(settings: Settings, url: str | None) -> list[Check]:
     results = []
     for name, check in checks:
         try:
-            results.append(check())
+            status, detail, fix = check()
         except Exception as error:  # noqa: BLE001 - the other checks still help
             detail = f"the check itself failed: {type(error).__name__}: {error}"
-            results.append(Check(name=name, status=CheckStatus.MISSING, detail=detail))
+            status, fix = CheckStatus.MISSING, ""
+        results.append(Check(name=name, status=status, detail=detail, fix=fix))
     return results
 
 
 def abilities(checks: Sequence[Check]) -> dict[str, bool]:
-    """Which of the ABILITIES the machine has, by the results of all checks."""
     missing = {check.name for check in checks if check.status is CheckStatus.MISSING}
     return {name: not missing.intersection(ability.needs) for name, ability in ABILITIES.items()}
 
 
-def _ok(name: str, detail: str) -> Check:
-    return Check(name=name, status=CheckStatus.OK, detail=detail)
+def _ok(detail: str) -> _Result:
+    return CheckStatus.OK, detail, ""
 
 
-def _missing(name: str, detail: str, fix: str) -> Check:
-    return Check(name=name, status=CheckStatus.MISSING, detail=detail, fix=fix)
+def _missing(detail: str, fix: str) -> _Result:
+    return CheckStatus.MISSING, detail, fix
 
 
-def _warning(name: str, detail: str, fix: str) -> Check:
-    return Check(name=name, status=CheckStatus.WARNING, detail=detail, fix=fix)
+def _warning(detail: str, fix: str) -> _Result:
+    return CheckStatus.WARNING, detail, fix
 
 
-def _files() -> Check:
+def _files() -> _Result:
     detail = f"gemmsmith {VERSION} from {places.shipped('')}, its own data in {places.state()}"
     if not places.shipped("migrations/env.py").is_file():
-        return _missing("files", detail, "some that come with gemmsmith are gone: install it again")
-    return _ok("files", detail)
+        return _missing(detail, "some that come with gemmsmith are gone: install it again")
+    return _ok(detail)
 
 
-def _gpu() -> Check:
+def _gpu() -> _Result:
     from tuner.arch import ARCHITECTURES, MEASURED
     from tuner.devices import local_gpu
 
     model = local_gpu()
     if model is None:
         return _missing(
-            "gpu",
             "no usable NVIDIA GPU",
             "nothing to do for serving; to measure, use a machine with an H100 or H200 "
             "(in a container: give it the GPU, e.g. docker run --gpus all)",
@@ -141,19 +144,17 @@ def _gpu() -> Check:
     )
     if model.arch not in MEASURED:
         tuned = "; ".join(f"{name} ({ARCHITECTURES[name].gpus})" for name in MEASURED)
-        return _missing("gpu", detail, f"kernels are generated for {tuned} only")
-    return _ok("gpu", detail)
+        return _missing(detail, f"kernels are generated for {tuned} only")
+    return _ok(detail)
 
 
-def _driver() -> Check:
+def _driver() -> _Result:
     version = _driver_version()
     if version is None:
-        return _missing(
-            "driver", "no NVIDIA driver", "to measure, install driver 580 or newer (CUDA 13)"
-        )
+        return _missing("no NVIDIA driver", "to measure, install driver 580 or newer (CUDA 13)")
     if int(version.split(".")[0]) < 580:
-        return _missing("driver", version, "CUDA 13 kernels need driver 580 or newer: upgrade it")
-    return _ok("driver", version)
+        return _missing(version, "CUDA 13 kernels need driver 580 or newer: upgrade it")
+    return _ok(version)
 
 
 def _driver_version() -> str | None:
@@ -165,82 +166,74 @@ def _driver_version() -> str | None:
     return version[1] if version else None
 
 
-def _compiler() -> Check:
+def _compiler() -> _Result:
     from tuner.compile import find_toolchain
 
     try:
         toolchain = find_toolchain()
     except TunerError as error:
         return _missing(
-            "compiler",
             str(error).splitlines()[0],
             f"{pip_install('compiler')}, or install the CUDA 13 toolkit; needed to compile "
             "kernels, not to serve",
         )
-    return _ok("compiler", f"nvcc {toolchain.version} ({toolchain.origin}: {toolchain.nvcc})")
+    return _ok(f"nvcc {toolchain.version} ({toolchain.origin}: {toolchain.nvcc})")
 
 
-def _host_compiler() -> Check:
+def _host_compiler() -> _Result:
     path = shutil.which("g++")
     if path is None:
-        return _missing(
-            "host compiler", "no g++", "apt-get install g++; nvcc needs it to compile kernels"
-        )
-    return _ok("host compiler", path)
+        return _missing("no g++", "apt-get install g++; nvcc needs it to compile kernels")
+    return _ok(path)
 
 
-def _torch() -> Check:
+def _torch() -> _Result:
     # Its files are read instead of importing it, which takes seconds.
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return _missing(
-            "torch",
-            "not installed",
-            f"{pip_install('gpu')}; needed to measure, not to serve",
-        )
+        return _missing("not installed", f"{pip_install('gpu')}; needed to measure, not to serve")
     version = importlib.metadata.version("torch")
     written = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
     cuda = re.search(r"^cuda\b[^=\n]*= *'([^']+)'", written, re.MULTILINE)
     if cuda is None:
         return _missing(
-            "torch",
             f"{version}, built without CUDA",
             "to measure, install a CUDA build: pip install torch --force-reinstall",
         )
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if release < (2, 9):
-        return _missing("torch", version, f"to measure, {pip_install('gpu')}")
-    return _ok("torch", f"{version}, CUDA {cuda[1]}")
+        return _missing(version, f"to measure, {pip_install('gpu')}")
+    return _ok(f"{version}, CUDA {cuda[1]}")
 
 
-def _cutlass() -> Check:
+def _cutlass() -> _Result:
     from tuner.backends.cutlass import package
 
     try:
         include = package.include_dirs()[0]
     except TunerError as error:
-        return _missing("cutlass", str(error), "pip install nvidia-cutlass==4.2.0.0")
-    return _ok("cutlass", f"{package.version()} ({include})")
+        return _missing(str(error), "pip install nvidia-cutlass==4.2.0.0")
+    return _ok(f"{package.version()} ({include})")
 
 
-def _disk(packs: Path) -> Check:
+def _disk(packs: Path) -> _Result:
     folder = packs.absolute()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     detail = f"{free / 2**30:.1f} GiB free at {folder}"
     if not os.access(folder, os.W_OK):
-        return _missing("disk", f"{folder} is not writable", "run as its owner, or pass --packs")
+        return _missing(f"{folder} is not writable", "run as its owner, or pass --packs")
     if packs.exists() and (reason := unsafe(packs)):
-        return _missing("disk", f"packs are not used: {reason}", "")
+        return _missing(f"packs are not used: {reason}", "")
     if free < SERVE_BYTES:
-        return _missing("disk", detail, "free some space, or pass --packs on another disk")
+        return _missing(detail, "free some space, or pass --packs on another disk")
     if free < TUNE_BYTES:
-        return _warning("disk", detail, "a tuned suite takes up to 5 GiB of kernel packs")
-    return _ok("disk", detail)
+        return _warning(detail, "a tuned suite takes up to 5 GiB of kernel packs")
+    return _ok(detail)
 
 
-def _database(where: str) -> Check:
+def _database(where: str) -> _Result:
     from tuner import store
 
     upgrade = f"gemmsmith db upgrade --database {where}"
@@ -248,38 +241,35 @@ def _database(where: str) -> Check:
     try:
         schema, needed = store.current(where), store.head()
     except StoreError as error:
-        return _missing("database", str(error), broken)
+        return _missing(str(error), broken)
     if schema is None:
-        return _warning(
-            "database", f"{where}: not there yet", f"`gemmsmith serve` creates it; or {upgrade}"
-        )
+        return _warning(f"{where}: not there yet", f"`gemmsmith serve` creates it; or {upgrade}")
     try:
         with store.Store.open(where) as opened:
             winners = opened.counts()["winners"]
     except SchemaOutdated:  # the service migrates it when it starts
-        return _warning("database", f"{where}, schema {schema}, needs {needed}", upgrade)
+        return _warning(f"{where}, schema {schema}, needs {needed}", upgrade)
     except SchemaTooNew as error:
-        return _missing("database", str(error), "upgrade gemmsmith, or name another --database")
+        return _missing(str(error), "upgrade gemmsmith, or name another --database")
     except StoreError as error:
-        return _missing("database", str(error), broken)
+        return _missing(str(error), broken)
     path = store.sqlite_path(store.parse_url(where))
     if path is not None and path.stat().st_mode & 0o077:
-        return _warning("database", f"{where} can be read by others", f"chmod 600 {path}*")
-    return _ok("database", f"{where}, schema {schema}, {winners} winners")
+        return _warning(f"{where} can be read by others", f"chmod 600 {path}*")
+    return _ok(f"{where}, schema {schema}, {winners} winners")
 
 
-def _recordings(folder: Path) -> Check:
+def _recordings(folder: Path) -> _Result:
     files = sorted(folder.glob("*.jsonl.zst"))
     if not files:
         return _missing(
-            "recordings",
             f"no sweep files in {folder.absolute()}",
             "install gemmsmith again, or pass --sweeps; needed to tune without a GPU",
         )
-    return _ok("recordings", ", ".join(path.name for path in files))
+    return _ok(", ".join(path.name for path in files))
 
 
-def _service(settings: Settings, url: str | None) -> Check:
+def _service(settings: Settings, url: str | None) -> _Result:
     from gemmsmith.errors import ServiceFault, ServiceUnavailable
     from gemmsmith.http.replies import NoAnswer, document
     from gemmsmith.http.sending import ask
@@ -290,25 +280,24 @@ def _service(settings: Settings, url: str | None) -> Check:
     try:
         reply = ask(where, "/readyz", timeout=2.0)
     except (ValueError, ServiceUnavailable) as error:
-        return _warning("service", str(error), "")
+        return _warning(str(error), "")
     if isinstance(reply, NoAnswer):
         detail = f"no answer at {where} ({reply.reason})"
-        return _warning("service", detail, "start it: gemmsmith serve")
+        return _warning(detail, "start it: gemmsmith serve")
     try:
         body = document(reply)
         checks = dict(body.get("checks", {}))
     except (ServiceFault, TypeError, ValueError):
-        return _warning("service", f"{where} answers, but not as gemmsmith does: look there", "")
+        return _warning(f"{where} answers, but not as gemmsmith does: look there", "")
     if reply.status != 200:
         detail = f"{reply.status}, {body.get('detail', 'no reason given')}"
-        return _warning("service", f"{where} is not ready: {detail}", "")
+        return _warning(f"{where} is not ready: {detail}", "")
     degraded = [str(said) for said in checks.values() if said != "ok"]
     if degraded:
-        return _warning("service", f"{where} is ready, but {'; '.join(degraded)}", "")
+        return _warning(f"{where} is ready, but {'; '.join(degraded)}", "")
     if exposes_key(where):
         return _warning(
-            "service",
             f"{where} is ready, and the API key goes there unencrypted",
             "outside a trusted network, use HTTPS (docs/access.md)",
         )
-    return _ok("service", f"{where} is ready")
+    return _ok(f"{where} is ready")

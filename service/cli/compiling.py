@@ -21,8 +21,8 @@ from service.cli.options import (
     complete_suites,
     dtypes_of,
 )
-from service.cli.output import MisuseError, Reporter, emit, note, reporter, say, say_made
-from service.cli.session import connect, device_called, model_of
+from service.cli.output import MisuseError, Reporter, emit, note, reporter, say
+from service.cli.session import connect, device_called, made_store, model_of
 from service.cli.tasks import Task, TaskOptions
 
 if TYPE_CHECKING:
@@ -42,9 +42,7 @@ class CompileTaskOptions(TaskOptions):
 
     suite: Annotated[
         Path | None,
-        typer.Option(
-            "--suite", help="For every problem of this file.", autocompletion=complete_suites
-        ),
+        typer.Option(help="For every problem of this file.", autocompletion=complete_suites),
     ] = None
     winners: Annotated[
         bool, typer.Option("--winners", help="The kernels that current winners run.")
@@ -64,7 +62,6 @@ class CompileTaskOptions(TaskOptions):
             "--dtypes",
             help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2; repeatable, or with commas. "
             "Default bf16; with --base bf16, fp16 and fp8_e4m3; with --winners all.",
-            show_default=False,
         ),
     ] = None
 
@@ -77,9 +74,7 @@ class KernelOptions:
     limit: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="Maximum number of kernels per problem; with --winners or --base, in total.",
-            show_default=False,
+            min=1, help="Maximum number of kernels per problem; with --winners or --base, in total."
         ),
     ] = None
     workers: Workers = None
@@ -91,7 +86,6 @@ class KernelOptions:
             metavar="URL",
             help="Fetch packs from this service first, and compile the rest. Only packs with a "
             "trusted signature are accepted (see `gemmsmith signing`).",
-            show_default=False,
         ),
     ] = None
 
@@ -107,8 +101,6 @@ def compile_(
     With `--from`, this machine needs no compiler. It then accepts packs of any compiler, and
     kernels that the service lacks count as failed.
     """
-    from service.database import open_store
-
     began = time.monotonic()
     ways = (problems.m is not None, problems.suite is not None, problems.winners, problems.base)
     if sum(ways) > 1:
@@ -120,7 +112,7 @@ def compile_(
         client = None
         if options.source is not None:
             client = stack.enter_context(connect(options.source, cache_dir=None))
-        store = stack.enter_context(open_store(settings, on_made=say_made))
+        store = stack.enter_context(made_store(settings))
         kernels = _chosen(settings, store, problems, options)
         outcome = _build(settings, store, kernels, options.workers, client)
     code = _report(outcome, len(kernels), time.monotonic() - began, as_json)
@@ -211,10 +203,8 @@ def _build(
     workers: int | None,
     client: Client | None,
 ) -> _Outcome:
-    """Fetch from the client's service what it has, and compile the rest.
-
-    The builder records every pack, so that lookups can name it.
-    """
+    """Fetch from the client's service what it has, and compile the rest."""
+    # The builder records every pack, so that lookups can name it.
     outcome = _Outcome(asked=client is not None)
     builder, toolchain = _open_builder(settings, store, workers, needed=client is None)
     try:

@@ -26,14 +26,7 @@ def evaluate(
     sweeps: Sweeps = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE.svg",
-            help="Also draw it.",
-            show_default=False,
-            callback=writable,
-        ),
+        typer.Option("-o", "--output", metavar="FILE.svg", help="Also draw it.", callback=writable),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -28,12 +28,10 @@ def doctor(
         typer.Option(
             envvar="GEMMSMITH_URL",
             help="Service to check; default: where `gemmsmith serve` would listen.",
-            show_default=False,
         ),
     ] = None,
     deep: Annotated[
-        bool,
-        typer.Option("--deep", help="Also verify every stored winner, kernel and pack."),
+        bool, typer.Option("--deep", help="Also verify every stored winner, kernel and pack.")
     ] = False,
     *,
     data: DataOptions,

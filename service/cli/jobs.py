@@ -43,7 +43,6 @@ def list_(
         typer.Option(
             help="Only these: waiting, running, done, failed or cancelled.",
             autocompletion=complete_states,
-            show_default=False,
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number.")] = 20,
@@ -116,8 +115,7 @@ def cancel(
 def retry(
     job: Identifier,
     time_limit: Annotated[
-        float,
-        typer.Option(min=0, help="With --url: seconds to wait for room in a full queue."),
+        float, typer.Option(min=0, help="With --url: seconds to wait for room in a full queue.")
     ] = 0.0,
     *,
     source: SourceOptions,
@@ -137,7 +135,6 @@ def show_progress(status: JobStatus, says: Reporter) -> None:
 
 
 def _cancelling(jobs: Sequence[str], place: Sequence[str]) -> str:
-    """The command that cancels jobs; `place` is the option that says where they are, if any."""
     return shlex.join(["gemmsmith", "jobs", "cancel", *jobs, *place])
 
 

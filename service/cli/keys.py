@@ -19,7 +19,8 @@ from service.cli.options import (
     complete_scopes,
     load_settings,
 )
-from service.cli.output import CommandError, MisuseError, emit, note, say, say_made, table
+from service.cli.output import CommandError, MisuseError, emit, note, say, table
+from service.cli.session import existing_store, made_store
 
 if TYPE_CHECKING:
     from gemmsmith.signing import PublicKey
@@ -44,11 +45,7 @@ def create(
     ] = "read",
     expires: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="When it expires: 12h, 90d, 8w …; default: never.",
-            show_default=False,
-        ),
+        typer.Option(metavar="TIME", help="When it expires: 12h, 90d, 8w …; default: never."),
     ] = None,
     job_limit: Annotated[
         int | None,
@@ -56,7 +53,6 @@ def create(
             metavar="N",
             help="Limit of waiting and running jobs; default: the service's "
             "GEMMSMITH_KEY_JOB_LIMIT.",
-            show_default=False,
         ),
     ] = None,
     database: Database = None,
@@ -66,7 +62,6 @@ def create(
 
     A running service accepts it at once.
     """
-    from service.database import open_store
     from tuner.errors import KeyNameTaken
     from tuner.store.keys import MOST_JOBS, NAME_RULE, Scope, is_name
 
@@ -76,7 +71,7 @@ def create(
     if job_limit is not None and not 1 <= job_limit <= MOST_JOBS:
         raise MisuseError(f"job-limit must be in 1 … {MOST_JOBS}, got {job_limit}")
     life = None if expires is None else _seconds(expires)
-    with open_store(load_settings(database=database), on_made=say_made) as store:
+    with made_store(load_settings(database=database)) as store:
         try:
             key, secret = store.keys.create(name, checked, expires_in_s=life, job_limit=job_limit)
         except KeyNameTaken as error:
@@ -96,9 +91,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the active keys, newest first."""
-    from tuner.store import Store
-
-    with Store.open(load_settings(database=database).database) as store:
+    with existing_store(database) as store:
         keys = store.keys.list(inactive=inactive)
     if as_json:
         emit({"keys": [_document(key) for key in keys]})
@@ -124,9 +117,8 @@ def revoke(
 ) -> None:
     """Revoke a key. Running services refuse it within two seconds."""
     from tuner.errors import KeyNotFound
-    from tuner.store import Store
 
-    with Store.open(load_settings(database=database).database) as store:
+    with existing_store(database) as store:
         try:
             key = store.keys.revoke(name)
         except KeyNotFound as error:
@@ -140,15 +132,9 @@ def revoke(
 def audit(
     action: Annotated[
         str | None,
-        typer.Option(
-            help="Only this action, such as pinned.",
-            autocompletion=complete_actions,
-            show_default=False,
-        ),
+        typer.Option(help="Only this action, such as pinned.", autocompletion=complete_actions),
     ] = None,
-    actor: Annotated[
-        str | None, typer.Option(help="Only what this key or worker did.", show_default=False)
-    ] = None,
+    actor: Annotated[str | None, typer.Option(help="Only what this key or worker did.")] = None,
     limit: Limit = 50,
     verify: Annotated[
         bool, typer.Option("--verify", help="Check that no entry was changed or removed.")
@@ -156,9 +142,7 @@ def audit(
     head: Annotated[
         str | None,
         typer.Option(
-            metavar="HASH",
-            help="With --verify: check that this earlier head is still in the log.",
-            show_default=False,
+            metavar="HASH", help="With --verify: check that this earlier head is still in the log."
         ),
     ] = None,
     database: Database = None,
@@ -171,7 +155,6 @@ def audit(
     """
     import msgspec
 
-    from tuner.store import Store
     from tuner.store.audit import Action
 
     if head is not None and not verify:
@@ -182,10 +165,10 @@ def audit(
             f"{head!r:.80}"
         )
     if verify:
-        _verify(load_settings(database=database).database, head, as_json=as_json)
+        _verify(database, head, as_json=as_json)
         return
     only = None if action is None else member("action", Action, action)
-    with Store.open(load_settings(database=database).database) as store:
+    with existing_store(database) as store:
         entries = store.audit.entries(action=only, actor=actor, limit=limit)
     if as_json:
         emit({"entries": [{**msgspec.to_builtins(e), "at": _time(e.at)} for e in entries]})
@@ -204,10 +187,8 @@ def audit(
     table("", ("at", "actor", "action", "subject", "detail"), rows, left=5)
 
 
-def _verify(url: str, head: str | None, *, as_json: bool) -> None:
-    from tuner.store import Store
-
-    with Store.open(url) as store:
+def _verify(database: str | None, head: str | None, *, as_json: bool) -> None:
+    with existing_store(database) as store:
         chain = store.audit.verify(head)
     if as_json:
         emit({"entries": chain.entries, "head": chain.head, "fault": chain.fault})
@@ -272,11 +253,7 @@ def trust(
     ],
     identifier: Annotated[
         str | None,
-        typer.Option(
-            "--id",
-            help="The identifier that the key must have; skips the confirmation.",
-            show_default=False,
-        ),
+        typer.Option("--id", help="The identifier that the key must have; skips the confirmation."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Trust any key without confirmation.")] = False,
 ) -> None:
@@ -359,8 +336,7 @@ def _trusted(settings: Settings) -> list[tuple[Path, PublicKey]]:
 def sign_winners(
     paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Winners files.")],
     key: Annotated[
-        Path | None,
-        typer.Option(help="File of the private key; default: this installation's own."),
+        Path | None, typer.Option(help="File of the private key; default: this installation's own.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -40,9 +40,7 @@ Defer = Callable[[Sequence["AnyKernel"]], None]
 class Here:
     """This machine's device, as a `TuningPlace`.
 
-    Tasks are tuned with most time at stake first. Of a suite, every problem is answered first from
-    the kernels that are compiled. What is worth compiling besides is then compiled all at once, and
-    the problems in question are tuned again.
+    Tasks are tuned with most time at stake first.
     """
 
     def __init__(
@@ -86,6 +84,7 @@ class Here:
                 outcome = self._tune(task, says)
             first[task] = outcome
             yield outcome
+        # What is worth compiling besides is compiled when every problem of a suite has an answer.
         # Compiled together, kernels of one family share the front end's time, and no core waits.
         again = [task for task, kernels in later.items() if kernels]
         if again and not self._over():
@@ -108,7 +107,6 @@ class Here:
             raise KeyboardInterrupt
 
     def _over(self) -> bool:
-        """Whether no further problem is begun: it was stopped, or the time limit has passed."""
         limit = self._tuning.time_limit
         return self._stop() or (limit is not None and time.monotonic() - self._began >= limit)
 

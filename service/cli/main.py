@@ -280,7 +280,7 @@ def _add(panel: str, words: str, function: Callable[..., None], example: str) ->
 
 
 def _paragraphs(docstring: str) -> str:
-    """The text with a line for each paragraph: terminals break lines of help by themselves."""
+    # A line for each paragraph: terminals break lines of help by themselves.
     paragraphs = cleandoc(docstring).split("\n\n")
     return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 

@@ -19,10 +19,9 @@ from gemmsmith.program.captured import Captured, tune_command
 from gemmsmith.winners.bundle import Bundle
 from service import documents
 from service.cli import bake, runner
-from service.cli.output import CommandError, counted, note, say_made
-from service.cli.session import connect, model_of, signed_store
+from service.cli.output import CommandError, counted, note
+from service.cli.session import connect, made_store, model_of, signed_store
 from service.cli.tasks import Task, TuningOptions
-from service.database import open_store
 from service.settings import Settings
 from tuner.devices import local_gpu
 from tuner.errors import TunerError
@@ -50,7 +49,6 @@ class ProgramWinners:
 
 
 def _model() -> str | None:
-    """Slug of the GPU of this machine; None without a GPU."""
     model = local_gpu()
     return None if model is None else model.slug
 
@@ -96,17 +94,14 @@ def tune(winners: ProgramWinners, captured: Captured, effort: str, time_limit: f
 
 
 def _problems(captured: Captured, bundle: Path) -> list[Problem]:
-    """What the bundle is to answer: the captured problems, then those it has already."""
     snapshot = _read(bundle)
     rows = () if snapshot is None else snapshot.rows
     return list(dict.fromkeys([*captured.problems, *(row.problem for row in rows)]))
 
 
 def near(store: Store, slug: str, problems: Iterable[Problem]) -> list[Winner]:
-    """The winners that decide about `Snapshot.row_for` of the problems, each once.
-
-    The database may have hundreds of thousands of others, which need not be read.
-    """
+    """The winners that decide about `Snapshot.row_for` of the problems, each once."""
+    # The database may have hundreds of thousands of others, which need not be read.
     winners: dict[Problem, Winner] = {}
     for problem in problems:
         winner = store.winner(problem, slug)
@@ -130,16 +125,15 @@ def _tasks(captured: Captured, stored: Snapshot) -> list[Task]:
 
 
 def _measurement(row: Row) -> tuple[object, ...]:
-    """What differs between a new winner and the one before, but not if its kernel is compiled."""
+    # Without what changes when the kernel of the same winner is compiled.
     return row.problem, row.use, row.time_us, row.saving_us, row.environment
 
 
 def needed(problems: Counter[Problem], stored: Snapshot) -> Counter[Problem]:
-    """The captured problems that still run once the fused winners do.
-
-    A layer is captured as what its steps run now, and as what one kernel could do instead. If such
-    a kernel has won, the layer's product no longer runs by itself, nor do those of gate and up.
-    """
+    """The captured problems that still run once the fused winners do."""
+    # A layer is captured as what its steps run now, and as what one kernel could do instead. If
+    # such a kernel has won, the layer's product no longer runs by itself, nor do those of gate and
+    # up.
     replaced: Counter[tuple[object, ...]] = Counter()
     for problem, calls in problems.items():
         row = stored.row_for(problem) if _saves_steps(problem) else None
@@ -158,12 +152,11 @@ def needed(problems: Counter[Problem], stored: Snapshot) -> Counter[Problem]:
 
 
 def _saves_steps(problem: Problem) -> bool:
-    """Whether it is more than a linear layer, whose bias torch adds in the product as well."""
+    # torch adds the bias of a linear layer in the product as well.
     return problem.operation.epilogue not in (Epilogue.NONE, Epilogue.BIAS)
 
 
 def _product(problem: Problem, n: int) -> tuple[object, ...]:
-    """The product alone, without an epilogue, with `n` columns."""
     operation = problem.operation
     return (operation.types, operation.layout, problem.m, n, problem.k, problem.batch)
 
@@ -172,11 +165,9 @@ def _product(problem: Problem, n: int) -> tuple[object, ...]:
 def _winners_compiled(
     settings: Settings, store: Store, problems: Sequence[Problem]
 ) -> Iterator[None]:
-    """Meanwhile, compile the kernels of winners that are known already.
-
-    Else the bundle would have to wait for them. Failures are left to the bundle, which reports
-    them.
-    """
+    """Meanwhile, compile the kernels of winners that are known already."""
+    # Else the bundle would have to wait for them. Failures are left to the bundle, which reports
+    # them.
     from service.worker.builder import open_builder
 
     if _model() is None:  # a recording runs no kernel
@@ -250,7 +241,7 @@ def _known(
         return stored, stored, times
     settings = winners.settings
     settings.create_folders()
-    with open_store(settings, on_made=say_made) as store:
+    with made_store(settings) as store:
         model = model_of(settings, None, store)
         winners_near = near(store, model.slug, problems)
         stored = documents.snapshot(model.slug, winners_near, pack_of=lambda _: None)

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 def _values(all_of: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """A completion from a list that is only made when the user presses Tab."""
-
+    # The list is made only when the user presses Tab.
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")  # `--dtype bf16,fp`
         return [f"{before}{comma}{value}" for value in all_of() if value.startswith(last)]
@@ -37,7 +36,7 @@ def _values(all_of: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 
 def _members(module: str, name: str) -> Callable[[str], list[str]]:
-    """A completion from a collection in a module, which is imported only for a completion."""
+    # The module is imported only for a completion.
     return _values(lambda: list(getattr(import_module(module), name)))
 
 
@@ -93,7 +92,7 @@ def extent(text: str | int) -> int:
 
 
 def _size(name: str, text: str) -> Any:
-    return typer.Argument(metavar=name, help=text, parser=extent, show_default=False)
+    return typer.Argument(metavar=name, help=text, parser=extent)
 
 
 _M = _size("M", "Rows of A and D; or all three sizes in one word, 4096x6144x1024.")
@@ -102,7 +101,6 @@ _K = _size("K", "Columns of A, rows of B.")
 DTypeName = Annotated[
     str,
     typer.Option(
-        "--dtype",
         help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or tf32.",
         autocompletion=complete_dtypes,
     ),
@@ -110,21 +108,17 @@ DTypeName = Annotated[
 LayoutName = Annotated[
     str | None,
     typer.Option(
-        "--layout",
         help="A and B, t row-major, n column-major: tn (linear layer; the default), tt, nt or nn.",
         autocompletion=complete_layouts,
-        show_default=False,
     ),
 ]
-Batch = Annotated[int, typer.Option("--batch", help="Independent products of this shape.")]
+Batch = Annotated[int, typer.Option(help="Independent products of this shape.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Database = Annotated[
     str | None,
     typer.Option(
-        "--database",
         metavar="URL",
         help="Database (GEMMSMITH_DATABASE; else gemmsmith.db among the user's data).",
-        show_default=False,
     ),
 ]
 Packs = Annotated[
@@ -132,77 +126,50 @@ Packs = Annotated[
     typer.Option(
         "--packs",
         help="Folder of compiled kernel packs (GEMMSMITH_PACKS; else among the user's data).",
-        show_default=False,
     ),
 ]
 Sweeps = Annotated[
     Path | None,
-    typer.Option(
-        "--sweeps",
-        help="Folder of recorded sweeps (GEMMSMITH_SWEEPS; else the shipped ones).",
-        show_default=False,
-    ),
+    typer.Option(help="Folder of recorded sweeps (GEMMSMITH_SWEEPS; else the shipped ones)."),
 ]
 DeviceName = Annotated[
     str | None,
     typer.Option(
-        "--device",
         help="Device to measure on: cuda:0, or replay:NAME for a recorded GPU "
         "(GEMMSMITH_DEVICE; else the local GPU, else the recorded one).",
         autocompletion=complete_devices,
-        show_default=False,
     ),
 ]
 DeviceSlug = Annotated[
     str | None,
     typer.Option(
-        "--device",
         help="Device model, such as h200; default: the local GPU, else GEMMSMITH_DEFAULT_MODEL.",
         autocompletion=complete_slugs,
-        show_default=False,
     ),
 ]
 OnlyDevice = Annotated[
     str | None,
-    typer.Option(
-        "--device",
-        help="Only this device model, such as h200.",
-        autocompletion=complete_slugs,
-        show_default=False,
-    ),
+    typer.Option(help="Only this device model, such as h200.", autocompletion=complete_slugs),
 ]
 Url = Annotated[
     str | None,
-    typer.Option(
-        "--url",
-        envvar="GEMMSMITH_URL",
-        help="Use this service instead of the local database.",
-        show_default=False,
-    ),
+    typer.Option(envvar="GEMMSMITH_URL", help="Use this service instead of the local database."),
 ]
 LevelName = Annotated[
     str,
     typer.Option(
-        "--level",
-        help="core: the curated kernels; full: every legal one.",
-        autocompletion=complete_levels,
+        help="core: the curated kernels; full: every legal one.", autocompletion=complete_levels
     ),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number.")]
 CompiledOnly = Annotated[
-    bool,
-    typer.Option("--compiled-only", help="Only kernels compiled before: no waiting for nvcc."),
+    bool, typer.Option("--compiled-only", help="Only kernels compiled before: no waiting for nvcc.")
 ]
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Parallel compilers; default: by cores and memory.")
 ]
 Unsigned = Annotated[
-    bool | None,
-    typer.Option(
-        "--unsigned",
-        help="Also serve winners without a trusted signature.",
-        show_default=False,
-    ),
+    bool | None, typer.Option("--unsigned", help="Also serve winners without a trusted signature.")
 ]
 
 
@@ -254,7 +221,6 @@ class SourceOptions:
 
     @property
     def words(self) -> Sequence[str]:
-        """The option that names the same place to another command."""
         if self.url:
             return ("--url", self.url)
         return ("--database", self.database) if self.database else ()
@@ -342,7 +308,6 @@ def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str | 
 
 
 def typed(problem: Problem) -> str:
-    """The words that name a problem to a command."""
     batch = f" --batch {problem.batch}" if problem.batch > 1 else ""
     sizes = f"{problem.m} {problem.n} {problem.k}"
     return f"{sizes} --dtype {problem.dtype} --layout {problem.layout}{batch}"

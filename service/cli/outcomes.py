@@ -107,16 +107,14 @@ def summary(result: Winner | Answer) -> str:
 
 
 def _device(result: Winner | Answer) -> str:
-    """The device of the times: `H200`, or `recorded H200`."""
     name = result.device.name
     return recording_of(name) if result.replayed else name.removeprefix("NVIDIA ")
 
 
 def not_served(revision: int | None, served: Winner | Answer | None) -> str:
-    """Why the new winner `revision` is kept while another is served; empty if it is served.
-
-    Without this line, users who tune on a recorded GPU would expect their new winner to be served.
-    """
+    """Why the new winner `revision` is kept while another is served; empty if it is served."""
+    # Without this line, users who tune on a recorded GPU would expect their new winner to be
+    # served.
     if served is None or revision is None or served.revision in (None, revision):
         return ""
     reason = ", which is pinned," if served.pinned else ""

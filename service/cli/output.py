@@ -79,7 +79,6 @@ def writable(path: Path | None) -> Path | None:
 
 
 def readable(paths: Sequence[Path]) -> list[Path]:
-    """The files of an argument; `-` is stdin."""
     return [Path("/dev/stdin") if str(path) == "-" else path for path in paths]
 
 
@@ -115,12 +114,10 @@ def _check_folder(path: Path, folders: Iterable[Path]) -> None:
 
 
 def open_streams() -> None:
-    """Make it safe to print on stdout and stderr.
-
-    A character that the terminal's encoding lacks is printed in a plainer form. A closed stream
-    prints nothing. Left closed, its descriptor would go to the next file that is opened, such as
-    the database, and messages would be written into that file.
-    """
+    """Make it safe to print on stdout and stderr."""
+    # A character that the terminal's encoding lacks is printed in a plainer form. A closed stream
+    # prints nothing. Left closed, its descriptor would go to the next file that is opened, such as
+    # the database, and messages would be written into that file.
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -168,7 +165,6 @@ def emit(data: Any, *, line: bool = False) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of the result."""
     _print(showing.line(text), _out())
 
 
@@ -178,7 +174,6 @@ def note(text: str) -> None:
 
 
 def say_made(winners: int) -> None:
-    """Say that the database was made, with so many shipped winners."""
     if winners:
         note(f"created the database with {winners} shipped winners")
 
@@ -209,7 +204,6 @@ def table(
 
 
 def counted(number: int, thing: str) -> str:
-    """The number with its noun: `1 winner`, `2 winners`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
@@ -307,7 +301,6 @@ class Reporter:
             note(f"  {text}")
 
     def line(self, text: str) -> None:
-        """Print a line that stays on the screen."""
         note(text)
 
 

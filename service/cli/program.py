@@ -67,8 +67,7 @@ def run(
         typer.Argument(help="The program and its arguments: -- torchrun --nproc-per-node 8 x.py"),
     ],
     tune: Annotated[
-        bool,
-        typer.Option("--tune", help="When it has ended, tune its products for the next run."),
+        bool, typer.Option("--tune", help="When it has ended, tune its products for the next run.")
     ] = False,
     rehearse: Annotated[
         bool,
@@ -135,7 +134,7 @@ def run(
     if tune:
         status = of_run.tune(kept_winners, captured, options.effort, options.time_limit)
         if ended.stopped:
-            status = run_plainly(command, winners()) or status
+            status = run_program(command, winners()) or status
         elif rehearse:
             note(f"gemmsmith: the program ended before step {steps}, and is not run again")
         raise typer.Exit(status)
@@ -215,7 +214,6 @@ class Ended:
 
     @property
     def unseen(self) -> list[str]:
-        """Lines that name what may have run products that were not captured."""
         unseen = sorted(self.captured.unseen.items())
         return [f"not captured: {name} ({count})" for name, count in unseen]
 
@@ -256,21 +254,17 @@ def run_captured(
             STEPS_VARIABLE: str(steps),
             STOP_VARIABLE: "1" if stop else "0",
         }
-        status = _run(command, variables | ({VARIABLE: winners} if winners else {}))
+        status = run_program(command, winners, **variables)
         return _ended(status, Path(folder))
 
 
-def run_plainly(command: Sequence[str], winners: str | None) -> int:
-    """Run a command with these winners, without a capture; its exit status.
+def run_program(command: Sequence[str], winners: str | None, **variables: str) -> int:
+    """Run a command with these winners and environment variables; its exit status.
 
     Raises:
         MisuseError: there is no such program.
     """
-    return _run(command, {VARIABLE: winners} if winners else {})
-
-
-def _run(command: Sequence[str], variables: dict[str, str]) -> int:
-    environment = os.environ | variables
+    environment = os.environ | variables | ({VARIABLE: winners} if winners else {})
     if find_spec("torch") is not None:
         # `python` and `torchrun` are those of this environment, whether it was activated or not.
         scripts = str(Path(sys.executable).parent)
@@ -363,11 +357,7 @@ def _ended(status: int, folder: Path) -> Ended:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a file that the program wrote.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file: reading a pipe may never end.
-    """
+    # Reading a pipe may never end.
     if not path.is_file():
         raise OSError(f"{path} is no file")
     return path.read_bytes()

@@ -45,25 +45,19 @@ class ReportOptions:
     """Which winners are compared."""
 
     files: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[FILE]...", help="More winners files.", show_default=False),
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="More winners files.")
     ] = None
     winners: Annotated[
         list[Path] | None,
         typer.Option(
-            "--winners",
-            metavar="FILE...",
-            help="Winners files instead of the database's current winners.",
-            show_default=False,
+            metavar="FILE...", help="Winners files instead of the database's current winners."
         ),
     ] = None
     dtype: Annotated[
         list[str] | None,
         typer.Option(
-            "--dtype",
             help="Only these element types; repeatable, or with commas.",
             autocompletion=complete_dtypes,
-            show_default=False,
         ),
     ] = None
     device: OnlyDevice = None
@@ -81,10 +75,7 @@ def report(
         ),
     ] = Path("report"),
     ceilings: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of measured ceilings (see `gemmsmith ceilings`).", show_default=False
-        ),
+        Path | None, typer.Option(help="Folder of measured ceilings (see `gemmsmith ceilings`).")
     ] = None,
     database: Database = None,
     as_json: AsJson = False,
@@ -220,7 +211,6 @@ def ceilings(
             "-o",
             "--output",
             help="File to write; default <device slug>.json where `gemmsmith report` looks.",
-            show_default=False,
             callback=writable,
         ),
     ] = None,

@@ -24,7 +24,6 @@ from service.cli.options import (
     complete_layouts,
     complete_phases,
     dtypes_of,
-    load_settings,
     problem_of,
 )
 from service.cli.output import (
@@ -38,7 +37,7 @@ from service.cli.output import (
     times,
     writable,
 )
-from service.cli.session import connect, device_called
+from service.cli.session import connect, device_called, existing_store
 
 if TYPE_CHECKING:
     from service.tables import FileFormat, Row, Table
@@ -51,32 +50,21 @@ class ResultFilters:
     """Which trials or winners are printed."""
 
     problem: Annotated[
-        tuple[int, int, int] | None,
-        typer.Option("--problem", metavar="M N K", help="Only this shape.", show_default=False),
+        tuple[int, int, int] | None, typer.Option(metavar="M N K", help="Only this shape.")
     ] = None
     dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Only these element types.", autocompletion=complete_dtypes, show_default=False
-        ),
+        str | None, typer.Option(help="Only these element types.", autocompletion=complete_dtypes)
     ] = None
     layout: Annotated[
         str | None,
-        typer.Option(
-            help="Only this layout: tn, tt, nt or nn.",
-            autocompletion=complete_layouts,
-            show_default=False,
-        ),
+        typer.Option(help="Only this layout: tn, tt, nt or nn.", autocompletion=complete_layouts),
     ] = None
     batch: Annotated[int, typer.Option(help="With --problem.")] = 1
     device: OnlyDevice = None
     phase: Annotated[
-        str | None,
-        typer.Option(
-            help="Only screen or final.", autocompletion=complete_phases, show_default=False
-        ),
+        str | None, typer.Option(help="Only screen or final.", autocompletion=complete_phases)
     ] = None
-    job: Annotated[str | None, typer.Option(help="Only this job's.", show_default=False)] = None
+    job: Annotated[str | None, typer.Option(help="Only this job's.")] = None
 
     def query(self) -> dict[str, Any]:
         """The filters as `GET /results` takes them, checked; without those that were not typed."""
@@ -112,16 +100,13 @@ class TableOptions:
             "--format",
             help="jsonl, csv or parquet; else by the file's ending, else jsonl.",
             autocompletion=complete_formats,
-            show_default=False,
         ),
     ] = None
     fields: Annotated[
         str | None,
         typer.Option(
-            "--fields",
             metavar="NAME,NAME…",
             help="Columns of a table, in this order; a wrong name lists them all.",
-            show_default=False,
         ),
     ] = None
 
@@ -158,13 +143,7 @@ class FileOptions(TableOptions):
 
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="File to write; else stdout.",
-            show_default=False,
-            callback=writable,
-        ),
+        typer.Option("-o", "--output", help="File to write; else stdout.", callback=writable),
     ] = None
 
 
@@ -197,9 +176,7 @@ def results(
     if unanswered:
         if winners or filters or source.url or as_table:
             raise MisuseError("--unanswered goes with --limit, --database and --json only")
-        from tuner.store import Store
-
-        with Store.open(load_settings(database=source.database).database) as store:
+        with existing_store(source.database) as store:
             _show_winners(store.unanswered(limit), limit, as_json)
         return
     if as_table and as_json:
@@ -268,14 +245,13 @@ def _trials(filters: dict[str, Any], limit: int, database: str | None) -> list[S
     import msgspec
 
     from gemmsmith.core.problem import Layout, Problem
-    from tuner.store import Store
     from tuner.trial import Phase
 
     problem = None
     if "m" in filters:
         names = ("m", "n", "k", "batch", "dtype", "layout")
         problem = msgspec.convert({name: filters[name] for name in names}, Problem)
-    with Store.open(load_settings(database=database).database) as store:
+    with existing_store(database) as store:
         return store.trials(
             problem=problem,
             device=_device(store, filters),
@@ -289,9 +265,8 @@ def _trials(filters: dict[str, Any], limit: int, database: str | None) -> list[S
 
 def _winners(filters: dict[str, Any], limit: int, database: str | None) -> list[Winner]:
     from gemmsmith.core.problem import Layout
-    from tuner.store import Store
 
-    with Store.open(load_settings(database=database).database) as store:
+    with existing_store(database) as store:
         return store.winners(
             device=_device(store, filters),
             dtype=filters.get("dtype"),

@@ -20,8 +20,15 @@ from gemmsmith.http.handles import TuningJob
 from gemmsmith.http.requests import deadline_of, effort_of
 from service.cli.jobs import LOOK_S, abandoned, say_busy, show_progress, waiting
 from service.cli.outcomes import Status, TaskOutcome, not_served, report
-from service.cli.output import TUNING, CommandError, Reporter, emit, note, reporter, say, say_made
-from service.cli.session import StopFlag, connect, device_called, signed_store, tuning_session
+from service.cli.output import TUNING, CommandError, Reporter, emit, note, reporter, say
+from service.cli.session import (
+    StopFlag,
+    connect,
+    device_called,
+    made_store,
+    signed_store,
+    tuning_session,
+)
 from service.cli.tasks import Task, TuningOptions, by_stake
 
 if TYPE_CHECKING:
@@ -37,7 +44,6 @@ class TuningPlace(Protocol):
 
     def request(self, tasks: Sequence[Task], whole: bool) -> None:
         """Take the tasks; `whole` if they are a suite."""
-        ...
 
     def outcomes(self, says: Reporter) -> Iterator[TaskOutcome]:
         """What came of each task; a later outcome of the same task replaces the earlier one.
@@ -45,11 +51,9 @@ class TuningPlace(Protocol):
         Raises:
             KeyboardInterrupt: the user stopped it.
         """
-        ...
 
     def left_behind(self, outcomes: Sequence[TaskOutcome]) -> str:
         """What an interrupted command leaves behind, and how to go on or to cancel it."""
-        ...
 
 
 def run(
@@ -96,7 +100,6 @@ def run(
 
 @contextmanager
 def here(settings: Settings, tuning: TuningOptions) -> Iterator[TuningPlace]:
-    """This machine's device and database, opened once for all tasks."""
     with signed_store(settings) as store, on_device(settings, store, tuning) as place:
         yield place
 
@@ -113,7 +116,6 @@ def on_device(settings: Settings, store: Store, tuning: TuningOptions) -> Iterat
 
 @contextmanager
 def service(tuning: TuningOptions) -> Iterator[TuningPlace]:
-    """The service at the URL of `tuning`."""
     deadline_of(tuning.deadline)  # refused before anything is requested
     with connect(str(tuning.url)) as client:
         yield _Service(client, tuning)
@@ -125,11 +127,10 @@ def fleet(settings: Settings, tuning: TuningOptions, words: Sequence[str]) -> It
 
     `words` is the option that names the database, if any.
     """
-    from service.database import open_store
     from tuner.jobs import Queue
 
     deadline_of(tuning.deadline)  # refused before anything is requested
-    with open_store(settings, on_made=say_made) as store:
+    with made_store(settings) as store:
         model = _model(store, settings.device)
         yield _Fleet(store, Queue(store, limit=settings.queue_limit), model, tuning, words)
 
@@ -324,15 +325,13 @@ class _Fleet(_Requested):
 
 
 def fleet_order(tasks: Sequence[Task], model: DeviceModel | None) -> list[Task]:
-    """The longest of each operation, then the others, longest first.
-
-    A task's length is that of a launch, by the cost model's roofline: tuning takes as much longer.
-    So no long task is begun when all the other GPUs have run out of work. An operation's first
-    kernels suffice for most of its problems, so those of all operations are compiled side by side
-    at the start. On a fleet of one H200 with 16 cores and nothing compiled, 28 of 34 problems in
-    fp16 were measured after 150 s, and the rest, of other layouts, had to wait until 216 s for
-    kernels whose turn to be compiled had come late (2026-11-24).
-    """
+    """The longest of each operation, then the others, longest first."""
+    # A task's length is that of a launch, by the cost model's roofline: tuning takes as much
+    # longer. So no long task is begun when all the other GPUs have run out of work. An operation's
+    # first kernels suffice for most of its problems, so those of all operations are compiled side
+    # by side at the start. On a fleet of one H200 with 16 cores and nothing compiled, 28 of 34
+    # problems in fp16 were measured after 150 s, and the rest, of other layouts, had to wait until
+    # 216 s for kernels whose turn to be compiled had come late (2026-11-24).
     from tuner.search.demand import roofline_us
 
     longest = sorted(tasks, key=lambda task: roofline_us(task.problem, model), reverse=True)

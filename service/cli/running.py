@@ -29,7 +29,6 @@ def serve(
             "--require-keys",
             help="Require API keys on the loopback interface, too (GEMMSMITH_REQUIRE_KEYS). "
             "Other interfaces always need them.",
-            show_default=False,
         ),
     ] = None,
     device: DeviceName = None,
@@ -37,10 +36,7 @@ def serve(
     data: DataOptions,
     winners: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of shipped winners, loaded at start (GEMMSMITH_WINNERS).",
-            show_default=False,
-        ),
+        typer.Option(help="Folder of shipped winners, loaded at start (GEMMSMITH_WINNERS)."),
     ] = None,
 ) -> None:
     """Serve answers over HTTP until SIGTERM or Ctrl-C.
@@ -60,12 +56,7 @@ def serve(
     raise typer.Exit(status)
 
 
-def worker(
-    device: DeviceName = None,
-    *,
-    data: DataOptions,
-    until_idle: UntilIdle = False,
-) -> None:
+def worker(device: DeviceName = None, *, data: DataOptions, until_idle: UntilIdle = False) -> None:
     """Run tuning jobs from the queue, until SIGTERM or Ctrl-C.
 
     It may be killed at any time. Another worker then continues from the recorded trials.
@@ -85,15 +76,13 @@ def fleet(
         typer.Option(
             help="The Ray cluster, such as HOST:6379. `local` starts one on this machine (with a "
             "recorded GPU, if it has none), which only this user can reach. Without it: the "
-            "cluster that this machine belongs to.",
-            show_default=False,
+            "cluster that this machine belongs to."
         ),
     ] = None,
     cores: Annotated[
         int,
         typer.Option(
-            min=0,
-            help="Cores per compile task; 0: no compile tasks, each GPU's worker compiles.",
+            min=0, help="Cores per compile task; 0: no compile tasks, each GPU's worker compiles."
         ),
     ] = 4,
     share: Annotated[
@@ -102,7 +91,6 @@ def fleet(
             metavar="URL",
             help="Where machines share packs (any fsspec URL, such as s3://bucket/packs). Without "
             "it they all mount one packs folder.",
-            show_default=False,
         ),
     ] = "",
     until_idle: UntilIdle = False,

@@ -186,10 +186,8 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
 
 @contextmanager
 def _quiet_signals() -> Iterator[None]:
-    """Ignore the signals that uvicorn raises again after it has stopped for them.
-
-    Without this the process would end before the worker is stopped.
-    """
+    """Ignore the signals that uvicorn raises again after it has stopped for them."""
+    # Without this the process would end before the worker is stopped.
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
         signal.signal(number, lambda *_: None)
@@ -232,7 +230,6 @@ def _text(url: str, *, lookup: Problem, tuning: Problem, keys: bool) -> str:
 
 
 def _known_problem(store: Store, device: str | None) -> Problem | None:
-    """A problem that has a winner on the device, preferably a CUTLASS kernel."""
     winners = store.winners(device=device, limit=200)
     winners.sort(key=lambda winner: winner.use.is_default)
     return winners[0].problem if winners else None

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gemmsmith.core.device import DeviceModel, called
+from service.cli.options import load_settings
 from service.cli.output import CommandError, MisuseError, say_made
 
 if TYPE_CHECKING:
     from gemmsmith.http.client import Client
+    from gemmsmith.signing import Signer
     from service.settings import Settings
     from tuner.compile import Builder
     from tuner.devices.base import Device
@@ -101,18 +103,30 @@ class TuningSession:
     builder: Builder | None
 
 
+def existing_store(database: str | None) -> Store:
+    from tuner.store import Store
+
+    return Store.open(load_settings(database=database).database)
+
+
+def made_store(settings: Settings, signer: Signer | None = None) -> Store:
+    """This installation's database, which is made if it does not exist."""
+    from service.database import open_store
+
+    return open_store(settings, signer=signer, on_made=say_made)
+
+
 def signed_store(settings: Settings) -> Store:
-    """This installation's database, which signs the winners that are measured here.
+    """As `made_store`; it signs the winners that are measured here.
 
     Raises:
         StoreError: the database cannot be used.
         SettingsError: the signing key cannot be used.
     """
     from service import identity
-    from service.database import open_store
 
     settings.create_folders()
-    return open_store(settings, signer=identity.signer(settings), on_made=say_made)
+    return made_store(settings, identity.signer(settings))
 
 
 @contextmanager

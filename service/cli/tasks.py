@@ -62,9 +62,7 @@ class TaskOptions(SizeOptions):
     suite: Annotated[
         Path | None,
         typer.Option(
-            "--suite",
-            help="Every problem of this file instead of M N K.",
-            autocompletion=complete_suites,
+            help="Every problem of this file instead of M N K.", autocompletion=complete_suites
         ),
     ] = None
     dtype: Annotated[
@@ -75,7 +73,6 @@ class TaskOptions(SizeOptions):
             help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32; repeatable, or with "
             "commas. Default: what the suite's problems say, else bf16.",
             autocompletion=complete_dtypes,
-            show_default=False,
         ),
     ] = None
     layout: LayoutName = None
@@ -145,8 +142,7 @@ class TuningOptions:
     device: DeviceName = None
     url: Url = None
     again: Annotated[
-        bool,
-        typer.Option("--again", help="With --suite: also problems whose winner is current."),
+        bool, typer.Option("--again", help="With --suite: also problems whose winner is current.")
     ] = False
     time_limit: Annotated[
         float | None,
@@ -159,9 +155,7 @@ class TuningOptions:
     deadline: Annotated[
         int | None,
         typer.Option(
-            metavar="SECONDS",
-            help="With --url: seconds after which a job without a winner fails.",
-            show_default=False,
+            metavar="SECONDS", help="With --url: seconds after which a job without a winner fails."
         ),
     ] = None
     compiled_only: CompiledOnly = False

@@ -29,20 +29,16 @@ from service.cli.options import (
     dtypes_of,
     load_settings,
 )
-from service.cli.output import (
-    TIMES,
-    MisuseError,
-    emit,
-    note,
-    readable,
-    say,
-    say_made,
-    table,
-    times,
-    writable,
-)
+from service.cli.output import TIMES, MisuseError, emit, note, readable, say, table, times, writable
 from service.cli.results import TableOptions, write_table
-from service.cli.session import blaming, connect, device_called, model_of
+from service.cli.session import (
+    blaming,
+    connect,
+    device_called,
+    existing_store,
+    made_store,
+    model_of,
+)
 
 if TYPE_CHECKING:
     from gemmsmith.answers.history import Revision
@@ -81,10 +77,7 @@ def history(
 def pin(
     shape: ProblemOptions,
     revision: Annotated[
-        int,
-        typer.Argument(
-            metavar="REVISION", min=1, help="Its number in the history.", show_default=False
-        ),
+        int, typer.Argument(metavar="REVISION", min=1, help="Its number in the history.")
     ],
     device: DeviceSlug = None,
     *,
@@ -216,10 +209,7 @@ def export(
     ],
     device: OnlyDevice = None,
     dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Only these element types.", autocompletion=complete_dtypes, show_default=False
-        ),
+        str | None, typer.Option(help="Only these element types.", autocompletion=complete_dtypes)
     ] = None,
     *,
     columns: TableOptions,
@@ -229,12 +219,11 @@ def export(
     """Write the current winners to a file, atomically."""
     from service import tables
     from tuner.exchange import export_winners, of_types
-    from tuner.store import Store
 
     dtypes = dtypes_of([dtype])[:1] if dtype else []
     form = columns.format_of(path)
     chosen = columns.columns_of(tables.WINNERS)
-    with Store.open(load_settings(database=database).database) as store:
+    with existing_store(database) as store:
         if device:
             device = device_called(device, [model.slug for model in store.devices()])
         if form is tables.FileFormat.JSONL and columns.fields is None:
@@ -264,13 +253,12 @@ def import_(
     trusted signature are stored, but not served.
     """
     from service import identity
-    from service.database import open_store
     from tuner.exchange import ExchangeError, import_winners
 
     settings = load_settings(database=database, unsigned=unsigned)
     trusted = identity.trusted(settings)
     counts = []
-    with open_store(settings, on_made=say_made) as store:
+    with made_store(settings) as store:
         for path in paths:
             try:
                 imported = import_winners(store, path, trusted, unsigned=settings.unsigned)
@@ -310,7 +298,6 @@ def sync(
     noise, a re-check is requested.
     """
     from service import identity
-    from service.database import open_store
     from tuner.exchange import ExchangeError, import_winners, write_winners
     from tuner.jobs import Queue
     from tuner.merge import Verdict, settle
@@ -319,7 +306,7 @@ def sync(
     settings = load_settings(database=database, unsigned=unsigned)
     trusted = identity.trusted(settings)
     winners, skipped = _winners(url, device)
-    with open_store(settings, on_made=say_made) as store, tempfile.TemporaryDirectory() as folder:
+    with made_store(settings) as store, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "winners.jsonl"
         write_winners(path, winners)
         try:

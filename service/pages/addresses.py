@@ -22,7 +22,6 @@ PLAIN = "plain"
 
 
 def problem(shown: Problem, device: str) -> str:
-    """Return the page of a problem on the device model with that slug."""
     sizes = str(shown).partition(" ")[0].replace("×", "x")
     return f"{PROBLEMS}/{quote(device, safe='')}/{shown.dtype}/{shown.layout}/{sizes}"
 
@@ -47,17 +46,14 @@ def job(job_id: str) -> str:
 
 
 def tune(shown: Problem, device: str = "") -> str:
-    """Return the form that requests a tuning, filled in for a problem."""
     return f"{TUNE}?{urlencode({**asdict(shown), 'device': device})}"
 
 
 def winners_of(dtype: str, device: str) -> str:
-    """Return the list of the winners of that `dtype`, in all layouts, on the device model."""
     types, _, suffix = dtype.partition(".")
     return with_query(PROBLEMS, dtype=types, operation=suffix or PLAIN, device=device)
 
 
 def with_query(path: str, **values: Any) -> str:
-    """Return `path` with a query of the values that are neither None nor empty."""
     present = {name: value for name, value in values.items() if value not in (None, "")}
     return f"{path}?{urlencode(present)}" if present else path

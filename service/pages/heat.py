@@ -76,6 +76,5 @@ def heat_map(
 
 
 def _types(service: State) -> list[str]:
-    """Return the short names, and every other `dtype` in the database."""
     known = {operation.dtype for operation in operations.known(service.store)}
     return [*DType, *sorted(known - {*DType})]

@@ -89,20 +89,17 @@ def job(service: Service, caller: Reader, job_id: str) -> Response:
 
 @router.get("/{job_id}/convergence", dependencies=[needs(Scope.READ)])
 def progress(service: Service, job_id: str) -> Response:
-    """The chart of a job's page, for the script that updates it."""
     return fragment(_convergence(service, _get(service, job_id)))
 
 
 @router.post("/{job_id}/cancel")
 def cancel(service: Service, caller: Tuner, job_id: str) -> Response:
-    """Ask for cancellation, as `DELETE /jobs/{id}` does."""
     api.cancel_job(service, caller, _get(service, job_id).id)
     return see_other(addresses.job(job_id))
 
 
 @router.post("/{job_id}/retry")
 def retry(service: Service, caller: Tuner, job_id: str) -> Response:
-    """Request a new job, as `POST /jobs/{id}/retry` does, and go to its page."""
     reply = api.retry_job(service, caller, _get(service, job_id).id)
     return see_other("/ui" + reply.headers["location"])
 
@@ -113,7 +110,7 @@ def _convergence(service: State, shown: Job) -> Markup:
 
 
 def _served(service: State, shown: Job, device: str | None) -> Winner | None:
-    """Return the served winner if it is not the job's own result."""
+    # None if it is the job's own result.
     winner = service.store.winner(shown.problem, device or "") if shown.winner_revision else None
     return None if winner is None or winner.revision == shown.winner_revision else winner
 

@@ -120,14 +120,12 @@ def pin(
 
 @router.post(_PATH + "/unpin")
 def unpin(service: Service, caller: Admin, problem: Named, device: Device) -> Response:
-    """Serve the newest revision of the best origin again, as `POST /winners/unpin` does."""
     api.unpin(service, caller, EVERYTHING, WinnerBody(**_body(problem, device)))
     return _to_history(problem, device)
 
 
 @router.post(_PATH + "/rollback")
 def roll_back(service: Service, caller: Admin, problem: Named, device: Device) -> Response:
-    """Serve what was served before, as `POST /winners/rollback` does."""
     api.roll_back(service, caller, EVERYTHING, WinnerBody(**_body(problem, device)))
     return _to_history(problem, device)
 

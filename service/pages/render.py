@@ -54,7 +54,6 @@ def html(template: str, *, caller: Caller | None = None, **values: Any) -> str:
 
 
 def see_other(location: str) -> Response:
-    """Redirect to the page that shows what a form has changed."""
     return RedirectResponse(location, status_code=303)
 
 
@@ -129,7 +128,7 @@ def _size(value: int) -> str:
 
 
 def _short(name: str, most: int = 44) -> str:
-    """Shorten a long name to its beginning and its end, which differ most between kernels."""
+    # The beginning and the end of a kernel's name differ most between kernels.
     return name if len(name) <= most else f"{name[: most // 2 - 4]}…{name[-(most // 2 + 3) :]}"
 
 

@@ -72,16 +72,13 @@ def _body(posted: Mapping[str, str]) -> TuneBody:
 
 
 def _number(text: str) -> int | str:
-    """Return the integer, or the text itself, which the validation then refuses."""
+    # The validation refuses the text.
     digits = text.removeprefix("-")
     return int(text) if digits.isascii() and digits.isdigit() and len(text) < 20 else text
 
 
 def _form(
-    service: State,
-    caller: Caller,
-    values: Mapping[str, str],
-    problem: ProblemError | None = None,
+    service: State, caller: Caller, values: Mapping[str, str], problem: ProblemError | None = None
 ) -> Response:
     errors: Sequence[FieldError] = problem.errors if problem else ()
     filled = {name: values.get(name, DEFAULTS.get(name, ""))[:200] for name in FIELDS}

@@ -67,7 +67,6 @@ def record(row: ReportRow) -> dict[str, Any]:
 
 
 def _regimes(winner: Winner) -> dict[str, Any]:
-    """Return the ratio in each regime; None if it was not measured or not kept."""
     medians = {item.regime: item.speedup.median for item in winner.regimes if item.speedup}
     return {f"ratio_{regime.value}": medians.get(regime) for regime in Regime}
 

@@ -142,7 +142,6 @@ def _layout(dtype: str) -> str:
 
 @functools.cache
 def _suites() -> tuple[Suite, ...]:
-    """Load the shipped suites. A suite that cannot be read is logged and left out."""
     return tuple(_read(sorted(shipped().glob("*.toml"))))
 
 

@@ -109,7 +109,6 @@ class ReportRow:
 
     @property
     def bound(self) -> Bound | None:
-        """Memory or compute; None without ceilings."""
         if self.ridge is None:
             return None
         return Bound.MEMORY if self.intensity < self.ridge else Bound.COMPUTE
@@ -224,7 +223,7 @@ def classes_of(problem: Problem, sm_count: int) -> tuple[ProblemClass, ...]:
 
 
 def few_tiles_long_k(problem: Problem) -> bool:
-    """Whether there are few output tiles with a long K, so that a split along K decides."""
+    # With few output tiles and a long K, a split along K decides.
     return problem.m * problem.n <= 1024 * 1024 and problem.k >= 4096
 
 

@@ -109,12 +109,10 @@ def alignment(problem: Problem, kernel: CutlassKernel) -> str:
 
 
 def waves(problem: Problem, candidate: Candidate, sm_count: int) -> str:
-    """Say how many SMs the winner's tiles keep busy; empty if nearly all, or if not known.
-
-    The last wave is known if an SM runs one thread block: a kernel of CUTLASS 3.x whose pipeline
-    fills shared memory. Other kernels may run several at once, so only too few blocks for all SMs
-    is a fact for them. Stream-K spreads its last wave evenly.
-    """
+    """Say how many SMs the winner's tiles keep busy; empty if nearly all, or if not known."""
+    # The last wave is known if an SM runs one thread block: a kernel of CUTLASS 3.x whose pipeline
+    # fills shared memory. Other kernels may run several at once, so only too few blocks for all SMs
+    # is a fact for them. Stream-K spreads its last wave evenly.
     kernel, launch = cutlass(candidate.kernel), candidate.launch
     blocks = tile_grid(kernel, problem).tiles
     if kernel.scheduler in _SPLIT_SCHEDULERS:

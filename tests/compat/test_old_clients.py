@@ -215,8 +215,8 @@ def test_release_0_1_asking_for_an_operation_that_it_cannot_know(settings: Setti
     asked = {"m": 256, "n": 4096, "k": 4096, "dtype": "int8"}
     with running(settings) as service:
         assert service.get("/best", params=asked).status_code == 200
-        found = service.get("/best", params=asked, headers=agent)
-        assert (found.status_code, found.json()["type"].rpartition(":")[2]) == (404, "not-tuned")
+        reply = service.get("/best", params=asked, headers=agent)
+        assert (reply.status_code, reply.json()["type"].rpartition(":")[2]) == (404, "not-tuned")
         batch = service.post("/best:batch", json={"problems": [asked]}, headers=agent).json()
         assert batch["answers"][0]["status"] == 404
         newest = service.get("/jobs?limit=1").json()["jobs"][0]

@@ -149,8 +149,8 @@ def _refused(
 def _again(fleet: Fleet, url: str, job: str) -> str:
     """The job, or the one that tries it once more if it has failed for lack of space."""
     with Store.open(url) as store:
-        found = Queue(store).get(job)
-    if found.state is JobState.DONE:
+        reply = Queue(store).get(job)
+    if reply.state is JobState.DONE:
         return job
-    assert "no space left for" in str(found.error)
+    assert "no space left for" in str(reply.error)
     return str(fleet.client.post(f"/jobs/{job}/retry").json()["id"])

@@ -152,20 +152,20 @@ def test_a_suite_of_one_problem_lacks_nothing_that_it_does_not_list(
 def test_a_run_counts_the_winners_that_are_new(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = Captured()
-    found.problems.update({PROBLEMS[0]: 3})
+    captured = Captured()
+    captured.problems.update({PROBLEMS[0]: 3})
     recorded = Problem(256, 4096, 4096)
     settings.sweeps.mkdir()
     record(settings.sweeps, recorded)
     settings = settings.model_copy(update={"device": "replay:h200"})
     bundle = tmp_path / "next.gspack"
     winners = of_run.ProgramWinners(settings, bundle, None)
-    assert of_run.tune(winners, found, Effort.QUICK, None) == 0
+    assert of_run.tune(winners, captured, Effort.QUICK, None) == 0
     said = capsys.readouterr()
     assert "1 unrecorded" in said.out
     assert f"winners for the next run: 1, 0 of them new, in {bundle}" in said.err
-    found.problems.update({recorded: 3})
-    assert of_run.tune(winners, found, Effort.QUICK, None) == 0
+    captured.problems.update({recorded: 3})
+    assert of_run.tune(winners, captured, Effort.QUICK, None) == 0
     assert f"winners for the next run: 2, 1 of them new, in {bundle}" in capsys.readouterr().err
 
 

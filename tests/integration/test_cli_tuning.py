@@ -106,13 +106,13 @@ def test_a_problem_that_is_not_recorded_is_one_line(settings: Settings) -> None:
 def test_a_suite_is_tuned_once(settings: Settings, tmp_path: Path) -> None:
     suite = ("tune", "--suite", tmp_path / "suite.toml", "--dtype", "bf16", "--dtype", "fp16")
     done = gemmsmith(settings, *suite, "--json")
-    found = json.loads(done.stdout)
-    assert [o["status"] for o in found["outcomes"]] == [
+    document = json.loads(done.stdout)
+    assert [o["status"] for o in document["outcomes"]] == [
         "tuned", "tuned", "unrecorded", "tuned", "unrecorded", "unrecorded",
     ]  # fmt: skip
-    assert found["totals"]["tuned"] == 3
-    assert found["totals"]["speedup_geometric_mean"] == pytest.approx(1.25, rel=0.01)
-    assert found["totals"]["speedup_median"] == pytest.approx(1.25, rel=0.01)
+    assert document["totals"]["tuned"] == 3
+    assert document["totals"]["speedup_geometric_mean"] == pytest.approx(1.25, rel=0.01)
+    assert document["totals"]["speedup_median"] == pytest.approx(1.25, rel=0.01)
     assert "[6/6]" in done.stderr
     again = gemmsmith(settings, *suite)
     assert "not recorded, so not tuned: 64×64×64 bf16 tn; 512×512×1024" in again.stdout
@@ -188,8 +188,8 @@ def test_a_service_tunes_a_suite_by_the_time_at_stake(settings: Settings, tmp_pa
 
 def test_no_problem_is_begun_after_the_time_limit(settings: Settings, tmp_path: Path) -> None:
     suite = ("tune", "--suite", tmp_path / "suite.toml", "--time-limit", 0)
-    found = json.loads(gemmsmith(settings, *suite, "--json").stdout)
-    assert {o["status"] for o in found["outcomes"]} == {"skipped"}
+    document = json.loads(gemmsmith(settings, *suite, "--json").stdout)
+    assert {o["status"] for o in document["outcomes"]} == {"skipped"}
     assert "3 skipped" in gemmsmith(settings, *suite).stdout
 
 
@@ -212,11 +212,11 @@ def test_an_interrupted_suite_keeps_what_it_has(settings: Settings, tmp_path: Pa
             break
     output, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
-    found = json.loads(output)
+    document = json.loads(output)
     assert process.returncode == 130
     assert "interrupted: 2 of 402 problems have a new winner, and every trial is kept" in errors
-    assert [o["status"] for o in found["outcomes"][:2]] == ["tuned", "tuned"]
-    assert found["outcomes"][-1]["status"] == "skipped"
+    assert [o["status"] for o in document["outcomes"][:2]] == ["tuned", "tuned"]
+    assert document["outcomes"][-1]["status"] == "skipped"
 
 
 def test_tune_through_a_service(settings: Settings) -> None:
@@ -337,9 +337,9 @@ def test_no_gpu_is_one_line(settings: Settings, tmp_path: Path) -> None:
 def test_compile_makes_a_kernel_that_lookups_can_name(settings: Settings) -> None:
     # Odd extents: a 2.x kernel, which compiles in seconds.
     first = gemmsmith(settings, "compile", 7, 13, 127, "--limit", 1, "--json")
-    found = json.loads(first.stdout)
-    assert found["counts"]["compiled"] == 1
-    ((kernel, pack),) = found["kernels"].items()
+    document = json.loads(first.stdout)
+    assert document["counts"]["compiled"] == 1
+    ((kernel, pack),) = document["kernels"].items()
     assert (settings.packs / f"{pack}.so").stat().st_size > 100_000
     with Store.open(settings.database) as store:
         assert store.pack_for(kernel) == pack

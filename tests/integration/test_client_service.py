@@ -80,11 +80,11 @@ def test_lookups(client: Client) -> None:
 
 def test_many_lookups(client: Client) -> None:
     problems = [KNOWN, OTHER] + [Problem(m=4096, n=4096, k=4096 + 8 * i) for i in range(1, 300)]
-    found = client.best_many(problems, device=H200.slug, exact=True)
-    assert isinstance(found[0], Answer)
-    assert found[0].problem == KNOWN
-    assert all(isinstance(item, NotTuned) for item in found[1:])
-    assert len(found) == len(problems)
+    answers = client.best_many(problems, device=H200.slug, exact=True)
+    assert isinstance(answers[0], Answer)
+    assert answers[0].problem == KNOWN
+    assert all(isinstance(item, NotTuned) for item in answers[1:])
+    assert len(answers) == len(problems)
     for _ in range(2):  # the second time, the service has the prediction in memory
         known, other = client.best_many([KNOWN, OTHER], device=H200.slug)
         assert isinstance(known, Answer)
@@ -178,9 +178,9 @@ def test_results_come_page_by_page(client: Client, settings: Settings, url: str)
 def test_asynchronously(url: str, settings: Settings, tmp_path: Path) -> None:
     async def test() -> None:
         async with AsyncClient(url, cache_dir=tmp_path / "cache") as client:
-            found = await client.best_many([KNOWN, OTHER], device=H200.slug, exact=True)
-            assert isinstance(found[0], Answer)
-            assert isinstance(found[1], NotTuned)
+            answers = await client.best_many([KNOWN, OTHER], device=H200.slug, exact=True)
+            assert isinstance(answers[0], Answer)
+            assert isinstance(answers[1], NotTuned)
             guess = await client.best(512, 512, 512, device=H200.slug)
             assert (guess.match, guess.use) == (Match.PREDICTED, Use.CUBLAS)
             [other] = await client.best_many([OTHER], device=H200.slug)

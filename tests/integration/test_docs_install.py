@@ -190,8 +190,8 @@ def test_no_text_installs_ours_by_its_name() -> None:
     kinds = (".md", ".py", ".toml", ".html", ".sh", ".yaml", ".yml", ".ipynb", "file")
     for name in tree.files():
         if name.endswith(kinds) and not name.startswith("tests/"):
-            found = _BY_NAME.search((ROOT / name).read_text(encoding="utf-8"))
-            assert found is None, f"{name}: {found[0]}"
+            match = _BY_NAME.search((ROOT / name).read_text(encoding="utf-8"))
+            assert match is None, f"{name}: {match[0]}"
 
 
 def test_advice_names_packages_of_others_alone() -> None:

@@ -206,9 +206,9 @@ def test_it_is_made_for_the_winners_and_what_wins_often(
 
     monkeypatch.setattr(build, "base_kernels", base_kernels)
     with Store.open(here.settings.database) as store:
-        found = build.kernels(here.settings, store)
-    assert {kernel.name for kernel in found[:4]} == {kernel.name for kernel in MEMBERS[:4]}
-    assert found[4:] == [MEMBERS[5]]
+        listed = build.kernels(here.settings, store)
+    assert {kernel.name for kernel in listed[:4]} == {kernel.name for kernel in MEMBERS[:4]}
+    assert listed[4:] == [MEMBERS[5]]
 
 
 @pytest.mark.long
@@ -231,9 +231,9 @@ def test_it_is_installed_and_found(here: Machine, there: Machine, tmp_path: Path
         "import json; from gemmsmith.winners import installed;"
         f"print(json.dumps([str(installed.find(name)) for name in {[p.hash for p in packs]}]))"
     )
-    found = json.loads(subprocess.check_output([python, "-c", program], text=True))
+    printed = json.loads(subprocess.check_output([python, "-c", program], text=True))
     folder = packages / "gemmsmith_kernels" / "sm90"
-    assert found == [str(folder / f"{pack.hash}.so") for pack in packs]
+    assert printed == [str(folder / f"{pack.hash}.so") for pack in packs]
     # The whole way, by the command: no compiler, and a machine that has never seen the other.
     words = ["-m", "service.cli.main", "compile", "--winners", "--json"]
     told = subprocess.run(

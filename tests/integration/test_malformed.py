@@ -171,9 +171,9 @@ def refused(client: httpx.Client, request: Call | Raw) -> int:
         if head.startswith(b"HTTP/1.1 100 "):  # what `Expect: 100-continue` asks for
             head, _, body = body.partition(b"\r\n\r\n")
         status = int(head.split(b" ")[1])
-        found = re.search(rb"(?i)content-type: ([^\r]+)", head)
-        assert found or status < 400, (where, head)
-        kind = found[1].decode() if found else ""
+        match = re.search(rb"(?i)content-type: ([^\r]+)", head)
+        assert match or status < 400, (where, head)
+        kind = match[1].decode() if match else ""
     assert time.monotonic() - began < ANSWER_WITHIN_S, where
     if status == 200 and isinstance(request, Call) and request.path == "/best:batch":
         (document,) = json.loads(body)["answers"]  # a wrong problem costs its own answer only

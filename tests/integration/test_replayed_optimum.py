@@ -113,13 +113,13 @@ def test_the_default_effort_mostly_finds_the_optimum(default: dict[str, Tuned]) 
 
 def test_where_nothing_is_compiled_fewer_kernels_do(recordings: list[Recording]) -> None:
     budget = BUDGETS[Effort.DEFAULT]
-    found = curve(
+    regrets = curve(
         "cold", planned(AnalyticModel(), budget, ()), recordings, budget, counts=(budget.trials,)
     )
-    assert found.kernels == budget.cold == 12
-    assert found.trials <= 48
-    assert found.worst[0] <= 0.03
-    assert found.medians[0] <= 0.01
+    assert regrets.kernels == budget.cold == 12
+    assert regrets.trials <= 48
+    assert regrets.worst[0] <= 0.03
+    assert regrets.medians[0] <= 0.01
 
 
 @pytest.mark.long

@@ -20,9 +20,9 @@ def test_experts_products_are_tuned_and_served(tmp_path: Path) -> None:
     (tmp_path / "sweeps").mkdir()
     shutil.copy(SWEEPS / f"{SWEEP}{SUFFIX}", tmp_path / "sweeps")
     with serving(tmp_path, "worker", GEMMSMITH_DEVICE=f"replay:{SWEEP}") as (_, banner):
-        found = re.search(r"http://[0-9.:]+", banner)
-        assert found
-        with httpx.Client(base_url=found[0], timeout=30) as client:
+        match = re.search(r"http://[0-9.:]+", banner)
+        assert match
+        with httpx.Client(base_url=match[0], timeout=30) as client:
             assert client.get("/best", params=FEW_TOKENS | {"exact": "true"}).status_code == 404
             accepted = client.post("/tune", json=FEW_TOKENS)
             assert accepted.status_code == 202, accepted.text

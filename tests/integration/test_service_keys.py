@@ -62,9 +62,9 @@ def test_the_printed_lines_work_with_a_key_until_it_is_revoked(tmp_path: Path) -
         # Nothing is tuned here: a proposal, then an order; and twice a refusal.
         assert [answer.get("status") for answer in answers] == [404, 401, None, 401]
         assert answers[2]["state"] == "waiting"
-        found = re.search(r"http://[0-9.:]+", banner)
-        assert found
-        with httpx.Client(base_url=found[0]) as http:
+        match = re.search(r"http://[0-9.:]+", banner)
+        assert match
+        with httpx.Client(base_url=match[0]) as http:
             http.headers["Authorization"] = f"Bearer {key}"
             assert http.get("/jobs", headers={"Host": "any.example"}).status_code == 200
             assert "is revoked" in gemmsmith(tmp_path, "keys", "revoke", "ann").stdout

@@ -43,9 +43,9 @@ def test_a_job_can_be_followed_through_both_logs_and_no_secret_is_in_them(tmp_pa
     }
     headers = {"Authorization": f"Bearer {secret}", "X-Request-Id": "order-1"}
     with serving(tmp_path, "worker", **environ) as (_, banner):
-        found = re.search(r"http://[0-9.:]+", banner)
-        assert found
-        with httpx.Client(base_url=found[0], timeout=30) as client:
+        match = re.search(r"http://[0-9.:]+", banner)
+        assert match
+        with httpx.Client(base_url=match[0], timeout=30) as client:
             body = {"m": PROBLEM.m, "n": PROBLEM.n, "k": PROBLEM.k}
             job = client.post("/tune", json=body, headers=headers).json()["id"]
             headers.pop("X-Request-Id")

@@ -74,9 +74,9 @@ def service(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def base_url(banner: str) -> str:
-    found = re.search(r"http://[0-9.:]+", banner)
-    assert found
-    return found[0]
+    match = re.search(r"http://[0-9.:]+", banner)
+    assert match
+    return match[0]
 
 
 def worker_of(process: subprocess.Popen[str]) -> psutil.Process:

@@ -120,10 +120,10 @@ VIOLATIONS: list[tuple[str, Kernel]] = [
 @pytest.fixture(scope="module")
 def toolchain(tmp_path_factory: pytest.TempPathFactory) -> Toolchain:
     """With the slim headers that units are compiled with: half of the time would go into others."""
-    found = find_toolchain()
+    chosen = find_toolchain()
     include = tmp_path_factory.mktemp("include")
     write_slim_headers(include)
-    return replace(found, search=(f"-I{include}", *found.search))
+    return replace(chosen, search=(f"-I{include}", *chosen.search))
 
 
 def run_nvcc(
@@ -302,9 +302,9 @@ def test_legal_kernels_compile_to_the_footprint_we_say(
 
 def numbers(ptx: str, count: int) -> Sequence[int]:
     """The 32-bit integers of the array `facts`, which PTX spells in bytes."""
-    found = re.search(r"facts\[\d+\] = \{([^}]*)\}", ptx)
-    assert found is not None
-    data = bytes(int(each) for each in found[1].split(",")).ljust(4 * count, b"\0")
+    match = re.search(r"facts\[\d+\] = \{([^}]*)\}", ptx)
+    assert match is not None
+    data = bytes(int(each) for each in match[1].split(",")).ljust(4 * count, b"\0")
     return [int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4)]
 
 

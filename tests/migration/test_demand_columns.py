@@ -70,9 +70,9 @@ def test_jobs_from_before_keep_their_rows_and_get_calls(empty_database_url: str)
     assert {table: rows(url, table) for table in before} == before
     database = Database(url)
     with database.connect() as connection:
-        found = inspect(connection)
-        assert "ix_jobs_lease" in {index["name"] for index in found.get_indexes("jobs")}
-        assert {key["column_names"][0] for key in found.get_unique_constraints("jobs")} == {
+        inspector = inspect(connection)
+        assert "ix_jobs_lease" in {index["name"] for index in inspector.get_indexes("jobs")}
+        assert {key["column_names"][0] for key in inspector.get_unique_constraints("jobs")} == {
             "active_key",
             "public_id",
         }

@@ -76,9 +76,9 @@ def test_nothing_is_lost_and_nothing_is_added_twice(
 ) -> None:
     digests = {row["id"]: row["digest"] for row in frozen.execute("SELECT id, digest FROM winners")}
     prices = {
-        row["id"]: found["price"]
+        row["id"]: imported["price"]
         for row in frozen.execute("SELECT id, record FROM winners")
-        if (found := json.loads(row["record"])).get("price") is not None
+        if (imported := json.loads(row["record"])).get("price") is not None
     }
     assert len(digests) > 100
     assert prices
@@ -98,15 +98,17 @@ def test_nothing_is_lost_and_nothing_is_added_twice(
             kept = session.execute(text("SELECT id, digest FROM winners"))
             assert {row_id: digest for row_id, digest in kept} == digests  # noqa: C416
         winners = store.winners(device=DEVICE.slug)
-        penalties = [found.power_penalty for found in winners if found.power_penalty is not None]
+        penalties = [
+            imported.power_penalty for imported in winners if imported.power_penalty is not None
+        ]
         assert sorted(penalties) == sorted(prices.values())
         check_use(store)
         for path in SHIPPED:
             shipped = read_winners(path)
             # What is served for PROBLEM is pinned: no import changes it.
             old = sum(w.promoted_at < FROZEN or w.problem == PROBLEM for w in shipped)
-            found = import_winners(store, path, TRUSTED)
-            assert found == Imported(added=len(shipped) - old, kept=old), path
+            imported = import_winners(store, path, TRUSTED)
+            assert imported == Imported(added=len(shipped) - old, kept=old), path
             again = import_winners(store, path, TRUSTED)
             assert again == Imported(added=0, kept=len(shipped)), path
 

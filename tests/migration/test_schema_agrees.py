@@ -28,8 +28,8 @@ def test_partial_indexes_and_constraint_names_are_as_in_the_models(empty_databas
     upgrade(empty_database_url)
     database = Database(empty_database_url)
     with database.connect() as connection:
-        found = inspect(connection)
-        unique = {index["name"]: index for index in found.get_indexes("winners")}
+        inspector = inspect(connection)
+        unique = {index["name"]: index for index in inspector.get_indexes("winners")}
         current = unique["uq_winners_current"]
         assert current["unique"]
         (condition,) = (
@@ -37,7 +37,7 @@ def test_partial_indexes_and_constraint_names_are_as_in_the_models(empty_databas
         )
         assert "is_current" in str(condition)
         for table in Base.metadata.tables.values():
-            named = {key["name"] for key in found.get_foreign_keys(table.name)}
+            named = {key["name"] for key in inspector.get_foreign_keys(table.name)}
             assert named == {key.name for key in table.foreign_key_constraints}
     database.close()
 

@@ -113,10 +113,10 @@ def test_exported_winners_come_back_as_they_were(
     half = replace(winner(Problem(m=8, n=4096, k=4096, dtype=DType.FP16)), promoted_at="2026-11-21")
     path = exported(store, tmp_path / "out" / "winners.jsonl", WINNER, half, signer=signer)
     assert import_winners(other, path, trusted) == Imported(added=2, kept=0)
-    found = other.winner(KNOWN, H200.slug)
-    assert found == store.winner(KNOWN, H200.slug)
-    assert found is not None
-    assert (found.origin, found.signature and found.signature.key) == (
+    stored = other.winner(KNOWN, H200.slug)
+    assert stored == store.winner(KNOWN, H200.slug)
+    assert stored is not None
+    assert (stored.origin, stored.signature and stored.signature.key) == (
         Origin.IMPORTED,
         signer.public.id,
     )
@@ -181,8 +181,8 @@ def test_an_unknown_key_is_told_and_once_it_is_trusted_the_same_file_is_answered
     store: Store, other: Store, signer: Signer, tmp_path: Path
 ) -> None:
     path = exported(store, tmp_path / "winners.jsonl", signer=signer)
-    found = import_winners(other, path, NOBODY)
-    assert found == Imported(added=0, kept=0, unbelieved=1, keys=(signer.public.id,))
+    imported = import_winners(other, path, NOBODY)
+    assert imported == Imported(added=0, kept=0, unbelieved=1, keys=(signer.public.id,))
     assert import_winners(other, path, Trusted([signer.public])).added == 1
     [kept] = other.revisions(KNOWN, H200.slug)
     assert (kept.origin, kept.current) == (Origin.IMPORTED, True)
@@ -294,12 +294,12 @@ def test_the_pack_that_was_measured_is_signed_and_this_machines_own_is_served(
     assert packed.candidate is not None
     other.add_pack("ad0be0", "toolchain", [packed.candidate.kernel], 1)
     import_winners(other, path, trusted)
-    found = other.winner(KNOWN, H200.slug)
-    assert found is not None
-    assert (found.pack, found.job) == ("ad0be0", None)
-    assert found.signature is not None
-    assert found.signature.pack == "c0ffee"
-    assert is_believed(found, trusted)
+    stored = other.winner(KNOWN, H200.slug)
+    assert stored is not None
+    assert (stored.pack, stored.job) == ("ad0be0", None)
+    assert stored.signature is not None
+    assert stored.signature.pack == "c0ffee"
+    assert is_believed(stored, trusted)
 
 
 def test_grouped_winners_are_exported_with_their_types(store: Store, tmp_path: Path) -> None:

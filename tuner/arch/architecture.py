@@ -62,11 +62,9 @@ class Architecture:
         return _named, (self.name,)
 
     def resident_blocks(self, sm_count: int, cluster: int) -> int:
-        """Thread blocks that run at once, with one block per SM and clusters of `cluster` blocks.
-
-        The measured number if there is one. Otherwise CUTLASS's `get_max_cta_occupancy`, which
-        assumes that all GPCs but the last are complete.
-        """
+        """Thread blocks that run at once, one per SM and in clusters of `cluster` blocks."""
+        # The measured number if there is one. Otherwise CUTLASS's `get_max_cta_occupancy`, which
+        # assumes that all GPCs but the last are complete.
         return _resident_blocks(self, sm_count, cluster)
 
 

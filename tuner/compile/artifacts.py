@@ -8,8 +8,7 @@ once, all their packs are whole and any of them is returned. With a size limit, 
 the packs that were unused for longest (`tuner.compile.eviction`); `find` and `get` use a pack.
 Published packs are signed, and `find` returns only packs with a trusted signature.
 
-Packs are not used if other users may write to the file or the folder: between the check and the
-load, the file could be replaced by another program.
+Packs are not used if other users may write to the file or the folder.
 """
 
 from __future__ import annotations
@@ -384,6 +383,7 @@ class ArtifactStore:
 
     def _refuse_unsafe(self) -> None:
         with suppress(FileNotFoundError):
+            # Between the check and the load, another user could replace a file by another program.
             if reason := unsafe(self.root):
                 raise StoreError(f"packs are not used: {reason}")
 

@@ -2,10 +2,7 @@
 
 A manifest's modification time is the time of its pack's last use by any process, to within
 `MARK_EVERY_S`, so all processes that share the folder agree on the order. A lock on the folder
-excludes publishing and evicting from each other. Finding takes no lock. So eviction first renames a
-manifest, and then reads its time once more: a pack that was used a moment ago gets its manifest
-back, and a process that searches later misses it. A shared object that a process has open or loaded
-stays valid after its name is removed (Linux keeps the file until the last user closes it).
+excludes publishing and evicting from each other. Finding takes no lock.
 """
 
 from __future__ import annotations
@@ -142,11 +139,9 @@ def remove_stale(root: Path) -> None:
 
 
 def locked(root: Path, *, exclusive: bool = False) -> AbstractContextManager[None]:
-    """Lock the folder: for one evicting process (`exclusive`), or for any number of publishers.
-
-    If the lock is not obtained in time, the block runs without it. The worst that can happen is
-    that a pack is evicted while it is published; it is then compiled once more.
-    """
+    """Lock the folder: for one evicting process (`exclusive`), or for any number of publishers."""
+    # If the lock is not obtained in time, the block runs without it. The worst that can happen is
+    # that a pack is evicted while it is published; it is then compiled once more.
     return turn(root, exclusive=exclusive, patience_s=_PATIENCE_S)
 
 
@@ -187,6 +182,9 @@ def _remove(root: Path, pack_hash: str) -> bool:
     manifest, aside = root / f"{pack_hash}.json", root / f"{ASIDE}{pack_hash}"
     try:
         with contextlib.suppress(FileNotFoundError):
+            # Finding takes no lock. So the time is read once more after the renaming: a pack that
+            # was used a moment ago gets its manifest back, and a process that searches later misses
+            # it. A shared object that a process has open stays valid without a name.
             manifest.rename(aside)
             if _in_use(aside.stat().st_mtime):
                 aside.rename(manifest)

@@ -59,7 +59,6 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def used_for(self) -> list[str]:
-        """Digests of the kernels that the pack is used for."""
         return self.digests if self.taken is None else self.taken
 
     @property

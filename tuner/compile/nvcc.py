@@ -34,7 +34,7 @@ _OUT_OF_MEMORY = re.compile(
 _ENVIRONMENT = re.compile(
     r"unsupported GNU version|Cannot find compiler|Failed to preprocess host compiler"
     r"|fatal error: (?:gemmsmith|cutlass|cute|cuda)\S* ?:? ?No such file"
-    r"|cannot find -lcudart|cicc: not found|ptxas: not found",
+    r"|cannot find -lcudart|cicc: not found|ptxas: not found"
 )
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|File too large")
 _GUARDED = (
@@ -135,7 +135,6 @@ def environment_fault(log: str) -> TunerError | None:
 
 
 def suspects(kernels: Sequence[AnyKernel], log: str) -> list[AnyKernel]:
-    """The kernels that the compiler's messages mention; they need not be the cause."""
     mentioned = {_DERIVED.sub("", word) for word in _IDENTIFIER.findall(log)}
     return [kernel for kernel in kernels if kernel.name in mentioned]
 

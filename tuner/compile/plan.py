@@ -96,11 +96,9 @@ def _varieties(kernels: Sequence[AnyKernel]) -> dict[tuple[object, ...], list[An
 
 
 def _pack(family: list[AnyKernel], parallel: int) -> list[list[AnyKernel]]:
-    """Divide a family into at least `parallel` units of about equal cost, if it has enough kernels.
-
-    Greedy: the largest group of kernels of one variety goes first, always into the cheapest unit
-    that has room for it.
-    """
+    """Divide a family into at least `parallel` units of about equal cost, if there are enough."""
+    # Greedy: the largest group of kernels of one variety goes first, always into the cheapest unit
+    # that has room for it.
     groups = [
         piece for group in _varieties(family).values() for piece in _pieces(group, LARGEST_UNIT)
     ]

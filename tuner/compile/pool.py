@@ -221,11 +221,9 @@ class _CompileRun:
     def _retry(
         self, compilation: Compilation, suspects: list[AnyKernel], reason: str
     ) -> list[Built]:
-        """Fail a unit of one kernel; divide a larger unit, and compile its parts again.
-
-        Suspects get a unit each and are not failed at once: a message about one kernel may name
-        another that shares a type with it. Without suspects the unit is halved.
-        """
+        """Fail a unit of one kernel; divide a larger unit, and compile its parts again."""
+        # Suspects get a unit each and are not failed at once: a message about one kernel may name
+        # another that shares a type with it. Without suspects the unit is halved.
         kernels = compilation.kernels
         if len(kernels) == 1:
             failure = Failure(kind=FailureKind.COMPILE, message=reason)

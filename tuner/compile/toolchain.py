@@ -3,8 +3,7 @@
 The compiler of the installed Python wheels comes first, because the project is tested with its
 version; the system's (`CUDA_HOME`, `CUDA_PATH`, `PATH`, /usr/local/cuda) comes second. A
 toolchain's digest covers what decides its output, and no paths, so that packs which the same
-compiler built on another machine match. It leaves the host compiler out, which compiles only the
-few host functions behind the C ABI; no kernel depends on it.
+compiler built on another machine match.
 """
 
 from __future__ import annotations
@@ -83,6 +82,7 @@ class Toolchain:
     @property
     def digest(self) -> str:
         """Hash of what decides the output beside a kernel's text: releases and flags."""
+        # Not the host compiler, which compiles only the few host functions behind the C ABI.
         text = "\0".join([self.version, *self._options, self.cutlass])
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from gemmsmith.core.candidate import Candidate
@@ -42,7 +41,6 @@ class Device(Protocol):
     @property
     def environment(self) -> Environment:
         """Software and GPU that the trials are, or were, measured with."""
-        ...
 
     def recorded(self, problem: Problem) -> Sequence[Candidate] | None:
         """Candidates that a recording holds for the problem.
@@ -52,14 +50,12 @@ class Device(Protocol):
         Raises:
             NotRecorded: the recording does not hold the problem; the message names some it holds.
         """
-        ...
 
     def baseline_kernels(self, problem: Problem) -> tuple[str, ...]:
         """Names of the kernels and memsets of one launch of cuBLAS, in order.
 
         Information only: returns an empty tuple if the names are not known, whatever the reason.
         """
-        ...
 
     def proposals(
         self, problem: Problem, library: Contender, *, start: Algorithm | None, most: int
@@ -69,7 +65,6 @@ class Device(Protocol):
         `library` is the library's kernel and its pack. With `start`, the algorithms are neighbours
         of that algorithm. Returns an empty list on any error, and always for a recording.
         """
-        ...
 
     def screen(
         self, problem: Problem, contenders: Sequence[Contender], policy: Policy
@@ -79,7 +74,6 @@ class Device(Protocol):
         Every contender gives exactly one trial, possibly a failed one. A hang or a crash fails the
         contender that was running, and no other.
         """
-        ...
 
     def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
         """Time the contenders and cuBLAS against each other, round by round.
@@ -87,13 +81,7 @@ class Device(Protocol):
         A GPU does so in every regime; a recording holds the sustained regime only. Contenders that
         fail here are in `Finals.failures`, not in `Finals.candidates`.
         """
-        ...
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...

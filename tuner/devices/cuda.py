@@ -13,7 +13,6 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from gemmsmith.core.candidate import Candidate
@@ -276,12 +275,7 @@ class CudaDevice:
                 child.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _paired(

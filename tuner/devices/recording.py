@@ -16,7 +16,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -170,8 +169,7 @@ def first_problem(path: Path) -> Problem | None:
 class SweepWriter:
     """Writes a sweep file. A context manager; `path` appears only when the file is complete.
 
-    An error inside the context leaves the part file. The next writer continues it if its device and
-    environment are the same, and starts anew otherwise.
+    An error inside the context leaves the part file. The next writer continues it.
 
     Attributes:
         done: problems that are in the file already.
@@ -239,12 +237,7 @@ class SweepWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _traceback: object) -> None:
         if error is None:
             self.close()
         else:
@@ -264,6 +257,7 @@ class SweepWriter:
         except (OSError, RecordingCorrupt):
             return 0
         before = sweep.header
+        # Times of another device or environment are not comparable: the file starts anew.
         if (before.device, before.environment) != (header.device, header.environment):
             return 0
         self.done = set(sweep.problems)

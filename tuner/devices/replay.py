@@ -8,7 +8,6 @@ give the further rounds if every contender has them, else the common rounds, whi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from gemmsmith.answers.answer import Correctness
@@ -141,12 +140,7 @@ class ReplayDevice:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _recorded(self, problem: Problem) -> tuple[RecordedProblem, Environment]:

@@ -111,8 +111,7 @@ class Supervisor:
                         blamed = NOBODY
                     case Dead():
                         raise Blamed(
-                            reply.index,
-                            Failure(kind=FailureKind.CRASHED, message=reply.message),
+                            reply.index, Failure(kind=FailureKind.CRASHED, message=reply.message)
                         )
                     case Refused():
                         finished = True

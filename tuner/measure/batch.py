@@ -63,9 +63,7 @@ Send = Callable[[Reply], None]
 class _Pace:
     """How paired rounds are held; fewer than `rounds` if they took longer than `budget_us`.
 
-    In finals all graphs have the same number of launches, so that the cost of starting a graph
-    has the same weight for all. With `aim_us` each has its own number: the slowest of a wide field
-    would take hundreds of times longer than the fastest.
+    With `aim_us` each graph has its own number of launches.
     """
 
     rounds: int
@@ -128,9 +126,7 @@ class Batches:
             bench=bench,
             field=[field[index] for index in indices],
             sustained=Rounds(
-                samples_us=done.samples_us,
-                baseline_us=done.baseline_us,
-                conditions=done.conditions,
+                samples_us=done.samples_us, baseline_us=done.baseline_us, conditions=done.conditions
             ),
             timer=Timer(self.stream, self.monitor),
             rounds=rounds,
@@ -226,6 +222,9 @@ class Batches:
         common = launches_per_replay(fastest, bench.set_count, FINAL_REPLAY_US)
 
         def launches(estimate: float) -> int:
+            # In finals all graphs have the same number, so that the cost of starting a graph has
+            # the same weight for all. In a wide field the slowest would then take hundreds of times
+            # longer than the fastest.
             if pace.aim_us is None:
                 return common
             return launches_per_replay(estimate, bench.set_count, pace.aim_us)
@@ -318,5 +317,5 @@ class Batches:
 
 
 def release_memory() -> None:
-    """Free the last batch's GPU memory: training may run on the same GPU."""
+    # Training may run on the same GPU.
     torch.cuda.empty_cache()

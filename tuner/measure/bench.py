@@ -1,10 +1,8 @@
 """One problem on the GPU: its operands, its reference, and candidates prepared to run on them.
 
 Everything is enqueued on one stream, torch's own work included, so memory that one launch writes is
-not reused while another still reads it. Workspaces come from an arena that is never moved while
-the bench exists, because captured graphs hold its addresses. An error of a candidate is a
-`CandidateFailed`; an error that ruined the CUDA context is a `ContextDead`, after which the
-process can only exit.
+not reused while another still reads it. An error of a candidate is a `CandidateFailed`; an error
+that ruined the CUDA context is a `ContextDead`, after which the process can only exit.
 """
 
 from __future__ import annotations
@@ -226,6 +224,7 @@ class Bench:
         # Rotating over fewer workspaces than fill L2 would leave them in it, faster than in use.
         slots = min(self.set_count, -(-CACHE_FACTOR * self.device.l2_bytes // step))
         needed = step * slots
+        # An arena is never moved while the bench exists: captured graphs hold its addresses.
         for arena in self._arenas:
             if arena.numel() >= needed:
                 return arena.data_ptr(), step, slots

@@ -122,15 +122,12 @@ class Ceilings:
 
 
 def own_folder() -> Path:
-    """The folder for ceilings measured here: in a checkout the shipped one."""
     return _shipped() if places.CHECKOUT else places.state() / "ceilings"
 
 
 def path_for(slug: str, folder: Path | None = None) -> Path:
-    """The ceilings file of a device model; without a folder, our own one or else the shipped one.
-
-    The slug may come from outside: characters that file names must not have are replaced.
-    """
+    """A device model's ceilings file; without a folder, our own one or else the shipped one."""
+    # The slug may come from outside: characters that file names must not have are replaced.
     name = f"{re.sub(r'[^a-z0-9._-]+', '-', slug)[:200]}.json"
     if folder is not None:
         return folder / name
@@ -143,7 +140,7 @@ def _shipped() -> Path:
 
 
 def write_ceilings(ceilings: Ceilings, path: Path) -> None:
-    """Write as JSON, atomically; the rates are written for readers and computed when read back."""
+    # The rates are for readers: they are computed again when the file is read.
     write(path, msgspec.json.format(msgspec.json.encode(document(ceilings))) + b"\n")
 
 
@@ -251,11 +248,9 @@ class _Gpu:
         )
 
     def _copy(self, read_bytes: int) -> Copy:
-        """The faster of a copy by the copy engine and one by a kernel.
-
-        In a graph a memcpy of 16 or 4000 MB ran at 2.5 to 2.8 TB/s, one of 64 MB at 4.0 (NVIDIA
-        H200, 2026-11-21): the copy engine alone does not show what the memory can do.
-        """
+        """The faster of a copy by the copy engine and one by a kernel."""
+        # In a graph a memcpy of 16 or 4000 MB ran at 2.5 to 2.8 TB/s, one of 64 MB at 4.0 (NVIDIA
+        # H200, 2026-11-21): the copy engine alone does not show what the memory can do.
         import torch
 
         sets = copy_sets(read_bytes, self._model.l2_bytes)

@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def _watch(parent: int) -> None:
-    """Exit when the parent is gone: the main thread may be waiting for a kernel that hangs."""
+    # The main thread may be waiting for a kernel that hangs.
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(EXIT_ORPHANED)
@@ -158,8 +158,7 @@ def _open(ordinal: int, send: Callable[[Reply], None]) -> tuple[Batches, Ready]:
     monitor = Monitor(gpu_uuid(ordinal))
     batches = Batches(model=model, ordinal=ordinal, stream=Stream(), monitor=monitor, send=send)
     return batches, Ready(
-        model=model,
-        environment=environment(gpu_uuid(ordinal), monitor.driver_version),
+        model=model, environment=environment(gpu_uuid(ordinal), monitor.driver_version)
     )
 
 

@@ -75,7 +75,6 @@ class Monitor:
         return self._latest
 
     def sm_clock_mhz(self) -> int:
-        """The SM clock alone; 0 if unknown."""
         return self._ask("clock")
 
     def energy_j(self) -> float:
@@ -87,7 +86,6 @@ class Monitor:
         return self._ask("limit") / 1000
 
     def recent(self) -> Reading:
-        """The latest reading if it is not older than FRESH_S, else a new one."""
         if time.monotonic() - self._read_at < FRESH_S:
             return self._latest
         return self.read()

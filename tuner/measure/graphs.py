@@ -47,7 +47,6 @@ class Stream:
         self._external = torch.cuda.ExternalStream(self.pointer)  # type: ignore[no-untyped-call]
 
     def torch(self) -> torch.cuda.StreamContext:
-        """Context manager that makes this torch's current stream."""
         return torch.cuda.stream(self._external)
 
 
@@ -171,7 +170,6 @@ def followed(
 
 
 def rotating(launch: Callable[[int], None], over: Sequence[int] | None) -> Callable[[int], None]:
-    """A launch that rotates over the operand sets `over` only; None for all sets."""
     return launch if over is None else lambda i: launch(over[i % len(over)])
 
 

@@ -90,13 +90,12 @@ def is_power_limited(regimes: Sequence[Rounds], limit_w: float) -> bool:
 
 
 def gain(regimes: Sequence[Rounds], i: int) -> float:
-    """The geometric mean of candidate i's speed-ups over the default; 0 if one is not above 1."""
     ratios = _ratios(regimes, i)
     return geometric_mean(ratios) if min(ratios) > 1.0 else 0.0
 
 
 def beyond_all_penalties(regimes: Sequence[Rounds]) -> list[int]:
-    """The candidates that are so much faster that their clocks need not be measured."""
+    # So much faster that their clocks need not be measured.
     return [i for i in range(len(regimes[0].samples_us)) if min(_ratios(regimes, i)) > MOST]
 
 

@@ -51,7 +51,6 @@ def kernels_run(call: TorchCall, stream: Stream) -> tuple[str, ...]:
 
 
 def names_in(events: Iterable[FunctionEvent]) -> tuple[str, ...]:
-    """The names of the first MAX_NAMES kernels and memsets on the GPU, by their start."""
     on_gpu = [event for event in events if event.device_type.name == "CUDA"]
     on_gpu.sort(key=lambda event: event.time_range.start)
     return tuple(event.name for event in on_gpu[:MAX_NAMES])

@@ -83,11 +83,9 @@ class Finalists:
         return [place for place in range(len(self.field)) if gain(regimes, place)]
 
     def _rested(self, places: Sequence[int]) -> Rounds:
-        """Rounds with as much rest as work.
-
-        Half as many as in other regimes: they take four times as long, and their noise is lower
-        because the clock does not move.
-        """
+        """Rounds with as much rest as work."""
+        # Half as many as in other regimes: they take four times as long, and their noise is lower
+        # because the clock does not move.
         times = self._times(places)
         default_us = times[-1]
         sets = self.bench.set_count

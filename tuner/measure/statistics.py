@@ -5,9 +5,6 @@ replacement, the median lies at or below the j-th exactly when at least half of 
 which is a binomial tail (Efron 1979, "Bootstrap methods: another look at the jackknife", section
 3). The intervals here are those percentiles, what a bootstrap by simulation approaches with ever
 more resamples. So they need no random numbers: the same samples always give the same interval.
-
-For an even number of samples the interval runs from the lower median's bound to the upper
-median's, which is at least as wide as the exact one.
 """
 
 from __future__ import annotations
@@ -57,6 +54,8 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
         raise ValueError("no samples to summarize")
     ordered = sorted(samples)
     low, high = _percentile_ranks(len(ordered))
+    # Of an even number of samples, from the lower median's bound to the upper median's: at least as
+    # wide as the exact interval.
     return ordered[low], ordered[high]
 
 

@@ -3,9 +3,8 @@
 Rounds are sustained, the GPU never idle, or paced, with a rest after each replay. The clock of a
 graph is measured while no other graph runs.
 
-A sample is one replay between two events, divided by its launches. The GPU is kept ahead of the
-host: a sample whose start event was recorded on an idle GPU would include the host's delay, so
-every time the host had to wait an untimed replay goes first.
+A sample is one replay between two events, divided by its launches. Every time the host had to wait,
+an untimed replay goes first.
 """
 
 from __future__ import annotations
@@ -174,11 +173,9 @@ class Timer:
         )
 
     def clock(self, graph: Replay) -> float:
-        """The SM clock in MHz at which a graph settles alone on the GPU; 0 if unknown.
-
-        Not NVML's: between replays a thread waits for a number of cycles, and is timed. It is
-        unknown if something else used the GPU meanwhile.
-        """
+        """The SM clock in MHz at which a graph settles alone on the GPU; 0 if unknown."""
+        # Not NVML's: between replays a thread waits for a number of cycles, and is timed. It is
+        # unknown if something else used the GPU meanwhile.
         short, long = (Spin(self._stream, cycles) for cycles in SPIN_CYCLES)
         began, _ = self._pair(FIRST_SPIN)
         cool_down()
@@ -199,12 +196,10 @@ class Timer:
         return (SPIN_CYCLES[1] - SPIN_CYCLES[0]) / mean(known) if known else 0.0
 
     def busy(self, graph: Replay, seconds: float) -> Iterator[float]:
-        """Keep the GPU busy with a graph; yields the seconds since the beginning after each replay.
-
-        Also at the end, while the last replays still run. The host stays only a few replays ahead:
-        if the driver's queue is full, the host waits until most of it is done, and a reading of
-        the GPU just after that would see it idle.
-        """
+        """Keep the GPU busy with a graph; yields the seconds since the start after each replay."""
+        # Also at the end, while the last replays still run. The host stays only a few replays
+        # ahead: if the driver's queue is full, the host waits until most of it is done, and a
+        # reading of the GPU just after that would see it idle.
         waiting: deque[Event] = deque()
         began = time.perf_counter()
         slot = 0
@@ -237,6 +232,7 @@ class Timer:
             announce(index)
             times[index] = self._read(self._pair(index), graphs[index])
 
+        # A sample whose start event was recorded on an idle GPU would include the host's delay.
         filler.enqueue()  # untimed: the host has just waited
         for index in order:
             self._timed(graphs[index], index)

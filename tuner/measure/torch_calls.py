@@ -41,11 +41,9 @@ class TorchCall:
                 self.launch(i)
 
     def launch(self, i: int) -> None:
-        """Enqueue the i-th launch on torch's current stream."""
         self.compute(i)
 
     def compute(self, i: int) -> torch.Tensor:
-        """As `launch`; the tensor that the result will be in."""
         return self._launches[i % len(self._launches)]()
 
     def estimate_us(self) -> float:

@@ -33,16 +33,13 @@ _IDENTITY = {"operation": String, "batch": Integer, "m": Integer, "n": Integer, 
 
 
 def parameters(problems: Iterable[Problem]) -> dict[str, Any]:
-    """The parameters of a query with `ids` in it."""
     return {_ASKED.key: msgspec.json.encode([*map(problem_identity, problems)]).decode()}
 
 
 def ids(*, on_sqlite: bool) -> Select[int]:
-    """Ids of those problems that are recorded.
-
-    For `IN`: joined directly, SQLite would go through all winners, as it cannot know how few
-    problems there are.
-    """
+    """Ids of those problems that are recorded."""
+    # For `IN`: joined directly, SQLite would go through all winners, as it cannot know how few
+    # problems there are.
     problem = aliased(ProblemRow)
     if on_sqlite:
         rows = func.json_each(_ASKED).table_valued("value", name="asked")

@@ -9,9 +9,6 @@ changed no longer has its hash; one that is removed, inserted or moved breaks th
 and the last one must be the one that `audit_head` names. An attacker who can write to the database
 can compute the whole chain anew: against that, note the head's hash elsewhere now and then, and
 check for it (`Audit.verify(known)`).
-
-Entries wait in the session until its transaction is about to commit. Only then the head is locked,
-as the last lock of all, so that two writers neither take the same place nor wait for each other.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from sqlalchemy.orm import Session, aliased
 
 from tuner.store.database import Database
 from tuner.store.models import AuditHeadRow, AuditRow
-from tuner.store.sql import insert_ignore, moment
+from tuner.store.sql import equal, insert_ignore, moment
 
 LOCAL = "local"
 """The actor of what is done on this machine without a key: on the command line, say."""
@@ -139,10 +136,7 @@ class Audit:
             select(before.hash).where(before.id < AuditRow.id).order_by(before.id.desc()).limit(1)
         ).scalar_subquery()
         query = select(AuditRow, linked).order_by(AuditRow.id.desc()).limit(limit)
-        if action is not None:
-            query = query.where(AuditRow.action == action.value)
-        if actor is not None:
-            query = query.where(AuditRow.actor == actor)
+        query = query.where(*equal((AuditRow.action, action), (AuditRow.actor, actor)))
         if after is not None:
             query = query.where(AuditRow.id < after)
         with self._database.read() as session:
@@ -197,10 +191,8 @@ class Audit:
 
 
 def _digest(row: AuditRow) -> str:
-    """SHA-256 of an entry and of the hash before it, over one text on every database.
-
-    Migration 0006 has a copy, which must stay as it is.
-    """
+    """SHA-256 of an entry and of the hash before it, over one text on every database."""
+    # Migration 0006 has a copy, which must stay as it is.
     detail = msgspec.to_builtins(row.detail)
     content = [row.previous, row.at, row.actor, row.action, row.subject, detail]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -212,6 +204,9 @@ def _link(session: Session) -> None:
     waiting: list[AuditRow] = session.info.pop(_WAITING, [])
     if not waiting:
         return
+    # Entries wait in the session until its transaction is about to commit. Only then the head is
+    # locked, as the last lock of all, so that two writers neither take the same place nor wait for
+    # each other.
     insert_ignore(session, AuditHeadRow, {"id": 1, "entries": 0, "hash": START})
     head = session.scalars(select(AuditHeadRow).with_for_update()).one()
     for row in waiting:

@@ -11,7 +11,7 @@ crash at any point leaves the old content or the new one.
 
 A backup comes from elsewhere. From a PostgreSQL dump only rows are restored, into tables that our
 own migrations make (`tuner.store.postgresql`). A SQLite file is restored as it is, if its schema is
-exactly that of the migrations: a trigger in it would act on every later write.
+exactly that of the migrations.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ def _copy_sqlite(source: Path, target: Path) -> None:
 def _check_schema(copy: Path, source: Path) -> None:
     """Refuse a schema that differs from that of the migrations, before any part of it is used."""
     try:
+        # A trigger in the file would act on every later write.
         actual, revisions = _schema_in(copy)
     except sqlite3.DatabaseError as error:
         raise DatabaseCorrupt(f"{source} is no usable backup ({error})") from error

@@ -46,7 +46,6 @@ class Marks:
 
 
 def newest(packed: Iterable[tuple[str, str | None]]) -> dict[str, str]:
-    """Each kernel's newest pack, from the result of `Changes.packed`."""
     return {kernel: pack for pack, kernel in packed if kernel is not None}
 
 
@@ -61,10 +60,7 @@ class Changes:
             sequence, newest, packs, kernels, devices = connection.execute(_MARKS).one()
             gpus = frozenset((uuid, row_id) for uuid, row_id in connection.execute(_GPUS))
         return Marks(
-            sequence=sequence or 0,
-            packs=(newest or 0, packs, kernels),
-            devices=devices,
-            gpus=gpus,
+            sequence=sequence or 0, packs=(newest or 0, packs, kernels), devices=devices, gpus=gpus
         )
 
     def served(self) -> tuple[int, tuple[int, int, int]]:

@@ -1,11 +1,8 @@
 """One database: how it is opened, and the two kinds of transaction made on it.
 
-SQLite runs in WAL mode: readers never wait. A writer begins with BEGIN IMMEDIATE, so it waits for
-its turn (up to `BUSY_TIMEOUT_S`) before it has read anything, and never fails half way because
-another one was first. `synchronous=FULL`: when a write transaction returns, its rows survive a
-power cut as well as a killed process. That costs one fsync a commit (0.2 ms to a few ms), little
-compared with a trial.
-The file must lie on a local disk: WAL needs memory shared between the processes that use it.
+SQLite runs in WAL mode: readers never wait. `synchronous=FULL`: when a write transaction returns,
+its rows survive a power cut as well as a killed process. The file must lie on a local disk: WAL
+needs memory shared between the processes that use it.
 
 A `Database` may be shared by threads. A forked child must open its own.
 """
@@ -82,12 +79,11 @@ def sqlite_path(url: URL) -> Path | None:
 def create_private(path: Path) -> None:
     """Make an empty SQLite file that only its owner can read, unless it exists.
 
-    SQLite gives the files beside it, `-wal` and `-shm`, the same permissions. The database has the
-    names and hashes of all keys, and the audit.
-
     Raises:
         OSError: the folder or the file cannot be made.
     """
+    # SQLite gives the files beside it, `-wal` and `-shm`, the same permissions. The database has
+    # the names and hashes of all keys, and the audit.
     private_folder(path.parent)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
@@ -155,6 +151,7 @@ class Database:
     def _set_up_sqlite(self, connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None  # `_begin_sqlite` begins transactions, not sqlite3
         connection.execute(f"PRAGMA foreign_keys = {'OFF' if self._migrating else 'ON'}")
+        # One fsync a commit, of 0.2 ms to a few ms: little compared with a trial.
         connection.execute("PRAGMA synchronous = FULL")
         _enter_wal(connection)
 
@@ -175,7 +172,7 @@ class Database:
 
     @contextmanager
     def glance(self) -> Iterator[Connection]:
-        """As `read`, without a session, which takes longer to make than a few small queries."""
+        # A session takes longer to make than a few small queries.
         with translated(self.url), self._engine.connect() as connection:
             yield connection
 
@@ -219,10 +216,8 @@ class Database:
         self._engine.dispose()
 
     def _first_statement(self) -> TextClause | None:
-        """The first statement of each write: limits PostgreSQL's wait, and reads the revision.
-
-        One statement does both, as a worker waits for its result once for each trial.
-        """
+        """The first statement of each write: limits PostgreSQL's wait, and reads the revision."""
+        # One statement does both, as a worker waits for its result once for each trial.
         values = []
         if not self.is_sqlite and not self._migrating:
             limit = f"'{IDLE_IN_TRANSACTION_S * 1000:.0f}'"
@@ -244,6 +239,8 @@ class Database:
 
 
 def _begin_sqlite(connection: Connection) -> None:
+    # A writer waits for its turn (up to `BUSY_TIMEOUT_S`) before it has read anything, and never
+    # fails half way because another one was first.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if _writes(connection) else "BEGIN")
 
 

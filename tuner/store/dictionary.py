@@ -1,8 +1,7 @@
 """Devices, environments, problems and kernels: rows that are written once and never change.
 
 Writing one that exists already, in this or in another process, gives the existing row. Because
-these rows stay as they are, what was read once is remembered for the life of the object. Ids of
-rows that a transaction wrote are remembered only after it has succeeded.
+these rows stay as they are, what was read once is remembered for the life of the object.
 
 One thing is repaired: a kernel's description that its backend would not give that name. Promoting
 or importing a winner of the kernel puts the right one in its place (`heal`).
@@ -55,13 +54,11 @@ class Dictionary:
         return ids
 
     def problem_id(self, session: Session, problem: Problem) -> int | None:
-        """The id of a problem, without writing it."""
         return self._ids.get(_key(problem)) or session.scalar(
             select(ProblemRow.id).filter_by(**problem_identity(problem))
         )
 
     def device_id(self, session: Session, slug: str) -> int | None:
-        """The id of a device model, without writing it."""
         return self._ids.get(("device", slug)) or session.scalar(
             select(DeviceRow.id).where(DeviceRow.slug == slug)
         )
@@ -132,10 +129,11 @@ class Dictionary:
         return [*corrected]
 
     def forget_kernels(self) -> None:
-        """Read the kernels' descriptions again from now on: one may have been corrected."""
+        # A description may have been corrected.
         self._kernels = {}
 
     def keep(self, ids: Ids) -> None:
+        # Called after the commit: what a failed transaction wrote has no id.
         self._ids.update(ids.fresh)
 
 
@@ -153,12 +151,7 @@ class Ids:
 
 def problem_of(row: ProblemRow) -> Problem:
     return Problem(
-        m=row.m,
-        n=row.n,
-        k=row.k,
-        batch=row.batch,
-        dtype=row.dtype,
-        layout=Layout(row.layout),
+        m=row.m, n=row.n, k=row.k, batch=row.batch, dtype=row.dtype, layout=Layout(row.layout)
     )
 
 
@@ -174,7 +167,7 @@ def device_of(row: DeviceRow) -> DeviceModel:
     )
 
 
-def _key(entry: Entry) -> object:
+def _key(entry: Entry) -> tuple[str, str | Environment | Problem]:
     match entry:
         case DeviceModel():
             return ("device", entry.slug)
@@ -187,15 +180,8 @@ def _key(entry: Entry) -> object:
 
 
 def _order(entry: Entry) -> tuple[str, str]:
-    match entry:
-        case DeviceModel():
-            return ("device", entry.slug)
-        case Environment():
-            return ("environment", entry.digest)
-        case Kernel():
-            return ("kernel", entry.name)
-        case Problem():
-            return ("problem", str(entry))
+    kind, identity = _key(entry)
+    return kind, entry.digest if isinstance(entry, Environment) else str(identity)
 
 
 def _intern(session: Session, entry: Entry) -> int:
@@ -234,7 +220,7 @@ def _read(stored: object) -> AnyKernel | None:
 
 
 def _means(kernel: AnyKernel) -> bool:
-    """Whether the description belongs to the kernel's name; False for an unknown backend."""
+    # False for an unknown backend.
     from tuner.claims import kernel_reason  # seldom needed, and slow to import
 
     return kernel_reason(kernel) is None
@@ -256,5 +242,5 @@ def _upsert(
 
 
 def pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """The items in pieces that fit into one statement: databases limit its parameters."""
+    # Databases limit the parameters of a statement.
     return (items[start : start + _MANY] for start in range(0, len(items), _MANY))

@@ -49,7 +49,6 @@ class InUse:
         self._software = software
 
     def outdates(self, device_id: int, environment: Environment) -> bool:
-        """Whether GPUs of that model have reported, and none has the environment's software."""
         in_use = self._software.get(device_id)
         return in_use is not None and software(environment) not in in_use
 
@@ -115,5 +114,5 @@ class Gpus:
 
 
 def software(environment: Environment) -> Software:
-    """The versions that a kernel's and cuBLAS's times depend on."""
+    # A kernel's and cuBLAS's times depend on these.
     return (environment.driver, environment.cuda, environment.cutlass, environment.cublas)

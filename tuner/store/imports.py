@@ -25,14 +25,7 @@ from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, pieces
 from tuner.store.models import KernelRow, PackKernelRow, PackRow, WinnerRow
 from tuner.store.winner_rows import columns, references
-from tuner.store.winners import (
-    PROMOTION_LOCK,
-    RANK,
-    Winners,
-    entries,
-    next_sequence,
-    origin_of,
-)
+from tuner.store.winners import PROMOTION_LOCK, RANK, Winners, entries, next_sequence, origin_of
 from tuner.trial import Winner
 
 _SHOWN = (
@@ -94,7 +87,6 @@ class Imports:
         }
 
     def misdescribed(self, kernels: Iterable[AnyKernel]) -> bool:
-        """Whether the stored description of one of these kernels does not belong to its name."""
         with self._database.read() as session:
             return bool(self._dictionary.misdescribed(session, kernels))
 

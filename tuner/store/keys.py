@@ -1,10 +1,8 @@
 """API keys: made, listed, revoked, and looked up by the service. A key itself is never stored.
 
-A key is `gsk_` and 32 random bytes; only its SHA-256 is stored. A slow password hash would add
-nothing: it makes guessing costly, but 256 random bits cannot be guessed.
+A key is `gsk_` and 32 random bytes; only its SHA-256 is stored.
 
-A name is used once: jobs, Idempotency-Keys and the audit name the key that they belong to, and a
-later key of the same name would own them. Revoked and expired keys stay listed.
+A name is used once. Revoked and expired keys stay listed.
 """
 
 from __future__ import annotations
@@ -79,6 +77,8 @@ def is_name(name: str) -> bool:
 
 
 def digest(secret: bytes) -> str:
+    # A slow password hash would add nothing: it makes guessing costly, but 256 random bits cannot
+    # be guessed.
     return hashlib.sha256(secret).hexdigest()
 
 
@@ -105,6 +105,8 @@ class Keys:
         secret = PREFIX + secrets.token_urlsafe(32)
         with self._database.write() as session:
             self._database.lock(session, _KEYS_LOCK)
+            # Jobs, Idempotency-Keys and the audit name the key that they belong to: a later key of
+            # the same name would own them.
             if session.scalar(select(ApiKeyRow.id).where(ApiKeyRow.name == name).limit(1)):
                 raise KeyNameTaken(
                     f"a key is or was named {name!r}, and names are not used again; choose another "
@@ -156,7 +158,6 @@ class Keys:
             return [_key_of(row) for row in session.scalars(query)]
 
     def active(self) -> tuple[dict[str, ApiKey], float]:
-        """Every key that works now, by its `digest`, and the database's time."""
         with self._database.read() as session:
             rows = session.scalars(select(ApiKeyRow).where(_is_active()))
             return {row.key_hash: _key_of(row) for row in rows}, moment(session)

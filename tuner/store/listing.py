@@ -2,11 +2,9 @@
 
 Read models: plain data, a transaction of its own for each call, nothing written.
 
-Pages are keyset pages, so that the last costs as much as the first. A search that few problems
-meet (`NARROW`) lists these and sorts them in any order. A wide one walks an index until the page is
-full, `ix_winners_gain` or the problems' own; time has no index, so that order is for narrow
-searches only, and a wide one falls back to the gain. A cursor is the id of the last winner shown:
-its sort key never changes, and history is kept.
+Pages are keyset pages, so that the last costs as much as the first. A search that few problems meet
+(`NARROW`) lists these and sorts them in any order. A wide one walks an index until the page is
+full.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, problem_of
 from tuner.store.gpus import Gpus
 from tuner.store.models import CURRENT, ProblemRow, TrialRow, WinnerRow
-from tuner.store.trials import StoredTrial, Trials
+from tuner.store.trials import BRIEFLY, StoredTrial, Trials
 from tuner.trial import Phase
 
 NARROW = 5_000
@@ -163,18 +161,22 @@ class Listing:
             total = None
             if len(narrow) <= NARROW:
                 # `+ 0` matches no index of devices, so SQLite uses the index of problems.
-                query = _current().where(
-                    WinnerRow.problem_id.in_(narrow), WinnerRow.device_id + 0 == device_id
+                query = _all().where(
+                    CURRENT, WinnerRow.problem_id.in_(narrow), WinnerRow.device_id + 0 == device_id
                 )
             elif order is Order.SIZE:
                 query = _walking(search, device_id)
             else:
-                query = _current().where(*_met(search), WinnerRow.device_id == device_id)
+                # Walks `ix_winners_gain`. Time has no index, so that order is for narrow searches
+                # only.
+                query = _all().where(CURRENT, *_met(search), WinnerRow.device_id == device_id)
                 order = Order.GAIN if order is Order.TIME else order
             if search.use is not None:
                 query = query.where(WinnerRow.use == search.use.value)
             if len(narrow) <= NARROW:
                 total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
+            # A cursor is the id of the last winner shown: its sort key never changes, and history
+            # is kept.
             last = None if after is None else _row(session, after)
             if order is Order.SIZE:
                 rows = _by_size(session, query, last, limit + 1)
@@ -213,15 +215,7 @@ class Listing:
 
     def ranking(self, problem: Problem, device: str, limit: int = 50) -> Ranking:
         """The problem's trials on that device model; `limit` measured and as many failed ones."""
-        query = select(
-            TrialRow.id,
-            TrialRow.kernel_id,
-            TrialRow.launch_key,
-            TrialRow.phase,
-            TrialRow.job,
-            TrialRow.environment_id,
-            TrialRow.median_us,
-        ).order_by(TrialRow.id)
+        query = BRIEFLY.order_by(TrialRow.id)
         with self._database.read() as session:
             rows = session.execute(
                 query.where(
@@ -286,16 +280,14 @@ _SIZE = (ProblemRow.operation, ProblemRow.batch, ProblemRow.m, ProblemRow.n, Pro
 """The columns of the problems' index, in its order."""
 
 
-def _current() -> Select[WinnerRow, ProblemRow]:
-    joined = select(WinnerRow, ProblemRow).join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
-    return joined.where(CURRENT)
+def _all() -> Select[WinnerRow, ProblemRow]:
+    return select(WinnerRow, ProblemRow).join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
 
 
 def _walking(search: Search, device_id: int | None) -> Select[WinnerRow, ProblemRow]:
-    """Current winners, for SQLite to walk the problems in the order of their index.
-
-    An expression with `+ 0` matches no index: so SQLite neither starts from the winners nor sorts.
-    """
+    """Current winners, for SQLite to walk the problems in the order of their index."""
+    # An expression with `+ 0` matches no index: so SQLite neither starts from the winners nor
+    # sorts.
     joined = select(WinnerRow, ProblemRow).join(
         ProblemRow, ProblemRow.id + 0 == WinnerRow.problem_id
     )
@@ -308,11 +300,9 @@ def _met(search: Search) -> builtins.list[ColumnElement[bool]]:
 
 
 def _met_walking(search: Search) -> builtins.list[ColumnElement[bool]]:
-    """As `_met`, for an index walk.
-
-    The index's leading columns, as far as the search fixes them, are compared by `=`. Those behind
-    a column that may have any value are ranges: by `=`, SQLite would sort.
-    """
+    """As `_met`, for an index walk."""
+    # The index's leading columns, as far as the search fixes them, are compared by `=`. Those
+    # behind a column that may have any value are ranges: by `=`, SQLite would sort.
     sizes = _sizes(search)
     leading = [*itertools.takewhile(sizes.__contains__, _SIZE)]
     return [
@@ -322,7 +312,6 @@ def _met_walking(search: Search) -> builtins.list[ColumnElement[bool]]:
 
 
 def _sizes(search: Search) -> dict[InstrumentedAttribute[Any], Any]:
-    """The columns of the problems' index that the search fixes."""
     values = {column: getattr(search, column.key) for column in _SIZE}
     return {column: value for column, value in values.items() if value is not None}
 
@@ -347,8 +336,7 @@ def _extents(search: Search) -> builtins.list[ColumnElement[bool]]:
 
 
 def _row(session: Session, winner_id: int) -> Row[WinnerRow, ProblemRow] | None:
-    query = select(WinnerRow, ProblemRow).join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
-    return session.execute(query.where(WinnerRow.id == winner_id)).one_or_none()
+    return session.execute(_all().where(WinnerRow.id == winner_id)).one_or_none()
 
 
 def _by_size(

@@ -144,6 +144,10 @@ class PackKernelRow(Base):
     kernel_id: Mapped[int] = mapped_column(ForeignKey("kernels.id"), index=True)
 
 
+TRIAL_KEY = ("problem_id", "device_id", "kernel_id", "launch_key", "phase", "environment_id", "job")
+"""Columns of which no two trials have the same values."""
+
+
 class TrialRow(Base):
     """One candidate's outcome. `job` is "" if no job ordered it: NULLs would not be unique.
 
@@ -152,16 +156,7 @@ class TrialRow(Base):
 
     __tablename__ = "trials"
     __table_args__ = (
-        UniqueConstraint(
-            "problem_id",
-            "device_id",
-            "kernel_id",
-            "launch_key",
-            "phase",
-            "environment_id",
-            "job",
-            name="uq_trials_identity",
-        ),
+        UniqueConstraint(*TRIAL_KEY, name="uq_trials_identity"),
         Index("ix_trials_job", "job", "id"),
         {"sqlite_autoincrement": True},
     )

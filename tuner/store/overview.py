@@ -44,11 +44,9 @@ class Overview:
         self._database = database
 
     def operations(self) -> list[str]:
-        """Keys of all operations that have problems, in order.
-
-        Read one by one, each by a step down the problems' index: SELECT DISTINCT would read all
-        problems, of which there may be hundreds of thousands.
-        """
+        """Keys of all operations that have problems, in order."""
+        # Read one by one, each by a step down the problems' index: SELECT DISTINCT would read all
+        # problems, of which there may be hundreds of thousands.
         operations: list[str] = []
         query = select(func.min(ProblemRow.operation))
         with self._database.read() as session:

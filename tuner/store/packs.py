@@ -32,12 +32,7 @@ class PackTables:
         """
         with self._database.write() as session:
             ids = self._dictionary.ids(session, filter(None, kernels))
-            values = {
-                "hash": pack_hash,
-                "toolchain": toolchain,
-                "bytes": size,
-                "created_at": now(),
-            }
+            values = {"hash": pack_hash, "toolchain": toolchain, "bytes": size, "created_at": now()}
             insert_ignore(session, PackRow, values)
             row = select(PackRow.id).filter_by(hash=pack_hash).with_for_update()
             pack_id = session.scalars(row).first()
@@ -86,7 +81,6 @@ class PackTables:
             )
 
     def kernel(self, name: str) -> AnyKernel | None:
-        """The description of a kernel that any trial, winner or pack has named."""
         with self._database.read() as session:
             stored = session.scalar(select(KernelRow.description).where(KernelRow.name == name))
             return None if stored is None else kernel_from_json(stored)

@@ -19,8 +19,5 @@ def probe(url: str) -> None:
         DatabaseBusy: other writers took longer than `PATIENCE_S`.
         StoreError: it cannot be written.
     """
-    with (
-        closing(Database(url, patience_s=PATIENCE_S)) as database,
-        database.write() as session,
-    ):
+    with closing(Database(url, patience_s=PATIENCE_S)) as database, database.write() as session:
         session.execute(text("UPDATE alembic_version SET version_num = version_num"))

@@ -15,11 +15,18 @@ from sqlalchemy.orm import Session
 from gemmsmith.answers.history import Origin
 from gemmsmith.core.problem import Problem
 from tuner.errors import NoSuchRevision, NoSuchWinner, NothingToUndo
-from tuner.store.audit import LOCAL, Action, record
+from tuner.store.audit import LOCAL, Action
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, problem_of
 from tuner.store.models import ProblemRow, WinnerRow
-from tuner.store.winners import PROMOTION_LOCK, RANK, Winners, history_of, make_current
+from tuner.store.winners import (
+    PROMOTION_LOCK,
+    RANK,
+    Winners,
+    history_of,
+    make_current,
+    record_change,
+)
 from tuner.trial import Winner
 
 
@@ -157,19 +164,12 @@ class Revisions:
         # Also if it is current already: its answer, which says whether it is pinned, changes.
         make_current(session, row, current)
         (winner,) = self._winners.read(session, [(row, problem)])
-        record(
-            session,
-            action,
-            f"{problem} on {winner.device.slug}",
-            actor=actor,
-            revision=row.revision,
-            replaced=current.revision if current else None,
-        )
+        record_change(session, action, winner, row, current, actor=actor)
         return _revision(row, winner)
 
 
 def _may_be_served(row: WinnerRow) -> bool:
-    """An unsigned revision may be served only if it was before: an import had allowed it."""
+    # An unsigned revision may be served only if it was before: an import had allowed it.
     return row.origin != Origin.UNSIGNED or row.sequence > 0
 
 

@@ -10,7 +10,7 @@ programs that start at once one upgrades and the others wait.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -44,11 +44,8 @@ def current(url: str, patience_s: float | None = None) -> str | None:
     path = sqlite_path(parse_url(url))
     if path is not None and not path.exists():
         return None
-    database = Database(url, patience_s=patience_s)
-    try:
+    with closing(Database(url, patience_s=patience_s)) as database:
         return _current(database)
-    finally:
-        database.close()
 
 
 def upgrade(url: str, revision: str = "head") -> str:
@@ -70,17 +67,13 @@ def upgrade(url: str, revision: str = "head") -> str:
                 f"cannot create the folder {path.parent}, or {path.name} in it: {error.strerror}. "
                 "Name another place: --database, GEMMSMITH_DATABASE"
             ) from error
-    database = Database(url, migrating=True)
-    try:
-        with database.connect() as connection:
-            lock(database, connection)
-            before = _revision(connection)
-            _refuse_newer(before, _where(database))
-            reached = migrate(connection, revision)
-            if reached != before:  # with a million winners the check takes a second
-                _check_foreign_keys(database, connection)
-    finally:
-        database.close()
+    with closing(Database(url, migrating=True)) as database, database.connect() as connection:
+        lock(database, connection)
+        before = _revision(connection)
+        _refuse_newer(before, str(database.url))
+        reached = migrate(connection, revision)
+        if reached != before:  # with a million winners the check takes a second
+            _check_foreign_keys(database, connection)
     return reached
 
 
@@ -128,7 +121,7 @@ def check(database: Database) -> None:
     if revision == needed:
         database.expect(needed)
         return
-    where = _where(database)
+    where = str(database.url)  # without its password
     _refuse_newer(revision, where)
     has = f"has schema {revision}, this gemmsmith needs {needed}" if revision else "is empty"
     raise SchemaOutdated(f"{where} {has}. Run: gemmsmith db upgrade --database {where}")
@@ -152,10 +145,6 @@ def is_known(revision: str | None) -> bool:
     return revision is None or revision in {known.revision for known in _scripts().walk_revisions()}
 
 
-def _where(database: Database) -> str:
-    return database.url.render_as_string(hide_password=True)
-
-
 def _refuse_newer(revision: str | None, where: str) -> None:
     if not is_known(revision):
         raise SchemaTooNew(
@@ -175,19 +164,17 @@ def _revision(connection: Connection) -> str | None:
         return None
     revisions = connection.scalars(text("SELECT version_num FROM alembic_version")).all()
     if len(revisions) > 1:
-        where = connection.engine.url.render_as_string(hide_password=True)
         raise DatabaseCorrupt(
-            f"{where} names {len(revisions)} schemas ({', '.join(sorted(map(str, revisions)))}), "
-            "where one is possible. Restore a backup."
+            f"{connection.engine.url} names {len(revisions)} schemas "
+            f"({', '.join(sorted(map(str, revisions)))}), where one is possible. Restore a backup."
         )
     return str(revisions[0]) if revisions else None
 
 
 def _check_foreign_keys(database: Database, connection: Connection) -> None:
     if database.is_sqlite and connection.execute(text("PRAGMA foreign_key_check")).first():
-        where = database.url.render_as_string(hide_password=True)
         raise DatabaseCorrupt(
-            f"{where} has rows that refer to missing ones; the upgrade was undone. "
+            f"{database.url} has rows that refer to missing ones; the upgrade was undone. "
             "Restore a backup."
         )
 

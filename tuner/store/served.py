@@ -53,7 +53,6 @@ class Won(NamedTuple):
 
     @property
     def kernel_name(self) -> str | None:
-        """Name of the candidate's kernel."""
         return self.candidate.kernel.name if self.candidate else None
 
 
@@ -135,45 +134,26 @@ class _Candidates(dict[tuple[int | None, str | None], Candidate | None]):
 
     def __missing__(self, key: tuple[int | None, str | None]) -> Candidate | None:
         kernel, launch = key
-        found = None
+        candidate = None
         if kernel is not None and launch is not None:
             known = self._dictionary.kernels(self._session, [kernel])[kernel]
-            found = Candidate(kernel=known, launch=from_json(Launch, msgspec.json.decode(launch)))
-        self[key] = found
-        return found
+            stored = from_json(Launch, msgspec.json.decode(launch))
+            candidate = Candidate(kernel=known, launch=stored)
+        self[key] = candidate
+        return candidate
 
 
 _SERVED: tuple[Any, ...] = (
-    ProblemRow.m,
-    ProblemRow.n,
-    ProblemRow.k,
-    ProblemRow.batch,
-    ProblemRow.dtype,
-    ProblemRow.layout,
-    WinnerRow.use,
-    WinnerRow.kernel_id,
-    cast(WinnerRow.launch, Text),
-    WinnerRow.median_us,
-    WinnerRow.speedup,
-    WinnerRow.pack,
-    WinnerRow.replayed,
-    WinnerRow.device_id,
-    WinnerRow.environment_id,
+    *(ProblemRow.m, ProblemRow.n, ProblemRow.k, ProblemRow.batch),
+    *(ProblemRow.dtype, ProblemRow.layout),
+    *(WinnerRow.use, WinnerRow.kernel_id, cast(WinnerRow.launch, Text)),
+    *(WinnerRow.median_us, WinnerRow.speedup, WinnerRow.pack, WinnerRow.replayed),
+    *(WinnerRow.device_id, WinnerRow.environment_id),
 )
-
-
 _PLACE: tuple[Any, ...] = (
-    DeviceRow.slug,
-    ProblemRow.id,
-    ProblemRow.dtype,
-    ProblemRow.layout,
-    ProblemRow.batch,
-    ProblemRow.m,
-    ProblemRow.n,
-    ProblemRow.k,
-    WinnerRow.use,
-    WinnerRow.kernel_id,
-    cast(WinnerRow.launch, Text),
+    *(DeviceRow.slug, ProblemRow.id, ProblemRow.dtype, ProblemRow.layout, ProblemRow.batch),
+    *(ProblemRow.m, ProblemRow.n, ProblemRow.k),
+    *(WinnerRow.use, WinnerRow.kernel_id, cast(WinnerRow.launch, Text)),
 )
 
 

@@ -6,12 +6,13 @@ The clock is the database's own, so that machines whose clocks differ agree on w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, cast
 
-from sqlalchemy import ClauseElement, Double, Row, Table, inspect, select
+from sqlalchemy import ClauseElement, ColumnElement, Double, Row, Table, inspect, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.functions import FunctionElement
@@ -41,6 +42,17 @@ def _postgresql(_element: now, _compiler: SQLCompiler, **_: Any) -> str:
 
 def moment(session: Session) -> float:
     return session.scalars(select(now())).one()
+
+
+def equal(
+    *pairs: tuple[ColumnElement[Any] | InstrumentedAttribute[Any], object],
+) -> list[ColumnElement[bool]]:
+    """The conditions that columns have these values; without those whose value is None."""
+    return [
+        column == (value.value if isinstance(value, Enum) else value)
+        for column, value in pairs
+        if value is not None
+    ]
 
 
 def insert_ignore(session: Session, table: type[Base], values: dict[str, Any]) -> int | None:

@@ -24,7 +24,7 @@ _ALWAYS_THERE = {"revision": 0, "promoted_at": "", "pack": None, "job": None}
 
 
 def canonical(winner: Winner) -> Winner:
-    """The winner as it is read back: integers in fields of floats become floats."""
+    # Integers in fields of floats become floats.
     return from_json(Winner, to_json(winner))
 
 
@@ -51,10 +51,8 @@ def fingerprint(winner: Winner) -> str:
 
 
 def is_intact(winner: Winner) -> bool:
-    """Whether a winner that the store gave is what was put into it; takes about 0.1 ms.
-
-    Rows from before schema 0005 have no digest and count as intact.
-    """
+    """Whether a winner that the store gave is what was put into it; takes about 0.1 ms."""
+    # Rows from before schema 0005 have no digest and count as intact.
     return not winner.digest or fingerprint(winner) == winner.digest
 
 

@@ -6,20 +6,17 @@ What a method has written when it returns is durable, and what raised has change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Self
 
 from sqlalchemy import func, select
 
 from gemmsmith.core.device import DeviceModel, Environment
-from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Signer
 from tuner.errors import SchemaOutdated
 from tuner.store import schema
-from tuner.store.audit import SYSTEM, Audit
+from tuner.store.audit import Audit
 from tuner.store.changes import Changes
 from tuner.store.codec import from_json
 from tuner.store.database import Database, Fence, parse_url, sqlite_path
@@ -66,10 +63,7 @@ class Store:
     """
 
     def __init__(
-        self,
-        database: Database,
-        signer: Signer | None = None,
-        dictionary: Dictionary | None = None,
+        self, database: Database, signer: Signer | None = None, dictionary: Dictionary | None = None
     ) -> None:
         self.database = database
         self.signer = signer
@@ -92,6 +86,14 @@ class Store:
         self.pin = revisions.pin
         self.unpin = revisions.unpin
         self.roll_back = revisions.roll_back
+        packs = PackTables(database, self.dictionary)
+        self.add_pack = packs.add
+        self.remove_pack = packs.remove
+        self.winners_packs = packs.of_winners
+        self.pack_for = packs.holding
+        self.kernel = packs.kernel
+        self.forget_kernels = self.dictionary.forget_kernels
+        self.close = database.close
 
     @cached_property
     def audit(self) -> Audit:
@@ -120,10 +122,6 @@ class Store:
     @cached_property
     def listing(self) -> Listing:
         return Listing(self.database, self.dictionary, self.gpus, self._trials)
-
-    @cached_property
-    def _packs(self) -> PackTables:
-        return PackTables(self.database, self.dictionary)
 
     @classmethod
     def open(cls, url: str, *, create: bool = False, signer: Signer | None = None) -> Store:
@@ -163,18 +161,10 @@ class Store:
         """
         return Store(self.database.fenced(fence), self.signer, self.dictionary)
 
-    def close(self) -> None:
-        self.database.close()
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def add_trial(self, trial: Trial) -> int:
@@ -201,28 +191,7 @@ class Store:
         return [(winner.problem, Won(winner.use, winner.candidate)) for winner in winners]
 
     def history(self, problem: Problem, device: str) -> list[Winner]:
-        """Every winner promoted for the problem on the device model, a slug; newest first."""
         return [revision.winner for revision in self.revisions(problem, device)]
-
-    def add_pack(
-        self, pack_hash: str, toolchain: str, kernels: Sequence[AnyKernel | None], size: int
-    ) -> None:
-        self._packs.add(pack_hash, toolchain, kernels, size)
-
-    def remove_pack(self, pack_hash: str, *, actor: str = SYSTEM) -> None:
-        self._packs.remove(pack_hash, actor=actor)
-
-    def winners_packs(self) -> set[str]:
-        return self._packs.of_winners()
-
-    def pack_for(self, kernel_name: str) -> str | None:
-        return self._packs.holding(kernel_name)
-
-    def kernel(self, name: str) -> AnyKernel | None:
-        return self._packs.kernel(name)
-
-    def forget_kernels(self) -> None:
-        self.dictionary.forget_kernels()
 
     def devices(self) -> list[DeviceModel]:
         with self.database.read() as session:

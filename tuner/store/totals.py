@@ -1,12 +1,9 @@
 """Running totals of the record: each row is read once, however often the totals are read.
 
-Trials, problems and revisions of winners are only ever added, so a total is what was counted
-before plus what has a greater id. The first reading counts everything, in pieces, so that no
-transaction stays open for long; those after it read what is new.
+Trials, problems and revisions of winners are only ever added, so a total is what was counted before
+plus what has a greater id.
 
-SQLite has one writer, and ids become visible in order. On PostgreSQL a transaction may commit after
-another with greater ids, so an id counts only `SETTLE_S` after it was first seen: totals are that
-late there, and a write that took longer is missed. Only one thread at a time may use an object.
+Only one thread at a time may use an object.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ class RecordTotals:
 
 
 class Totals:
-    """The totals of one database. `settle_s` is for PostgreSQL, see above."""
+    """The totals of one database. `settle_s` is for PostgreSQL, see `_Running.look`."""
 
     def __init__(self, database: Database, *, settle_s: float = SETTLE_S) -> None:
         self._database = database
@@ -73,6 +70,8 @@ class Totals:
         for running in (self._trials, self._problems, self._winners):
             with self._database.read() as session:
                 running.look(session)
+            # The first reading counts everything: in pieces, so that no transaction stays open for
+            # long.
             while running.behind:
                 if should_stop():
                     return None
@@ -126,6 +125,9 @@ class _Running:
         at = time.monotonic()
         if self._target is None:
             self._target = newest
+        # SQLite has one writer, and ids become visible in order. On PostgreSQL a transaction may
+        # commit after another with greater ids, so an id counts only `SETTLE_S` after it was first
+        # seen: totals are that late there, and a write that took longer is missed.
         # The target is the newest id as it was `settle_s` ago: transactions that had begun by then
         # have committed.
         self._seen.append((at, newest))

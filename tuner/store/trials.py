@@ -17,19 +17,9 @@ from gemmsmith.core.problem import Layout, Problem
 from tuner.store.codec import from_json, from_json_or_none, to_json
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, Ids, problem_of
-from tuner.store.models import DeviceRow, ProblemRow, TrialRow
-from tuner.store.sql import insert_new, now
+from tuner.store.models import TRIAL_KEY, ProblemRow, TrialRow
+from tuner.store.sql import equal, insert_new, now
 from tuner.trial import Failure, FailureKind, Phase, Trial
-
-_IDENTITY = (
-    "problem_id",
-    "device_id",
-    "kernel_id",
-    "launch_key",
-    "phase",
-    "environment_id",
-    "job",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,20 +81,19 @@ class Trials:
         """
         query = select(TrialRow, ProblemRow).join(ProblemRow, ProblemRow.id == TrialRow.problem_id)
         with self._database.read() as session:
-            if problem is not None:
-                problem_id = self._dictionary.problem_id(session, problem)
-                query = query.where(TrialRow.problem_id == problem_id)
-            if device is not None:
-                query = query.join(DeviceRow, DeviceRow.id == TrialRow.device_id)
-                query = query.where(DeviceRow.slug == device)
-            if dtype is not None:
-                query = query.where(ProblemRow.dtype == dtype)
-            if layout is not None:
-                query = query.where(ProblemRow.layout == layout.value)
-            if phase is not None:
-                query = query.where(TrialRow.phase == phase.value)
-            if job is not None:
-                query = query.where(TrialRow.job == job)
+            # No row has the id 0: an unknown problem or device has no trials.
+            ids = self._dictionary
+            problem_id = None if problem is None else ids.problem_id(session, problem) or 0
+            device_id = None if device is None else ids.device_id(session, device) or 0
+            conditions = (
+                (TrialRow.problem_id, problem_id),
+                (TrialRow.device_id, device_id),
+                (ProblemRow.dtype, dtype),
+                (ProblemRow.layout, layout),
+                (TrialRow.phase, phase),
+                (TrialRow.job, job),
+            )
+            query = query.where(*equal(*conditions))
             if after is not None:
                 query = query.where(TrialRow.id > after)
             rows = session.execute(query.order_by(TrialRow.id).limit(limit)).all()
@@ -156,7 +145,7 @@ def _add(
     rows = [{**identity, **values} for identity, values in zip(identities, rest, strict=True)]
     if not rows:
         return []
-    new = insert_new(session, TrialRow, rows, _IDENTITY, created_at=now())
+    new = insert_new(session, TrialRow, rows, TRIAL_KEY, created_at=now())
     added: dict[tuple[Any, ...], int] = {tuple(row[1:]): row[0] for row in new}
     return [
         added.get(tuple(identity.values()))
@@ -175,7 +164,7 @@ def _identity(ids: Ids, trial: Trial) -> dict[str, Any]:
         ids[trial.environment],
         trial.job or "",
     )
-    return dict(zip(_IDENTITY, values, strict=True))
+    return dict(zip(TRIAL_KEY, values, strict=True))
 
 
 def _values(trial: Trial) -> dict[str, Any]:
@@ -258,12 +247,11 @@ class TriedTrials:
             problem_id = self._dictionary.problem_id(session, problem)
             device_id = self._dictionary.device_id(session, device)
         return self._read(
-            _BRIEFLY.where(TrialRow.problem_id == problem_id, TrialRow.device_id == device_id)
+            BRIEFLY.where(TrialRow.problem_id == problem_id, TrialRow.device_id == device_id)
         )
 
     def of_job(self, job: str) -> tuple[Tried, ...]:
-        """The newest `MOST` trials of a job, oldest first."""
-        return self._read(_BRIEFLY.where(TrialRow.job == job))
+        return self._read(BRIEFLY.where(TrialRow.job == job))
 
     def _read(self, query: Select[*tuple[Any, ...]]) -> tuple[Tried, ...]:
         with self._database.read() as session:
@@ -284,15 +272,9 @@ class TriedTrials:
         )
 
 
-_BRIEFLY: Select[*tuple[Any, ...]] = select(
-    TrialRow.id,
-    TrialRow.kernel_id,
-    TrialRow.launch_key,
-    TrialRow.phase,
-    TrialRow.created_at,
-    TrialRow.median_us,
-    TrialRow.failure_kind,
-    TrialRow.replayed,
-    TrialRow.job,
+BRIEFLY: Select[*tuple[Any, ...]] = select(
+    *(TrialRow.id, TrialRow.kernel_id, TrialRow.launch_key, TrialRow.phase, TrialRow.job),
+    *(TrialRow.created_at, TrialRow.median_us, TrialRow.failure_kind, TrialRow.replayed),
     TrialRow.environment_id,
 )
+"""Trials without what was measured beside the time: a few columns of one table."""

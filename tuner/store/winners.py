@@ -34,6 +34,7 @@ from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, Entry, problem_of
 from tuner.store.gpus import Gpus
 from tuner.store.models import CURRENT, DeviceRow, JobRow, ProblemRow, WinnerRow
+from tuner.store.sql import equal
 from tuner.store.statement import canonical, fingerprint
 from tuner.store.winner_rows import columns, references, winner_of
 from tuner.trial import Winner, WinnerSignature
@@ -92,7 +93,10 @@ class Winners:
             if row is not current and news and outranks and not pinned:
                 make_current(session, row, current)
                 if not imported:
-                    _record_promotion(session, winner, row, current, actor=worker or LOCAL)
+                    actor, job = worker or LOCAL, winner.job
+                    record_change(
+                        session, Action.PROMOTED, winner, row, current, actor=actor, job=job
+                    )
             session.flush()
             in_use = self._gpus.in_use(session)
             stored = replace(
@@ -157,16 +161,15 @@ class Winners:
         all_of_them = limit is None
         query = _select().where(WinnerRow.is_current if all_of_them else CURRENT)
         query = query.where(*(getattr(ProblemRow, name) == size for name, size in sizes.items()))
-        if use is not None:
-            query = query.where(WinnerRow.use == use.value)
         if min_speedup is not None:
             query = query.where(WinnerRow.speedup >= min_speedup)
-        if device is not None:
-            query = query.where((DeviceRow.slug if all_of_them else DeviceRow.slug + "") == device)
-        if dtype is not None:
-            query = query.where(ProblemRow.dtype == dtype)
-        if layout is not None:
-            query = query.where(ProblemRow.layout == layout.value)
+        conditions = (
+            (DeviceRow.slug if all_of_them else DeviceRow.slug + "", device),
+            (WinnerRow.use, use),
+            (ProblemRow.dtype, dtype),
+            (ProblemRow.layout, layout),
+        )
+        query = query.where(*equal(*conditions))
         with self._database.read() as session:
             if after is not None:
                 last = self._dictionary.problem_id(session, after)
@@ -252,7 +255,7 @@ def _select() -> Select[WinnerRow, ProblemRow]:
 
 @functools.cache
 def _of_problems(*, on_sqlite: bool) -> Select[WinnerRow, ProblemRow]:
-    """Made once: that takes longer than to read a winner."""
+    # Made once: that takes longer than to read a winner.
     query = _select().where(CURRENT, DeviceRow.slug == bindparam("slug"))
     return query.where(WinnerRow.problem_id.in_(asked.ids(on_sqlite=on_sqlite)))
 
@@ -292,30 +295,31 @@ def _worker_of(session: Session, job: str | None) -> str | None:
     return owner
 
 
-def _record_promotion(
-    session: Session, winner: Winner, row: WinnerRow, before: WinnerRow | None, *, actor: str
+def record_change(
+    session: Session,
+    action: Action,
+    winner: Winner,
+    row: WinnerRow,
+    before: WinnerRow | None,
+    *,
+    actor: str,
+    **detail: str | None,
 ) -> None:
+    """Record that `row`, which holds `winner`, is served in place of `before`."""
+    subject = f"{winner.problem} on {winner.device.slug}"
+    replaced = before.revision if before else None
     record(
-        session,
-        Action.PROMOTED,
-        f"{winner.problem} on {winner.device.slug}",
-        actor=actor,
-        revision=row.revision,
-        replaced=before.revision if before else None,
-        job=winner.job,
+        session, action, subject, actor=actor, revision=row.revision, replaced=replaced, **detail
     )
 
 
 def origin_of(winner: Winner, origin: Origin) -> Origin:
-    """A replayed winner has the lowest origin, wherever it was replayed.
-
-    Unless it is unsigned: that it was replayed is a claim like any other then.
-    """
+    """A replayed winner has the lowest origin, wherever it was replayed."""
+    # Unless it is unsigned: that it was replayed is a claim like any other then.
     replayed = winner.replayed and origin is not Origin.UNSIGNED
     return Origin.REPLAYED if replayed else origin
 
 
 def entries(winner: Winner) -> list[Entry]:
-    """The dictionary's entries that a winner refers to."""
     entries: list[Entry] = [winner.problem, winner.device, winner.environment]
     return [*entries, winner.candidate.kernel] if winner.candidate else entries

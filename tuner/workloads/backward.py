@@ -23,11 +23,12 @@ from dataclasses import replace
 import torch
 
 from gemmsmith.core.activations import ACTIVATIONS, through
-from gemmsmith.core.epilogue import Activation, Backward, Epilogue
+from gemmsmith.core.epilogue import Activation, Backward
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from tuner.workloads import backward_ways
+from tuner.workloads.backward_ways import parts_of
 from tuner.workloads.dense import Dense
 from tuner.workloads.fused import root_mean_square, spread
 from tuner.workloads.matrices import (
@@ -121,13 +122,6 @@ class BackwardProducts:
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
         return backward_ways.alternatives(problem)
-
-
-def parts_of(problem: Problem) -> Backward:
-    # Only operations with a backward epilogue come here.
-    epilogue: Epilogue = problem.operation.epilogue
-    assert epilogue.backward is not None  # noqa: S101 - see `covers`
-    return epilogue.backward
 
 
 def _laid(d: torch.Tensor, parts: Backward) -> torch.Tensor:

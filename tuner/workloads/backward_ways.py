@@ -26,20 +26,20 @@ from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
 
 def defaults(problem: Problem) -> Sequence[Way]:
-    parts = _parts(problem)
+    parts = parts_of(problem)
     return (Way(name=_named(parts), launches=_gated if parts.gated else _plain),)
 
 
 def alternatives(problem: Problem) -> Sequence[Way]:
     """Sequences that may be faster than eager calls."""
-    parts = _parts(problem)
+    parts = parts_of(problem)
     ways = [Way.to_beat("torch.compile of the same", _compiled)]
     if parts.gated:
         ways.append(Way.to_beat(f"{_named(parts)}, gate and up apart", _apart))
     return ways
 
 
-def _parts(problem: Problem) -> Backward:
+def parts_of(problem: Problem) -> Backward:
     parts = problem.operation.epilogue.backward
     assert parts is not None  # noqa: S101 - every problem here has a backward epilogue
     return parts
@@ -59,7 +59,7 @@ def _named(parts: Backward) -> str:
 
 
 def _plain(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
-    parts, m = _parts(problem), problem.m
+    parts, m = parts_of(problem), problem.m
     function = FUNCTIONS[parts.activation]
     # One product for all launches: the allocator would give the same memory again.
     product = torch.empty_like(sets[0].d[0, :m])
@@ -104,7 +104,7 @@ def _of_halves(
 
     If the epilogue does not give the activation's value, the forward pass has stored it.
     """
-    parts = _parts(problem)
+    parts = parts_of(problem)
     like = torch.empty((problem.m, problem.n), dtype=sets[0].d.dtype, device=sets[0].d.device)
     product, scaled, gate_gradient, up_gradient, value, activated = (
         torch.empty_like(like) for _ in range(6)
@@ -129,7 +129,7 @@ def _of_halves(
 
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
     """The whole sequence as one compiled function, which allocates its outputs."""
-    parts, n = _parts(problem), problem.n
+    parts, n = parts_of(problem), problem.n
 
     def plain(s: OperandSet) -> tuple[torch.Tensor, ...]:
         aux = drawn_with(s.aux)[0]

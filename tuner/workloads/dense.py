@@ -44,11 +44,12 @@ from tuner.workloads.matrices import (
     packed_arguments,
     unit_scale,
 )
-from tuner.workloads.ways import copies, mm_name, products, products_of_copies, tf32, then
+from tuner.workloads.ways import copies, mm_name, on_copies, products, tf32, then
 from tuner.workloads.workload import (
     Block,
     Drawn,
     Launch,
+    Launches,
     OperandSet,
     RandomSource,
     Tolerance,
@@ -106,7 +107,7 @@ class Dense:
         """`torch.mm` and the like; on FP32 copies for an older torch without `out_dtype`."""
         operation, mm = problem.operation, mm_name(problem)
         if operation.a is Element.TF32:
-            return (Way(name=f"{mm} with allow_tf32", launches=_in_tf32),)
+            return (Way(name=f"{mm} with allow_tf32", launches=partial(_allowing, True)),)
         if operation.accumulate:
             add = "torch.baddbmm" if problem.batch > 1 else "torch.addmm"
             return (
@@ -116,7 +117,7 @@ class Dense:
         if operation.d is Element.F32:
             return (
                 Way(name=f"{mm} with out_dtype", launches=_widened),
-                Way(name=f"{mm} on float32 copies", launches=products_of_copies(torch.float32)),
+                Way(name=f"{mm} on float32 copies", launches=on_copies(products, torch.float32)),
             )
         return (Way(name=mm, launches=products),)
 
@@ -124,14 +125,19 @@ class Dense:
         """The calls of programs that do not use `out_dtype`, or do not allow TF32."""
         operation, mm = problem.operation, mm_name(problem)
         if operation.a is Element.TF32:
-            return (Way(name=f"{mm} without allow_tf32", launches=_in_fp32),)
+            return (Way(name=f"{mm} without allow_tf32", launches=partial(_allowing, False)),)
         if operation.accumulate:
             return (
-                Way(name=f"{mm}, then add_", launches=_then_added),
-                Way(name=f"{mm} with out_dtype, then add_", launches=_widened_then_added),
+                # As `main_grad.add_(grad)` does: the product is rounded to 16 bits first.
+                Way(name=f"{mm}, then add_", launches=partial(_then, torch.Tensor.add_, products)),
+                Way(
+                    name=f"{mm} with out_dtype, then add_",
+                    launches=partial(_then, torch.Tensor.add_, _widened),
+                ),
             )
         if operation.d is Element.F32:
-            return (Way(name=f"{mm}, then float", launches=_then_widened),)
+            launches = partial(_then, torch.Tensor.copy_, products)
+            return (Way(name=f"{mm}, then float", launches=launches),)
         return ()
 
 
@@ -164,41 +170,26 @@ def _bind(
     return partial(call, *operands, out=out, **keywords)
 
 
-def _then_widened(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    product = torch.empty_like(sets[0].d, dtype=sets[0].a.dtype)
-    multiply = products(problem, [replace(s, d=product) for s in sets])
-    steps = zip(multiply, sets, strict=True)
-    return [then(launch, partial(s.d.copy_, product)) for launch, s in steps]
+def _then(
+    step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    multiply: Launches,
+    problem: Problem,
+    sets: Sequence[OperandSet],
+    room: int,
+) -> list[Launch]:
+    """Products into one intermediate result, which `step` then writes or adds to D."""
+    # `products` rounds to the type of its operands.
+    dtype = sets[0].d.dtype if multiply is _widened else sets[0].a.dtype
+    product = torch.empty_like(sets[0].d, dtype=dtype)
+    launches = multiply(problem, [replace(s, d=product) for s in sets], room)
+    steps = zip(launches, sets, strict=True)
+    return [then(launch, partial(step, s.d, product)) for launch, s in steps]
 
 
-def _then_added(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    # As `main_grad.add_(grad)` does: the product is rounded to 16 bits first.
-    product = torch.empty_like(sets[0].d, dtype=sets[0].a.dtype)
-    multiply = products(problem, [replace(s, d=product) for s in sets])
-    steps = zip(multiply, sets, strict=True)
-    return [then(launch, partial(s.d.add_, product)) for launch, s in steps]
-
-
-def _widened_then_added(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-    product = torch.empty_like(sets[0].d)
-    multiply = _widened(problem, [replace(s, d=product) for s in sets], room)
-    steps = zip(multiply, sets, strict=True)
-    return [then(launch, partial(s.d.add_, product)) for launch, s in steps]
-
-
-def _in_tf32(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    return [_allowing(True, launch) for launch in products(problem, sets)]
-
-
-def _in_fp32(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    return [_allowing(False, launch) for launch in products(problem, sets)]
-
-
-def _allowing(allowed: bool, launch: Launch) -> Launch:
-    """The launch with TF32 allowed or not. The library chooses its kernel at each call."""
-
-    def within() -> torch.Tensor:
+def _allowing(allowed: bool, problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
+    def within(launch: Launch) -> torch.Tensor:
+        # At each launch, not around all: the library chooses its kernel in the call.
         with tf32(allowed):
             return launch()
 
-    return within
+    return [partial(within, launch) for launch in products(problem, sets)]

@@ -34,7 +34,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.launch import torch_dtype
 from tuner.workloads.fp8_output import LARGEST
 from tuner.workloads.scaled import factors, is_taken
-from tuner.workloads.ways import compiled, copies, first_of, then
+from tuner.workloads.ways import compiled, first_of, on_copies, then
 from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
 _BIAS = EpilogueStep(StepKind.ADD, "bias")
@@ -50,7 +50,7 @@ def defaults(problem: Problem) -> Sequence[Way]:
         return (Way(name=named(mm), launches=_eager),)
     ways = (
         Way(name=named("torch._scaled_mm"), launches=_eager, takes=is_taken),
-        Way(name=named(f"{mm} on bf16 copies"), launches=_of_copies),
+        Way(name=named(f"{mm} on bf16 copies"), launches=on_copies(_eager, torch.bfloat16)),
     )
     return [_cast_after(way) for way in ways] if operation.stores_fp8 else ways
 
@@ -155,7 +155,7 @@ def _follow(
     value: torch.Tensor,
     scratch: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """As `_followed`, by eager calls: the last step writes D, the others their own `scratch`."""
+    """As `followed`, by eager calls: the last step writes D, the others their own `scratch`."""
     for index, step in enumerate(steps):
         out = scratch[index] if step is not steps[-1] else s.d[0]
         match step.kind:
@@ -230,12 +230,6 @@ def _scratch(steps: Sequence[EpilogueStep], like: torch.Tensor) -> list[torch.Te
 def _aux(s: OperandSet) -> torch.Tensor:
     """aux, which follows D in memory: of a gate [M, 2·I], in the memory of two more D's."""
     return s.d[1:].view(s.d.shape[1], -1)
-
-
-def _of_copies(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-    """Eager calls on bf16 operands that were converted before, without factors."""
-    wide = copies(sets, torch.bfloat16, room)
-    return _eager(problem, [replace(s, scale_a=None, scale_b=None) for s in wide])
 
 
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:

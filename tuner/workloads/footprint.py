@@ -99,12 +99,10 @@ def footprint(problem: Problem) -> Footprint:
 
 
 def _intermediate(problem: Problem) -> int:
-    """Bytes of the intermediate results of torch's calls.
-
-    For integers these are the sums, and their product with the first factor; for groups the 16-bit
-    output that torch's calls allocate; for an epilogue the results of its steps, and the outputs of
-    compiled code.
-    """
+    """Bytes of the intermediate results of torch's calls."""
+    # For integers these are the sums, and their product with the first factor; for groups the
+    # 16-bit output that torch's calls allocate; for an epilogue the results of its steps, and the
+    # outputs of compiled code.
     operation = problem.operation
     if operation.is_fused:
         backward = operation.epilogue.backward
@@ -117,7 +115,6 @@ def _intermediate(problem: Problem) -> int:
 
 
 def _vectors(epilogue: Epilogue) -> int:
-    """The number of vectors along N that an epilogue reads or writes."""
     backward = epilogue.backward
     summed = backward is not None and backward.bias_gradient
     return epilogue.has_bias + epilogue.has_column_scale + summed

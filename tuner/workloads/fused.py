@@ -180,7 +180,6 @@ def peak(activation: Activation | None, sigma: float) -> float:
 
 
 def spread(activation: Activation, sigma: float) -> float:
-    """Root mean square of an activation's values, for arguments from N(0, sigma²)."""
     return root_mean_square(lambda x: ACTIVATIONS[activation](x * sigma))
 
 
@@ -198,13 +197,9 @@ def carried(problem: Problem, factor: float, *, fast_accumulation: bool) -> Tole
     drift = factor * (bounds(fast_accumulation=fast_accumulation).error - exact.error)
     bound = fp8_output.rounded(problem, exact) if problem.operation.stores_fp8 else exact
     return replace(
-        bound,
-        error=bound.error + drift,
-        max_error=bound.max_error + drift,
-        amax=bound.amax + drift,
+        bound, error=bound.error + drift, max_error=bound.max_error + drift, amax=bound.amax + drift
     )
 
 
 def bare(operation: Operation) -> Workload:
-    """The family of the product without its epilogue."""
     return Scaled() if operation.is_scaled else Dense()

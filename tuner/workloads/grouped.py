@@ -31,13 +31,7 @@ from gemmsmith.runtime.abi import Arguments
 from tuner.workloads import grouped_ways
 from tuner.workloads.dense import Dense
 from tuner.workloads.footprint import MAX_SETS
-from tuner.workloads.matrices import (
-    SIGMA,
-    draw_matrices,
-    fill,
-    packed_arguments,
-    unit_scale,
-)
+from tuner.workloads.matrices import SIGMA, draw_matrices, fill, packed_arguments, unit_scale
 from tuner.workloads.scaled import ROW_FACTORS, Scaled, factors, set_factors, with_row_factors
 from tuner.workloads.spreads import Spread, ends_of, short_ends, tokens_of
 from tuner.workloads.workload import (

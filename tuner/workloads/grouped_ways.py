@@ -17,16 +17,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 
 import torch
 from torch.nn import functional
 
 from gemmsmith.core.operation import Grouping
 from gemmsmith.core.problem import Problem
-from tuner.workloads.scaled import factors, is_taken
+from tuner.workloads.scaled import factors, is_taken, scaled_mm
 from tuner.workloads.spreads import TMA_BYTES
 from tuner.workloads.ways import copies, then
-from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
+from tuner.workloads.workload import Launch, Launches, OperandSet, Way, drawn_with
 
 _IS_PRIVATE = hasattr(torch, "_grouped_mm")
 _GROUPED_MM = "torch._grouped_mm" if _IS_PRIVATE else "torch.nn.functional.grouped_mm"
@@ -37,15 +38,18 @@ def defaults(problem: Problem) -> Sequence[Way]:
     operation = problem.operation
     if operation.is_scaled:
         return (
-            Way(name="torch._scaled_grouped_mm", launches=_fast, takes=is_taken),
-            Way(name="loop of torch.mm on bf16 copies", launches=_loop_of_copies(torch.bfloat16)),
+            Way(name="torch._scaled_grouped_mm", launches=_scaled, takes=is_taken),
+            Way(
+                name="loop of torch.mm on bf16 copies",
+                launches=_on_copies(_looped, torch.bfloat16),
+            ),
         )
     if not _is_wide(problem):
         return (Way(name=_GROUPED_MM, launches=_grouped, takes=_is_aligned), _loop(problem))
     after = "add_" if operation.accumulate else "float"
     in_fp32 = Way(
         name=f"loop of {_call(problem)} on float32 copies",
-        launches=_loop_of_copies(torch.float32),
+        launches=_on_copies(_looped, torch.float32),
     )
     return (
         Way(name=f"{_GROUPED_MM}, then {after}", launches=_grouped, takes=_is_aligned),
@@ -61,8 +65,14 @@ def alternatives(problem: Problem) -> Sequence[Way]:
     if not is_taken(problem):
         return ()
     others = (
-        Way(name="torch._scaled_grouped_mm without fast accumulation", launches=_precise),
-        Way(name=f"{_GROUPED_MM} on bf16 copies", launches=_grouped_copies),
+        Way(
+            name="torch._scaled_grouped_mm without fast accumulation",
+            launches=partial(_scaled, fast=False),
+        ),
+        Way(
+            name=f"{_GROUPED_MM} on bf16 copies",
+            launches=_on_copies(_products, torch.bfloat16),
+        ),
     )
     if problem.operation.grouping is Grouping.ROWS:
         return others  # groups have any number of rows, and cuBLAS refuses many, such as 285
@@ -70,7 +80,7 @@ def alternatives(problem: Problem) -> Sequence[Way]:
 
 
 def _is_wide(problem: Problem) -> bool:
-    """Whether D has more bits than the operands; torch's grouped call cannot store that."""
+    # torch's grouped call cannot store a D with more bits than the operands.
     return problem.operation.d.bits > problem.operation.a.bits
 
 
@@ -100,7 +110,7 @@ def _grouped(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launc
     with _without_waiting(sets[0].d.device):
         _product(problem, sets[0])
     if not _is_wide(problem):
-        return [partial(_product, problem, s) for s in sets]
+        return _products(problem, sets)
     add = problem.operation.accumulate
 
     def launch(s: OperandSet) -> torch.Tensor:
@@ -124,9 +134,8 @@ def _without_waiting(place: torch.device) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def _grouped_copies(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-    wide = _copied(sets, torch.bfloat16, room)
-    return [partial(_product, problem, s) for s in wide]
+def _products(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
+    return [partial(_product, problem, s) for s in sets]
 
 
 def _product(problem: Problem, s: OperandSet) -> torch.Tensor:
@@ -139,36 +148,29 @@ def grouped_mm(s: OperandSet, b: torch.Tensor | None = None) -> torch.Tensor:
     return call(s.a[0], s.b if b is None else b, offs=drawn_with(s.groups).offsets)
 
 
-def _fast(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    return [_scaled(problem, s, fast=True) for s in sets]
-
-
-def _precise(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    return [_scaled(problem, s, fast=False) for s in sets]
-
-
-def _scaled(problem: Problem, s: OperandSet, *, fast: bool) -> Launch:
+def _scaled(
+    problem: Problem, sets: Sequence[OperandSet], _: int, *, fast: bool = True
+) -> list[Launch]:
     """The call takes factors [tokens] and [groups, N] by rows, flat ones by depth."""
-    scale_a, scale_b = factors(s)
     by_rows = problem.operation.grouping is Grouping.ROWS
-    return partial(
-        torch._scaled_grouped_mm,
-        s.a[0],
-        s.b if by_rows else s.b[0],
-        scale_a.view(-1),
-        scale_b[:, 0] if by_rows else scale_b.view(-1),
-        offs=drawn_with(s.groups).offsets,
-        out_dtype=s.d.dtype,
-        use_fast_accum=fast,
-    )
+
+    def launch(s: OperandSet) -> torch.Tensor:
+        scale_a, scale_b = factors(s)
+        return torch._scaled_grouped_mm(
+            s.a[0],
+            s.b if by_rows else s.b[0],
+            scale_a.view(-1),
+            scale_b[:, 0] if by_rows else scale_b.view(-1),
+            offs=drawn_with(s.groups).offsets,
+            out_dtype=s.d.dtype,
+            use_fast_accum=fast,
+        )
+
+    return [partial(launch, s) for s in sets]
 
 
 def _looped(
-    problem: Problem,
-    sets: Sequence[OperandSet],
-    _: int,
-    *,
-    out_dtype: torch.dtype | None = None,
+    problem: Problem, sets: Sequence[OperandSet], _: int, *, out_dtype: torch.dtype | None = None
 ) -> list[Launch]:
     """One call for each group that has tokens; it writes the group's part of D, or adds to it."""
     keywords = {} if out_dtype is None else {"out_dtype": out_dtype}
@@ -184,28 +186,22 @@ def _looped(
     return [_through(problem, s, step) for s in sets]
 
 
-def _loop_of_copies(dtype: torch.dtype) -> Callable[..., list[Launch]]:
-    """The loop on operands that were converted before, without factors."""
+def _on_copies(launches: Launches, dtype: torch.dtype) -> Launches:
+    """The launches of all sets, which share converted copies of as many operands as fit."""
 
-    def launches(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-        return _looped(problem, _copied(sets, dtype, room), room)
+    def converted(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
+        distinct = list({s.a.data_ptr(): s for s in sets}.values())
+        wide = copies(distinct, dtype, room)
+        shared = [replace(s, a=copy.a, b=copy.b) for s, copy in zip(sets, cycle(wide))]
+        return launches(problem, shared, room)
 
-    return launches
+    return converted
 
 
 def _scaled_loop(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
     def step(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, *scales: torch.Tensor) -> Launch:
         scale_a, scale_b = scales
-        return partial(
-            torch._scaled_mm,
-            a,
-            b,
-            scale_a=scale_a,
-            scale_b=scale_b,
-            out_dtype=d.dtype,
-            use_fast_accum=True,
-            out=d,
-        )
+        return partial(scaled_mm, a, b, scale_a, scale_b, d)
 
     return [_through(problem, s, step) for s in sets]
 
@@ -230,12 +226,3 @@ def _parts(problem: Problem, s: OperandSet, group: int, run: slice) -> Iterator[
         yield from (s.a[0, :, run], s.b[0, run], s.d[group])
     if s.scale_a is not None and s.scale_b is not None:
         yield from (s.scale_a[0, run] if by_rows else s.scale_a[group], s.scale_b[group])
-
-
-def _copied(sets: Sequence[OperandSet], dtype: torch.dtype, room: int) -> list[OperandSet]:
-    """All sets, which share copies of as many operands as fit in `room` bytes."""
-    distinct = list({s.a.data_ptr(): s for s in sets}.values())
-    wide = copies(distinct, dtype, room)
-    return [
-        replace(s, a=wide[i % len(wide)].a, b=wide[i % len(wide)].b) for i, s in enumerate(sets)
-    ]

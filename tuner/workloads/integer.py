@@ -35,15 +35,7 @@ from tuner.workloads.matrices import (
 )
 from tuner.workloads.scaled import ROW_FACTORS, factors, set_factors, with_row_factors
 from tuner.workloads.ways import mm_name, products_of_unquantized, then
-from tuner.workloads.workload import (
-    Block,
-    Drawn,
-    Launch,
-    OperandSet,
-    RandomSource,
-    Tolerance,
-    Way,
-)
+from tuner.workloads.workload import Block, Drawn, Launch, OperandSet, RandomSource, Tolerance, Way
 
 INT_MM_MULTIPLE = 8
 """`torch._int_mm` takes multiples of this as K and N."""

@@ -85,23 +85,19 @@ class Operands:
         return arguments
 
     def ready(self, output: torch.Tensor) -> None:
-        """Enqueue the initial contents of an output that is verified.
-
-        These are the poison, or the initial values if D is accumulated into. Either way, an element
-        that is never written differs from the reference.
-        """
+        """Enqueue the initial contents of an output that is verified."""
+        # These are the poison, or the initial values if D is accumulated into. Either way, an
+        # element that is never written differs from the reference.
         if self._start is None:
             poison(output)
         else:
             output.copy_(self._start)
 
     def restart(self, operands: OperandSet) -> None:
-        """Enqueue a reset of what earlier launches of a set accumulated beside D."""
         if operands.amax is not None:
             operands.amax.zero_()
 
     def expected(self, operands: OperandSet, block: Block) -> torch.Tensor:
-        """A block of an output after `ready` and one launch of a set."""
         product = self.workload.product(self.problem, operands, block)
         return product if self._start is None else product.add_(block.of(self._start))
 
@@ -118,20 +114,17 @@ def free_bytes(ordinal: int) -> int:
 
 
 def poison(output: torch.Tensor) -> None:
-    """Enqueue filling an output with the poison of its element size."""
     bits(output).fill_(_POISONS[output.dtype.itemsize])
 
 
 def poisoned(output: torch.Tensor) -> torch.Tensor:
-    """For every element, whether it still holds the poison."""
     return bits(output) == _POISONS[output.dtype.itemsize]
 
 
 def untouched(output: torch.Tensor) -> torch.Tensor:
-    """The number of elements that still hold the poison, as a scalar on the output's device."""
     return poisoned(output).sum()
 
 
 def bits(output: torch.Tensor) -> torch.Tensor:
-    """An output's elements as integers of the same size, so that NaNs compare."""
+    # Integers of the same size, so that NaNs compare.
     return output.view(_INTEGERS[output.dtype.itemsize])

@@ -192,7 +192,6 @@ class _CaseReference:
 
     @property
     def _dims(self) -> tuple[int, ...]:
-        """The dimensions that a figure reduces: within each matrix, or over the whole block."""
         return (1, 2) if self._by_matrix else (0, 1, 2)
 
     def _sizes(self, part: torch.Tensor) -> torch.Tensor:

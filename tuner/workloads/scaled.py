@@ -36,16 +36,8 @@ from tuner.workloads.matrices import (
     packed_arguments,
     unit_scale,
 )
-from tuner.workloads.ways import products_of_copies, products_of_unquantized, then
-from tuner.workloads.workload import (
-    Block,
-    Drawn,
-    Launch,
-    OperandSet,
-    RandomSource,
-    Tolerance,
-    Way,
-)
+from tuner.workloads.ways import on_copies, products, products_of_unquantized, then
+from tuner.workloads.workload import Block, Drawn, Launch, OperandSet, RandomSource, Tolerance, Way
 
 FP8_MULTIPLE = 16
 """cuBLAS takes multiples of this as K and N."""
@@ -107,14 +99,18 @@ class Scaled:
         return Tolerance(error=_ERROR + drift, max_error=_MAX_ERROR + drift)
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
-        return (Way(name="torch._scaled_mm", launches=_fast, takes=is_taken), _in_bf16(problem))
+        fast = Way(name="torch._scaled_mm", launches=_scaled, takes=is_taken)
+        return fast, _in_bf16(problem)
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
         """Precise accumulation, bf16, and factors of rows and columns after the product."""
         if not is_taken(problem):
             return ()
         others = (
-            Way(name="torch._scaled_mm without fast accumulation", launches=_precise),
+            Way(
+                name="torch._scaled_mm without fast accumulation",
+                launches=partial(_scaled, fast=False),
+            ),
             _in_bf16(problem),
         )
         if problem.operation.scaling is Scaling.TENSOR:
@@ -165,45 +161,40 @@ def _in_bf16(problem: Problem) -> Way:
     if problem.operation.scaling is Scaling.ROW:
         wide = products_of_unquantized(factors)
         return Way(name="torch.mm on bf16 operands", launches=wide)
-    return Way(name="torch.mm on bf16 copies", launches=products_of_copies(torch.bfloat16))
+    return Way(name="torch.mm on bf16 copies", launches=on_copies(products, torch.bfloat16))
 
 
-def _fast(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
-    return [_scaled(s, fast=True) for s in sets]
-
-
-def _precise(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
-    return [_scaled(s, fast=False) for s in sets]
-
-
-def _then(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
+def _then(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
     """The product with factors of 1, and then D times both factors in place."""
-    one = torch.ones(1, dtype=torch.float32, device=sets[0].d.device)
-    launches = []
-    for s in sets:
-        scale_a, scale_b = factors(s)
-        product = _scaled(replace(s, scale_a=one, scale_b=one), fast=True)
-        launches.append(then(product, partial(s.d.mul_, scale_a), partial(s.d.mul_, scale_b)))
-    return launches
+    unit = torch.ones(1, dtype=torch.float32, device=sets[0].d.device)
+    launches = _scaled(problem, [replace(s, scale_a=unit, scale_b=unit) for s in sets], room)
+    return [
+        then(launch, *(partial(s.d.mul_, factor) for factor in factors(s)))
+        for launch, s in zip(launches, sets, strict=True)
+    ]
 
 
-def _scaled(operands: OperandSet, *, fast: bool) -> Launch:
-    count = len(operands.d)
-    # A tensor's factor is used for the whole batch.
-    scales = [scale if scale.dim() == 3 else [scale] * count for scale in factors(operands)]
-    entries = list(zip(operands.a, operands.b, *scales, operands.d, strict=True))
+def _scaled(_: Problem, sets: Sequence[OperandSet], __: int, *, fast: bool = True) -> list[Launch]:
+    def launch(s: OperandSet) -> torch.Tensor:
+        # A tensor's factor is used for the whole batch.
+        scales = [scale if scale.dim() == 3 else [scale] * len(s.d) for scale in factors(s)]
+        for a, b, scale_a, scale_b, d in zip(s.a, s.b, *scales, s.d, strict=True):
+            scaled_mm(a, b, scale_a, scale_b, d, fast=fast)
+        return s.d
 
-    def launch() -> torch.Tensor:
-        for a, b, scale_a, scale_b, d in entries:
-            torch._scaled_mm(
-                a,
-                b,
-                scale_a=scale_a,
-                scale_b=scale_b,
-                out_dtype=d.dtype,
-                use_fast_accum=fast,
-                out=d,
-            )
-        return operands.d
+    return [partial(launch, s) for s in sets]
 
-    return launch
+
+def scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    fast: bool = True,
+) -> torch.Tensor:
+    return torch._scaled_mm(
+        *(a, b, scale_a, scale_b), bias=bias, out_dtype=out.dtype, use_fast_accum=fast, out=out
+    )

@@ -46,10 +46,8 @@ def ends_of(problem: Problem, spread: Spread, draw: int) -> tuple[int, ...]:
 
 
 def short_ends(problem: Problem, seed: int) -> tuple[int, ...]:
-    """Ends of skewed groups after which some tokens are left over, as in padded buffers.
-
-    For verification only, so they depend on the seed.
-    """
+    """Ends of skewed groups after which some tokens are left over, as in padded buffers."""
+    # For verification only, so they depend on the seed.
     step = run_multiple(problem)
     units = tokens_of(problem) // step
     source = random.Random(seed)  # noqa: S311 - a draw, not a secret
@@ -59,7 +57,6 @@ def short_ends(problem: Problem, seed: int) -> tuple[int, ...]:
 
 
 def tokens_of(problem: Problem) -> int:
-    """The extent that is divided among the groups."""
     return problem.m if problem.operation.grouping is Grouping.ROWS else problem.k
 
 

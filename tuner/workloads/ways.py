@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gemmsmith.core.problem import Problem
-from tuner.workloads.workload import Launch, OperandSet, Way
+from tuner.workloads.workload import Launch, Launches, OperandSet, Way
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,13 +65,14 @@ def products(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[L
     return [_bmm(s) if problem.batch > 1 else _mm(s) for s in sets]
 
 
-def products_of_copies(dtype: torch.dtype) -> Callable[..., list[Launch]]:
-    """A·B of operands that were converted before, without factors; D keeps its type."""
+def on_copies(launches: Launches, dtype: torch.dtype) -> Launches:
+    """The launches on operands that were converted before, without factors; D keeps its type."""
 
-    def launches(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-        return products(problem, copies(sets, dtype, room))
+    def converted(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
+        wide = [replace(s, scale_a=None, scale_b=None) for s in copies(sets, dtype, room)]
+        return launches(problem, wide, room)
 
-    return launches
+    return converted
 
 
 def copies(sets: Sequence[OperandSet], dtype: torch.dtype, room: int) -> list[OperandSet]:
@@ -86,7 +87,7 @@ def _fitting(sets: Sequence[OperandSet], dtype: torch.dtype, room: int) -> Seque
 
 def products_of_unquantized(
     scales: Callable[[OperandSet], tuple[torch.Tensor | float, torch.Tensor | float]],
-) -> Callable[..., list[Launch]]:
+) -> Launches:
     """A·B of bf16 operands that were multiplied by their factors before.
 
     `scales` returns the factors of a set's A and B, which broadcast over [matrices, rows, columns].

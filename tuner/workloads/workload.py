@@ -159,6 +159,10 @@ Launch = Callable[[], torch.Tensor]
 """Enqueues one launch on torch's current stream. Returns D, or another tensor with the result, as
 [m, n] or [batch, m, n]."""
 
+Launches = Callable[[Problem, Sequence[OperandSet], int], list[Launch]]
+"""Takes a problem, its operand sets, and the bytes that copies of operands may take. Returns one
+launch per set, or per set of which a copy fits. Launches nothing itself."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
@@ -166,8 +170,7 @@ class Way:
 
     Attributes:
         name: the calls, as recorded results name them.
-        launches: takes a problem, its operand sets, and the bytes that copies of operands may take.
-            Returns one launch per set, or per set of which a copy fits. Launches nothing itself.
+        launches: prepares the calls for operand sets.
         takes: whether torch accepts the problem's extents.
         rival: whether it may be faster than the default, so that the finals time it too.
         is_to_be_beaten: whether a kernel must beat it to be recommended. True of rivals that use no
@@ -175,16 +178,13 @@ class Way:
     """
 
     name: str
-    launches: Callable[[Problem, Sequence[OperandSet], int], list[Launch]]
+    launches: Launches
     takes: Callable[[Problem], bool] = lambda _: True
     rival: bool = False
     is_to_be_beaten: bool = False
 
     @classmethod
-    def to_beat(
-        cls, name: str, launches: Callable[[Problem, Sequence[OperandSet], int], list[Launch]]
-    ) -> Way:
-        """A rival that a kernel must beat to be recommended."""
+    def to_beat(cls, name: str, launches: Launches) -> Way:
         return cls(name=name, launches=launches, rival=True, is_to_be_beaten=True)
 
 

@@ -20,7 +20,6 @@ import sys
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -99,37 +98,21 @@ class Entry:
     etag: str | None
 
 
-class Cache(Protocol):
-    """What the clients need of a cache. None of these methods raises for a broken disk."""
+class Cache:
+    """Remembers nothing: `cache_dir=None`. No method of a cache raises for a broken disk."""
 
-    def load(self, query: Query) -> Entry | None:
+    def load(self, query: Query) -> Entry | None:  # noqa: ARG002
         """The last known answer, or None."""
-        ...
+        return None
 
     def store(self, query: Query, answer: Answer, etag: str | None) -> None:
         """Remember an answer."""
-        ...
 
     def drop(self, query: Query) -> None:
         """Forget what the service no longer stands for."""
-        ...
 
 
-class NoCache:
-    """Remembers nothing: `cache_dir=None`."""
-
-    def load(self, _query: Query) -> Entry | None:
-        """Never anything."""
-        return None
-
-    def store(self, _query: Query, _answer: Answer, _etag: str | None) -> None:
-        """Do nothing."""
-
-    def drop(self, _query: Query) -> None:
-        """Do nothing."""
-
-
-class AnswerCache:
+class AnswerCache(Cache):
     """One file per question under `root`, for one service URL."""
 
     def __init__(self, root: Path, url: str) -> None:
@@ -174,7 +157,6 @@ class AnswerCache:
                 log.warning("answers are not cached: %s: %s", self.root, error.strerror)
 
     def drop(self, query: Query) -> None:
-        """Forget the entry if there is one."""
         with contextlib.suppress(OSError):
             self._path(self._key(query)).unlink(missing_ok=True)
 

@@ -63,7 +63,6 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def written(self) -> bytes:
-        """The document up to its winners, its last comma included."""
         return msgspec.json.encode(self)[:-1] + b","
 
 
@@ -72,26 +71,22 @@ class _Document(Head, frozen=True, kw_only=True):
 
 
 def statement(device: str, digest: str) -> dict[str, str]:
-    """What is signed: the whole hash, since two documents might be made that share a revision."""
+    # The whole hash, since two documents might be made that share a revision.
     return {"device": device, "winners": digest}
 
 
 def tag_of(revision: str, signature: Signature | None) -> str:
-    """A document's ETag, unquoted: the revision, and the key that signed it.
-
-    Winners that stay as they are under a new key are asked for again.
-    """
+    """A document's ETag, unquoted: the revision, and the key that signed it."""
+    # Winners that stay as they are under a new key are asked for again.
     return revision if signature is None else f"{revision}.{signature.key}"
 
 
 def length_of(head: Head, rows: Sequence[bytes]) -> int:
-    """Bytes of the document of these rows."""
     empty = sum(map(len, whole(head, ())))
     return empty + sum(map(len, rows)) + max(0, len(rows) - 1)
 
 
 def whole(head: Head, rows: Iterable[bytes]) -> Iterator[bytes]:
-    """The document, in pieces."""
     yield from chain([head.written + b'"winners":'], _listed(rows), [b"}"])
 
 

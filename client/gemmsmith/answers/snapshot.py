@@ -90,7 +90,6 @@ class Row:
 
     @property
     def kernel_name(self) -> str | None:
-        """Name of the candidate's kernel."""
         return self.config.kernel.name if self.config else None
 
 
@@ -172,10 +171,6 @@ class Snapshot:
 
     @property
     def tag(self) -> str:
-        """Its ETag, unquoted: the revision, and the key that signed it.
-
-        Winners that stay as they are under a new key are asked for again.
-        """
         return documents.tag_of(self.revision, self.signature)
 
     def find(self, problem: Problem) -> Choice | None:

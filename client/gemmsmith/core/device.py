@@ -89,5 +89,4 @@ class Environment:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
     def same_software(self, other: Environment) -> bool:
-        """Whether the two are equal but for the individual GPU."""
         return replace(self, gpu_uuid="") == replace(other, gpu_uuid="")

@@ -12,13 +12,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from gemmsmith.core.config import Config
-from gemmsmith.core.kernel import (
-    Backend,
-    CutlassKernel,
-    Kernel,
-    MainloopSchedule,
-    TileScheduler,
-)
+from gemmsmith.core.kernel import Backend, CutlassKernel, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tiles import tile_grid
@@ -43,12 +37,10 @@ def serves_operation(kernel: Kernel, problem: Problem) -> str | None:
 
 
 def rows_are_aligned(kernel: Kernel, problem: Problem) -> str | None:
-    """Every row of A, B and D starts at the kernel's alignment (`can_implement`).
-
-    Rows follow each other without gaps, so the distance between them is the contiguous extent: K
-    for K-major operands, M for A in nt and nn, N for B in tt and nt, D's columns. The distance
-    between batches is a multiple of that, so batches are aligned if rows are.
-    """
+    """Every row of A, B and D starts at the kernel's alignment (`can_implement`)."""
+    # Rows follow each other without gaps, so the distance between them is the contiguous extent: K
+    # for K-major operands, M for A in nt and nn, N for B in tt and nt, D's columns. The distance
+    # between batches is a multiple of that, so batches are aligned if rows are.
     for name, extent, alignment in (
         ("A", problem.contiguous_a, kernel.alignment_a),
         ("B", problem.contiguous_b, kernel.alignment_b),
@@ -149,7 +141,6 @@ def launch_refusal(kernel: Kernel, launch: Launch, problem: Problem) -> str | No
 
 
 def refusal(config: Config, problem: Problem) -> str | None:
-    """Why the config must not be launched on operands without gaps; None if it may be."""
     return problem_refusal(config.kernel, problem) or launch_refusal(
         config.kernel, config.launch, problem
     )

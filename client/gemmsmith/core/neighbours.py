@@ -50,12 +50,10 @@ class Measured(Protocol):
     @property
     def use(self) -> Use:
         """What won."""
-        ...
 
     @property
     def kernel_name(self) -> str | None:
         """Name of the best kernel; None if there was no candidate."""
-        ...
 
 
 T = TypeVar("T")
@@ -110,9 +108,7 @@ def _fits_in(small: Problem, large: Problem) -> bool:
 class Neighbourhood(Generic[T]):
     """Problems, an item for each, of which the nearest are returned.
 
-    The problems of a kind lie in cells, one for each octave of M, N and K. A search reads the
-    nearest cells first, and ends where no problem of the next cell can be among the nearest: it
-    takes 10 µs among hundreds, and 0.4 ms among 18,000. Threads that share one need a lock.
+    Threads that share one need a lock.
     """
 
     def __init__(self) -> None:
@@ -126,7 +122,6 @@ class Neighbourhood(Generic[T]):
         cells.setdefault(octaves, {})[sizes] = order, item
 
     def count(self, problem: Problem) -> int:
-        """How many problems of the problem's kind there are."""
         return sum(map(len, self._kinds.get(problem.kind, {}).values()))
 
     def nearest(self, problem: Problem, limit: int, reach: float) -> list[tuple[Problem, T]]:
@@ -135,6 +130,9 @@ class Neighbourhood(Generic[T]):
         x, y, z = here
         cells = self._kinds.get(problem.kind, {})
         best: list[tuple[float, int, _Sizes, T]] = []
+        # A cell has the problems of one octave of M, N and K. The nearest cells are read first,
+        # until no problem of the next cell can be among the nearest: 10 µs among hundreds, 0.4 ms
+        # among 18,000.
         for gap, octaves in sorted((_gap(here, octaves), octaves) for octaves in cells):
             if gap > most:
                 break

@@ -2,8 +2,7 @@
 
 The size is counted while a body arrives and while it is decompressed, so a body that is too large
 is rejected before it fills the memory, whatever its headers say. Only a single gzip encoding is
-accepted, and it is decompressed in pieces: with nested encodings a piece could grow a thousandfold
-before it is counted.
+accepted, and it is decompressed in pieces.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ class BoundedBody:
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding == GZIP:
             self._gzip = zlib.decompressobj(_GZIP_FORMAT)
+        # With nested encodings a piece could grow a thousandfold before it is counted.
         elif encoding not in ("", "identity"):
             self._reason = f"its body is encoded as {encoding[:40]!r}, which was not asked for"
         declared = headers.get("content-length", "")

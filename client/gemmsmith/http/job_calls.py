@@ -37,7 +37,6 @@ async def tune(
 
 
 async def retry(session: Session, identifier: str, patience: Patience) -> JobStatus:
-    """`POST /jobs/{id}/retry`: a new job for the problem of a failed or cancelled job."""
     request = Request(method="POST", path=f"{job_path(identifier)}/retry")
     return await _requested(session, request, patience)
 
@@ -79,7 +78,6 @@ def _job(response: Response, identifier: str) -> JobStatus:
 async def jobs(
     session: Session, state: str | None, limit: int | None
 ) -> AsyncGenerator[JobStatus, None]:
-    """`GET /jobs`: the jobs that this version understands, newest first."""
     async for rows in pages(session, "/jobs", "jobs", {"state": state}, limit):
         for status in understood.each(rows, JobStatus, "jobs"):
             yield status

@@ -77,11 +77,7 @@ def _rows(page: dict[str, Any], name: str) -> list[Row]:
 
 
 def _next_page(page: dict[str, Any]) -> Request | None:
-    """The request for the page that `links.next.href` names. Returns None after the last page.
-
-    Only the path and the query of the link are used. The request goes to the same server as the
-    first, so that no other server gets the key.
-    """
+    """The request for the page that `links.next.href` names. Returns None after the last page."""
     link: Any = page
     for name in ("links", "next", "href"):
         link = link.get(name) if isinstance(link, dict) else None
@@ -93,6 +89,8 @@ def _next_page(page: dict[str, Any]) -> Request | None:
         parts = urlsplit("")
     if not (parts.path.startswith("/") and link.isprintable() and len(link) <= MAX_LINK):
         raise _fault(f"a page links to {link[:200]!r}, which is not a page")
+    # Only the path and the query of the link are used. The request goes to the same server as the
+    # first, so that no other server gets the key.
     return get(parts.path, **dict(parse_qsl(parts.query)))
 
 

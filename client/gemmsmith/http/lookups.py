@@ -94,13 +94,11 @@ def check_answer(answer: Answer, query: Query) -> None:
 
 
 def check_same(what: str, field: str, received: object, asked: object) -> None:
-    """Raise ServiceFault if `received` is not what the request asked for."""
     if received != asked:
         raise ServiceFault(200, "Wrong answer", f"{what} has {field} {received}, asked for {asked}")
 
 
 def check_device(what: str, slug: str, asked: str | None) -> None:
-    """As `check_same`, of a device model, by any of its names."""
     if asked is not None and not called(asked, [slug]):
         check_same(what, "device", slug, asked)
 
@@ -168,7 +166,6 @@ def _all_cached(session: Session, queries: Sequence[Query], error: Exception) ->
 
 
 async def devices(session: Session) -> list[DeviceModel]:
-    """`GET /devices`: the device models that this version understands."""
     rows = read_list(check(await session.exchange(get("/devices"))), "devices")
     return understood.each(rows, DeviceModel, "device models")
 
@@ -219,7 +216,6 @@ async def pack(session: Session, pack_hash: str) -> Path:
 
 
 async def pack_bytes(session: Session, pack_hash: str) -> bytes:
-    """`GET /packs/{hash}`: the compiled pack's bytes, not checked."""
     request = replace(get(f"/packs/{quote(pack_hash, safe='')}"), bound="pack_bytes")
     return check(await session.exchange(request)).body
 
@@ -254,11 +250,9 @@ async def history(
 async def choose(
     session: Session, verb: str, problem: Problem, device: str | None, revision: int | None = None
 ) -> Revision:
-    """`POST /winners/pin`, `/unpin` or `/rollback`; the revision that is served from now on.
-
-    It is sent once, unlike every other request: a roll-back that is repeated would be undone.
-    """
+    """`POST /winners/pin`, `/unpin` or `/rollback`; the revision that is served from now on."""
     body = {**fields_of(problem), "device": device, "revision": revision}
+    # It is sent once, unlike every other request: a roll-back that is repeated would be undone.
     reply = await session.sender.send(post(f"/winners/{verb}", body))
     if isinstance(reply, NoAnswer):
         raise ServiceUnavailable(

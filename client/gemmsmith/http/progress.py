@@ -6,13 +6,13 @@ In a file or a pipe, each new phase is a line.
 from __future__ import annotations
 
 import sys
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from gemmsmith.http.jobs import JobStatus
 
 
-class Display(Protocol):
-    """Shows the changing status of a job."""
+class Display:
+    """Shows nothing."""
 
     def show(self, status: JobStatus) -> None:
         """Show the current status."""
@@ -21,17 +21,7 @@ class Display(Protocol):
         """Called after the last status."""
 
 
-class NoDisplay:
-    """Shows nothing."""
-
-    def show(self, status: JobStatus) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class TerminalLine:
+class TerminalLine(Display):
     """A line that is overwritten in a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -58,7 +48,7 @@ class TerminalLine:
             self._stream.flush()
 
 
-class NotebookCell:
+class NotebookCell(Display):
     """A table below a notebook's cell, which is updated in place."""
 
     def __init__(self, display: Any) -> None:
@@ -71,14 +61,11 @@ class NotebookCell:
         else:
             self._handle.update(status)
 
-    def close(self) -> None:
-        """The last table remains."""
-
 
 def progress(enabled: bool, stream: TextIO | None = None) -> Display:
     """The display for this program: a notebook's cell, or else a line on `stream` (stderr)."""
     if not enabled:
-        return NoDisplay()
+        return Display()
     ipython = sys.modules.get("IPython")  # a notebook's kernel has imported it
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None and getattr(shell, "kernel", None) is not None:

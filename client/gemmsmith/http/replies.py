@@ -1,8 +1,7 @@
 """Reads the replies of a service.
 
 Nothing here opens a socket, sleeps or touches a file. An unreadable reply raises `ServiceFault`
-with the reason, and no other exception. The error has no cause, because a traceback would show
-what the service sent.
+with the reason, and no other exception.
 """
 
 from __future__ import annotations
@@ -102,6 +101,7 @@ def read(response: Response, kind: type[T]) -> T:
         return understood.decode(response.body, kind)
     except understood.NotKnownHere as error:
         if kind is Answer:
+            # Without a cause, because a traceback would show what the service sent.
             raise _not_understood(response.status, error) from None
         raise _unreadable(response, f"{kind.__name__} ({error})") from None
     except (msgspec.DecodeError, InvalidProblem, RecursionError) as error:
@@ -203,7 +203,7 @@ def _text(value: object) -> str:
 
 
 def _redirected(response: Response) -> ServiceFault:
-    """The error for a redirect, which is not followed: only the caller decides who gets the key."""
+    # It is not followed: only the caller decides who gets the key.
     place = response.headers.get("location", "").partition("?")[0]
     advice = f"to {place}: use that server's URL" if place else "to nowhere: is the URL right?"
     return ServiceFault(response.status, "Redirected", f"the service's URL redirects {advice}")

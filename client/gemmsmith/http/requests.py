@@ -44,7 +44,6 @@ class Request:
     bound: str = "answer_bytes"
 
     def with_header(self, name: str, text: str | None) -> Request:
-        """The request with a further header, unless its text is None or empty."""
         return replace(self, headers=(*self.headers, (name, text))) if text else self
 
 
@@ -67,28 +66,17 @@ def problem_of(
     dtype: TypeName,
     layout: str,
     groups: SupportsIndex | None = None,
-    out: TypeName | None = None,
-    scaling: str | None = None,
-    grouping: str | None = None,
-    epilogue: str | None = None,
-    accumulate: bool | None = None,
+    **others: Any,
 ) -> Problem:
     """The problem with these fields. Those that are None follow from `dtype`.
 
-    `groups` is another name for the batch of a grouped operation.
+    `groups` is another name for the batch of a grouped operation; `others` are arguments of
+    `Operation.of`.
 
     Raises:
         InvalidProblem: names the field and its valid values.
     """
-    operation = Operation.of(
-        dtype,
-        layout,
-        out=out,
-        scaling=scaling,
-        grouping=grouping,
-        epilogue=epilogue,
-        accumulate=accumulate,
-    )
+    operation = Operation.of(dtype, layout, **others)
     if groups is not None:
         if operation.grouping is Grouping.NONE:
             raise InvalidProblem("groups", "groups needs grouping=rows or grouping=depth")
@@ -160,12 +148,10 @@ def get(path: str, /, **params: object) -> Request:
 
 
 def post(path: str, body: Mapping[str, Any]) -> Request:
-    """A POST of a JSON object. Fields that are None are left out."""
     fields = {name: value for name, value in body.items() if value is not None}
     request = Request(method="POST", path=path, body=json.dumps(fields).encode())
     return request.with_header("content-type", "application/json")
 
 
 def job_path(identifier: str) -> str:
-    """The path of a job, whatever characters its identifier has."""
     return f"/jobs/{quote(identifier, safe='')}"

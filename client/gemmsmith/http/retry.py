@@ -69,7 +69,6 @@ class Patience:
         self._on_busy = on_busy
 
     def left(self) -> float | None:
-        """Seconds left. Returns None if there is no limit."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def pause(self, busy: Busy) -> float:

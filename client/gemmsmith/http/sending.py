@@ -1,8 +1,8 @@
 """Sends requests and receives replies. Each call here is a single attempt.
 
-The calls of this library are coroutines that await nothing but methods of a sender. The methods of
-a `Sender` block and never suspend, so `Sender.run` completes a whole call in a single step, without
-an event loop. With an `AsyncSender`, the caller's event loop runs the calls.
+The calls of this library are coroutines that await nothing but methods of a sender. Those of a
+`Sender` block, and no event loop is needed. With an `AsyncSender`, the caller's event loop runs the
+calls.
 
 An attempt ends at its deadline (`gemmsmith.http.deadline`). A failure of the network or of the
 other side does not raise: the reply is a `NoAnswer` with the reason.
@@ -49,6 +49,8 @@ class Sender:
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a call and return its result."""
         try:
+            # The methods of this class block and never suspend, so a single step completes the
+            # whole call.
             call.send(None)
         except StopIteration as stop:
             return cast("T", stop.value)
@@ -135,7 +137,6 @@ class Sender:
         return httpx.Client(transport=transport, **setup.options())
 
     async def _open(self, request: Request, limit: Deadline) -> httpx.Response:
-        """The response, as soon as its headers have arrived."""
         with self._clock.within(limit):
             sent = self.http.build_request(**self._setup.arguments(request))
             return cast("httpx.Response", self.http.send(sent, stream=True))

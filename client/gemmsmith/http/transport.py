@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import httpx
 
-from gemmsmith.answers.cache import AnswerCache, Cache, NoCache, PackCache, default_cache_dir
+from gemmsmith.answers.cache import AnswerCache, Cache, PackCache, default_cache_dir
 from gemmsmith.answers.snapshot import Shelf
 from gemmsmith.core.bounds import Bounds
 from gemmsmith.core.kernel import Backend
@@ -43,17 +43,15 @@ T = TypeVar("T")
 
 
 class OfProcess(Generic[T]):
-    """An object that each process makes for itself at its first use.
-
-    A forked child must not use its parent's connections: parent and child would get each other's
-    answers. It must not close them either, because that would close them for both.
-    """
+    """An object that each process makes for itself at its first use."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._made: tuple[int, T] | None = None
 
     def __call__(self) -> T:
+        # A forked child must not use its parent's connections: parent and child would get each
+        # other's answers. It must not close them either, because that would close them for both.
         if self._made is None or self._made[0] != os.getpid():
             self._made = (os.getpid(), self._make())
         return self._made[1]
@@ -84,7 +82,7 @@ class Setup:
         self._folder = OfProcess(self._temporary_folder)
         self._remove: Callable[[], object] = lambda: None
         self._cache_dir = default_cache_dir() if cache_dir == "default" else cache_dir
-        self.cache: Cache = NoCache()
+        self.cache = Cache()
         if self._cache_dir is not None:
             self.cache = AnswerCache(Path(self._cache_dir), self.url)
 
@@ -93,7 +91,6 @@ class Setup:
         return PackCache(self._folder() if self._cache_dir is None else Path(self._cache_dir))
 
     def shelf(self, device: str | None, arch: str | None) -> Shelf:
-        """The place of the last snapshot of a device model."""
         return Shelf(self._cache_dir, self.url, device, arch, self.bounds.snapshot_bytes)
 
     def _temporary_folder(self) -> Path:

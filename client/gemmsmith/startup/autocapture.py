@@ -52,7 +52,7 @@ def begin(folder: Path) -> None:
 
 
 def _is_torchs_own() -> bool:
-    """Whether this is a worker process of torch's compiler, which times products in it."""
+    # A worker process of torch's compiler runs products only to time them.
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and str(spec.name).startswith("torch._inductor")
 

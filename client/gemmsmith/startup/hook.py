@@ -54,11 +54,7 @@ def _seen(folder: Path) -> None:
 
 
 class _Waiting:
-    """A finder that finds torch by the other finders, and calls `_begin` once torch is imported.
-
-    A program may look torch up without importing it, and an import may fail. So the finder stays
-    until an import has succeeded.
-    """
+    """A finder that finds torch by the other finders, and calls `_begin` once torch is imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
@@ -73,16 +69,15 @@ class _Waiting:
         return None
 
     def _executed(self) -> None:
+        # A program may look torch up without importing it, and an import may fail: the finder stays
+        # until an import has succeeded.
         if self in sys.meta_path and "torch" in sys.modules:
             sys.meta_path.remove(self)
             _begin()
 
 
 class _Loader:
-    """Wraps a loader and reports when the module has been executed.
-
-    It removes itself from the module before that, so that the program sees the original loader.
-    """
+    """Wraps a loader and reports when the module has been executed."""
 
     def __init__(self, loader: Any, executed: Callable[[], None]) -> None:
         self._loader, self._executed = loader, executed
@@ -91,6 +86,7 @@ class _Loader:
         return getattr(self.__dict__.get("_loader"), name)
 
     def exec_module(self, module: Any) -> None:
+        # The program sees the original loader.
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader

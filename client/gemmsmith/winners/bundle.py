@@ -37,11 +37,7 @@ class Bundle:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        folder: Path | None = None,
-        bounds: Bounds = BOUNDS,
+        self, path: str | os.PathLike[str], *, folder: Path | None = None, bounds: Bounds = BOUNDS
     ) -> None:
         self.path = Path(path)
         self._bounds = bounds
@@ -65,11 +61,7 @@ class Bundle:
 
     @classmethod
     def open(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        folder: Path | None = None,
-        bounds: Bounds = BOUNDS,
+        cls, path: str | os.PathLike[str], *, folder: Path | None = None, bounds: Bounds = BOUNDS
     ) -> Bundle:
         """Open a bundle; packs are extracted to `folder`, by default the platform's cache folder.
 

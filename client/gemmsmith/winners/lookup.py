@@ -1,11 +1,10 @@
 """Choosing on the hot path: one dictionary read per call, even while the service is away.
 
 A `Lookup` holds the current snapshot. It remembers every result, None too, until a newer snapshot
-replaces the current one. That is one assignment, so a call sees the old snapshot or the new one,
-never a mixture. Refreshing never raises: while the service is away the last snapshot stays, and
-the log `gemmsmith` says so once per outage. A pinned lookup keeps its snapshot for good, as the
-ranks of one job need (`gemmsmith.distributed`): they would refresh at different moments, and choose
-differently in between.
+replaces the current one. Refreshing never raises: while the service is away the last snapshot
+stays, and the log `gemmsmith` says so once per outage. A pinned lookup keeps its snapshot for good,
+as the ranks of one job need (`gemmsmith.distributed`): they would refresh at different moments, and
+choose differently in between.
 """
 
 from __future__ import annotations
@@ -94,10 +93,8 @@ class Lookup:
             ).start()
 
     def _forked(self) -> None:
-        """Now in a forked child, which has none of its parent's threads, but their locks.
-
-        The thread begins again when something is looked up, since most children never do.
-        """
+        """Now in a forked child, which has none of its parent's threads, but their locks."""
+        # The thread begins again when something is looked up, since most children never do.
         self._refreshing = threading.Lock()
         self._has_forked = True
         self._swap(self.snapshot)  # nothing is remembered: what is looked up next is a miss
@@ -125,7 +122,6 @@ class Lookup:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The current snapshot."""
         return self._current[0]
 
     def lookup(
@@ -160,6 +156,7 @@ class Lookup:
 
     def _swap(self, snapshot: Snapshot) -> None:
         choices: dict[_Key, Choice | None] = {}
+        # One assignment: a call sees the old snapshot or the new one, never a mixture.
         self._current = (snapshot, choices)
         self._choices = choices  # one attribute less to read on every call
 
@@ -195,7 +192,7 @@ class Lookup:
 def _refresh_now_and_then(
     reference: weakref.ref[Lookup], stop: threading.Event, interval: float
 ) -> None:
-    """Holds no lookup while it waits: when the program drops the lookup, this thread ends."""
+    # Holds no lookup while it waits: when the program drops the lookup, this thread ends.
     while not stop.wait(interval):
         lookup = reference()
         if lookup is None:

@@ -18,13 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from gemmsmith.answers.cache import PackCache, default_cache_dir
-from gemmsmith.errors import (
-    GemmsmithError,
-    PackCorrupt,
-    PackError,
-    PackUntrusted,
-    Untrusted,
-)
+from gemmsmith.errors import GemmsmithError, PackCorrupt, PackError, PackUntrusted, Untrusted
 from gemmsmith.files import private_folder, turn
 from gemmsmith.signing import UNSIGNED_VARIABLE, Trusted, trusted_folder, unsigned_allowed
 from gemmsmith.winners import installed
@@ -49,16 +43,13 @@ class Source(Protocol):
     @property
     def url(self) -> str:
         """The service's base URL."""
-        ...
 
     @property
     def cache_folder(self) -> Path:
         """Where packs are kept."""
-        ...
 
     def pack_bytes(self, pack_hash: str) -> bytes:
         """A pack's bytes, unchecked."""
-        ...
 
 
 class Packs:

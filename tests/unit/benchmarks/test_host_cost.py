@@ -19,7 +19,7 @@ def test_every_way_is_timed_on_a_cpu(tmp_path: Path) -> None:
     command += ["-o", str(output), "--page", str(page)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(output.read_text())
+    document = json.loads(output.read_text())
     first, mark, head, _, *rows, end, last = page.read_text().splitlines()
     assert (first, mark, end, last) == (
         "before", "<!-- host cost -->", "<!-- /host cost -->", "after",
@@ -27,12 +27,12 @@ def test_every_way_is_timed_on_a_cpu(tmp_path: Path) -> None:
     assert head == "| | forward | forward and both gradients |"
     assert len(rows) == 12
     assert rows[8].startswith("| F.grouped_mm | ")
-    assert rows[0].startswith(f"| F.linear | {found['costs'][0]['us']:.1f} µs | ")
-    assert found["problem"] == "2x8x8 bf16"
-    assert found["experts"] == "2×8×16×16 bf16.group_rows tn"
-    ways = [cost["way"] for cost in found["costs"]]
+    assert rows[0].startswith(f"| F.linear | {document['costs'][0]['us']:.1f} µs | ")
+    assert document["problem"] == "2x8x8 bf16"
+    assert document["experts"] == "2×8×16×16 bf16.group_rows tn"
+    ways = [cost["way"] for cost in document["costs"]]
     assert len(ways) == len(set(ways)) == 24
-    for cost in found["costs"]:
+    for cost in document["costs"]:
         assert cost["calls"] == 100
         assert 0 < cost["low_us"] <= cost["us"] <= cost["high_us"]
         assert f"{cost['us']:8.2f} µs" in done.stdout

@@ -69,8 +69,8 @@ def test_winners_made_up_by_thousands_are_served_as_others_are(tmp_path: Path) -
     problems = million.sample(path, 500)
     assert 400 < len(set(problems)) <= 500
     with Store.open(f"sqlite:///{path}") as store:
-        found = store.winners_of(problems, DEVICE)
-        assert {winner.problem for winner in found} == set(problems)
+        winners = store.winners_of(problems, DEVICE)
+        assert {winner.problem for winner in winners} == set(problems)
         assert store.counts()["winners"] == store.counts()["problems"] > 3000
         assert store.changes.marks().sequence >= 3000
     database = sqlite3.connect(path)

@@ -207,10 +207,10 @@ def test_shipped_winners_are_found_by_device() -> None:
     files = sorted((program.ROOT / "configs" / "winners").glob("*.jsonl"))
     winners = find_winners(files, None, None)
     for device in {winner.device.slug: winner.device for winner in winners.values()}.values():
-        found = find_winners(files, None, device)
-        assert {winner.device.slug for winner in found.values()} == {device.slug}
+        listed = find_winners(files, None, device)
+        assert {winner.device.slug for winner in listed.values()} == {device.slug}
         mine = {one: won for one, won in winners.items() if won.device.slug == device.slug}
-        assert mine.items() <= found.items()
+        assert mine.items() <= listed.items()
         assert find_winners(files, None, replace(device, name="another")) == {}
     assert Problem(m=16, n=4096, k=4096) in winners
 

@@ -258,16 +258,16 @@ def test_each_alone_is_told_with_its_power() -> None:
             for us in times
         ]
 
-    found = alone.row(
+    line = alone.row(
         winner(Problem(m=256, n=4096, k=4096)),
         {
             "gemmsmith": turns(10.0, 10.2, 10.1, clock=1400, power=690.0),
             "cublas": turns(9.9, 10.0, 10.1, clock=1500, power=650.0),
         },
     )
-    assert found["alone"]["median"] == pytest.approx(0.99)
-    assert (found["gemmsmith"]["us"], found["cublas"]["power_w"]) == (10.1, 650.0)
-    said = alone.line(found)
+    assert line["alone"]["median"] == pytest.approx(0.99)
+    assert (line["gemmsmith"]["us"], line["cublas"]["power_w"]) == (10.1, 650.0)
+    said = alone.line(line)
     assert "256×4096×4096 bf16 tn: alone 0.990, paired" in said
     assert "power penalty 1.075; gemmsmith" in said  # 0.4 of what (1500 / 1400) ** 2.5 is above 1
     assert "gemmsmith 10.10 µs, 1400 MHz, 690 W, 6.97 mJ" in said

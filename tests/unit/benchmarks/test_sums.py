@@ -18,8 +18,8 @@ SHIPPED = ROOT / "configs/winners/nvidia-h200-132sm.bf16.out_f32.accumulate.json
 def test_a_step_with_and_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "sums.json"
     assert sums.main(["--tiny", "--device", "cpu", "-o", str(output)]) == 0
-    found = json.loads(output.read_text())
-    (row,) = found["steps"]
+    document = json.loads(output.read_text())
+    (row,) = document["steps"]
     assert json.loads(capsys.readouterr().out) == row
     for ratio in ("gain", "torch_over_torch"):
         low, high = row[f"{ratio}_interval"]

@@ -151,9 +151,9 @@ def test_winners_travel_as_files(tmp_path: Path) -> None:
 
 
 def test_enumerate_counts_and_orders() -> None:
-    found = json.loads(run("enumerate", 4096, 4096, 4096, "--json", "--limit", 5).stdout)
-    assert found["counts"]["candidates"] >= found["counts"]["kernels"] > 50
-    times = [candidate["predicted_us"] for candidate in found["candidates"]]
+    document = json.loads(run("enumerate", 4096, 4096, 4096, "--json", "--limit", 5).stdout)
+    assert document["counts"]["candidates"] >= document["counts"]["kernels"] > 50
+    times = [candidate["predicted_us"] for candidate in document["candidates"]]
     assert len(times) == 5
     assert times == sorted(times)
     odd = json.loads(run("enumerate", 7, 13, 127, "--json").stdout)
@@ -170,20 +170,20 @@ def test_enumerate_counts_and_orders() -> None:
     ],
 )
 def test_enumerate_lists_other_architectures(arch: str, said: str) -> None:
-    found = json.loads(run("enumerate", 4096, 4096, 4096, "--arch", arch, "--json").stdout)
-    assert found["measured"] is (arch == "sm90")
-    assert found["counts"]["kernels"] >= len(found["kernels"]) == 20
-    assert {kernel["arch"] for kernel in found["kernels"]} == {arch}
+    document = json.loads(run("enumerate", 4096, 4096, 4096, "--arch", arch, "--json").stdout)
+    assert document["measured"] is (arch == "sm90")
+    assert document["counts"]["kernels"] >= len(document["kernels"]) == 20
+    assert {kernel["arch"] for kernel in document["kernels"]} == {arch}
     text = run("enumerate", 4096, 4096, 4096, "--arch", arch, "--limit", 1).stdout
     assert said in text
-    assert found["kernels"][0]["name"] in text
+    assert document["kernels"][0]["name"] in text
 
 
 def test_doctor_finds_what_is_there(tmp_path: Path) -> None:
     result = run("doctor", "--json", "--url", "http://127.0.0.1:9")
-    found = json.loads(result.stdout)
-    checks = {check["name"]: check for check in found["checks"]}
-    assert found["can"]["serve"] is True
+    document = json.loads(result.stdout)
+    checks = {check["name"]: check for check in document["checks"]}
+    assert document["can"]["serve"] is True
     assert checks["database"]["status"] == "ok"
     assert "4 winners" in checks["database"]["detail"]
     assert checks["cutlass"]["status"] == "ok"
@@ -196,9 +196,9 @@ def test_doctor_finds_what_is_there(tmp_path: Path) -> None:
 def test_doctor_says_when_serving_is_impossible(tmp_path: Path) -> None:
     (tmp_path / "bad.db").write_bytes(b"this is no database, it is a letter to whom it may concern")
     result = run("doctor", "--json", "--database", f"sqlite:///{tmp_path}/bad.db", code=1)
-    found = json.loads(result.stdout)
-    assert found["can"]["serve"] is False
-    (check,) = [check for check in found["checks"] if check["name"] == "database"]
+    document = json.loads(result.stdout)
+    assert document["can"]["serve"] is False
+    (check,) = [check for check in document["checks"] if check["name"] == "database"]
     assert check["status"] == "missing"
     assert check["fix"]
 

@@ -103,18 +103,18 @@ def test_answers_of_a_service_are_harmless(
     answer: Answer,
     form: tuple[str, ...],
 ) -> None:
-    found = evil(answer).to_dict()
+    fields = evil(answer).to_dict()
     status = json.loads(
         job("failed", error=EVIL, phase=EVIL, best=EVIL, best_us=1.0, waits=EVIL, device=EVIL,
             ordered_by=EVIL, created_at=EVIL, finished_at=EVIL).body
     )  # fmt: skip
     candidate = {"kernel": {"name": EVIL}, "launch": Launch().to_dict()}
-    trial = {"problem": found["problem"], "candidate": candidate, "phase": EVIL, "x": EVIL}
+    trial = {"problem": fields["problem"], "candidate": candidate, "phase": EVIL, "x": EVIL}
     odd = [{}, {"problem": 1}, trial | {"candidate": EVIL}, trial | {"statistics": EVIL}]
-    revision = {"answer": found, "origin": "measured", "current": True}
+    revision = {"answer": fields, "origin": "measured", "current": True}
     events = stream((1, "failed", {"error": EVIL, "phase": EVIL})).body
     said: dict[tuple[object, ...], Any] = {
-        ("best", 256, 4096, 4096): found,
+        ("best", 256, 4096, 4096): fields,
         ("jobs", "list"): {"jobs": [status]},
         ("jobs", "show", "j1"): status,
         ("jobs", "cancel", "j1"): status,
@@ -123,7 +123,7 @@ def test_answers_of_a_service_are_harmless(
         ("winners", "history", 256, 4096, 4096): {"revisions": [revision]},
         ("winners", "unpin", 256, 4096, 4096): revision,
         ("results",): {"trials": [trial, *odd]},
-        ("sync",): {"winners": odd, "devices": [found["device"], {}]},
+        ("sync",): {"winners": odd, "devices": [fields["device"], {}]},
         ("doctor",): {"checks": {"database": EVIL}, "detail": EVIL},
     }
     for words, document in said.items():

@@ -43,14 +43,14 @@ def test_the_table_names_every_strategy(sweeps: Path) -> None:
 
 
 def test_the_json_has_a_figure_for_each_problem_and_count(sweeps: Path) -> None:
-    found = json.loads(run("--sweeps", sweeps, "--json"))
-    assert found["problems"] == 2
-    for strategy in found["strategies"]:
+    document = json.loads(run("--sweeps", sweeps, "--json"))
+    assert document["problems"] == 2
+    for strategy in document["strategies"]:
         assert set(strategy["regrets"]) == {str(problem) for problem in PROBLEMS}
         assert {len(row) for row in strategy["regrets"].values()} == {len(strategy["counts"])}
-    assert found["strategies"][0]["worst"][-1] == 0
-    assert found["flips"]["rate"] == 0
-    assert [each["distance"] for each in found["neighbours"]] == [1.0, 1.0]
+    assert document["strategies"][0]["worst"][-1] == 0
+    assert document["flips"]["rate"] == 0
+    assert [each["distance"] for each in document["neighbours"]] == [1.0, 1.0]
 
 
 def test_the_picture_has_two_lines_a_strategy(sweeps: Path, tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_the_picture_has_two_lines_a_strategy(sweeps: Path, tmp_path: Path) -> N
     assert str(picture) in run("--sweeps", sweeps, "-o", picture).replace("\n", "")
     drawn = ElementTree.fromstring(picture.read_text())
     lines = drawn.findall("{http://www.w3.org/2000/svg}polyline")
-    found = json.loads(run("--sweeps", sweeps, "--json"))
-    assert len(lines) == 2 * len(found["strategies"])
+    document = json.loads(run("--sweeps", sweeps, "--json"))
+    assert len(lines) == 2 * len(document["strategies"])
 
 
 def test_a_folder_without_recordings_is_said(tmp_path: Path) -> None:

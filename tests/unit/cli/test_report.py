@@ -142,8 +142,8 @@ def test_every_shipped_problem_is_in_every_file(tmp_path: Path) -> None:
 
 
 def test_ceilings_give_shares_and_a_roof(tmp_path: Path) -> None:
-    found = ceilings_of()
-    write_ceilings(found, path_for(found.device.slug, tmp_path / "ceilings"))
+    ceilings = ceilings_of()
+    write_ceilings(ceilings, path_for(ceilings.device.slug, tmp_path / "ceilings"))
     run("report", *FILES, "-o", tmp_path, "--ceilings", tmp_path / "ceilings", "--dtype", "bf16")
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     device = json.loads((tmp_path / "report.json").read_bytes())["devices"][0]
@@ -207,9 +207,9 @@ def test_an_empty_database_says_what_to_do() -> None:
 def test_the_database_is_the_default(database: Any) -> None:
     problem = Problem(m=4096, n=4096, k=4096)
     promote(database, winner(problem, us=190.0), winner(problem, device=H100, us=250.0))
-    found = json.loads(run("report", "--json").stdout)
-    assert {each["device"] for each in found["devices"]} == {H200.slug, H100.slug}
-    assert Path(found["files"]["html"]).is_file()
+    document = json.loads(run("report", "--json").stdout)
+    assert {each["device"] for each in document["devices"]} == {H200.slug, H100.slug}
+    assert Path(document["files"]["html"]).is_file()
     only = json.loads(run("report", "--json", "--device", H100.slug, "-o", "other").stdout)
     assert [each["device"] for each in only["devices"]] == [H100.slug]
     result = run("report", "--device", "h900", code=1)

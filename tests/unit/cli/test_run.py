@@ -152,10 +152,10 @@ def test_wrong_options(settings: Settings) -> None:
 
 def test_shares_are_of_what_the_default_takes(settings: Settings, tmp_path: Path) -> None:
     promote(settings, winner(FORWARD, device=H200, us=500.0))
-    found = Captured()
-    found.problems.update({FORWARD: 10, INPUT: 10, SMALL: 1})
+    captured = Captured()
+    captured.problems.update({FORWARD: 10, INPUT: 10, SMALL: 1})
     missing = tmp_path / "none.gspack"
-    lines = of_run.summary(of_run.ProgramWinners(settings, missing, None), found)
+    lines = of_run.summary(of_run.ProgramWinners(settings, missing, None), captured)
     assert lines[0].startswith("gemmsmith: captured 21 products of 3 problems; winners cover")
     assert [line.split()[0] for line in lines[1:]] == [str(INPUT).split()[0], "1", "`gemmsmith"]
     assert "1 have winners in the database that are not in" in lines[2]

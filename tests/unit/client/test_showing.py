@@ -17,7 +17,7 @@ from gemmsmith import Answer, Client, NotTuned, Problem, TunedAnswer
 from gemmsmith.core.config import Match, Use
 from gemmsmith.core.tuning import JobState
 from gemmsmith.http.jobs import JobEvent, JobStatus
-from gemmsmith.http.progress import NoDisplay, NotebookCell, TerminalLine, progress
+from gemmsmith.http.progress import Display, NotebookCell, TerminalLine, progress
 from gemmsmith.showing import address, bar, document, line, lines, table
 from tests.support.replacing import replace
 from tests.unit.client.misbehaving import NOT_TUNED, Misbehaving, Say, job, never_wait, stream
@@ -188,7 +188,7 @@ def test_notebooks_are_known_by_their_kernel(
     shown = SimpleNamespace(display=lambda *_: None)
     monkeypatch.setitem(sys.modules, "IPython.display", shown)
     assert isinstance(progress(True), kind)
-    assert isinstance(progress(False), NoDisplay)
+    assert type(progress(False)) is Display
 
 
 def test_waiting_shows_the_job(

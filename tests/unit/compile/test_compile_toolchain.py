@@ -23,10 +23,10 @@ def no_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wheels_come_before_the_system(tmp_path: Path) -> None:
     fake_nvcc.toolchain(tmp_path)
-    found = find_toolchain(environ={"PATH": SYSTEM_PATH, "CUDA_HOME": str(tmp_path)})
-    assert found.origin == "wheels"
-    assert found.nvcc.is_file()
-    assert any(option.startswith("-L") for option in found.search)
+    chosen = find_toolchain(environ={"PATH": SYSTEM_PATH, "CUDA_HOME": str(tmp_path)})
+    assert chosen.origin == "wheels"
+    assert chosen.nvcc.is_file()
+    assert any(option.startswith("-L") for option in chosen.search)
 
 
 @pytest.mark.usefixtures("no_wheels")
@@ -36,9 +36,9 @@ def test_system_compiler_is_found(tmp_path: Path, variable: str) -> None:
     environ = {"PATH": SYSTEM_PATH, variable: str(tmp_path)}
     if variable == "PATH":
         environ["PATH"] = f"{tmp_path / 'bin'}:{SYSTEM_PATH}"
-    found = find_toolchain(environ=environ)
-    assert (found.nvcc, found.origin) == (tmp_path / "bin" / "nvcc", "system")
-    assert found.version == "13.0.88"
+    chosen = find_toolchain(environ=environ)
+    assert (chosen.nvcc, chosen.origin) == (tmp_path / "bin" / "nvcc", "system")
+    assert chosen.version == "13.0.88"
 
 
 @pytest.mark.usefixtures("no_wheels")

@@ -20,9 +20,9 @@ def queue(store: Store) -> Queue:
 
 
 def leased(queue: Queue, owner: str) -> LeasedJob:
-    found = queue.lease(owner, [])
-    assert found is not None
-    return found
+    taken = queue.lease(owner, [])
+    assert taken is not None
+    return taken
 
 
 def let_lapse(store: Store) -> None:

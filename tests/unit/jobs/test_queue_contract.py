@@ -27,9 +27,9 @@ def problem(m: int) -> Problem:
 
 
 def leased(queue: Queue, owner: str = "worker-1", ttl_s: float = 60.0) -> LeasedJob:
-    found = queue.lease(owner, ["h200"], ttl_s)
-    assert found is not None
-    return found
+    taken = queue.lease(owner, ["h200"], ttl_s)
+    assert taken is not None
+    return taken
 
 
 def kinds(queue: Queue, job_id: str) -> list[str]:

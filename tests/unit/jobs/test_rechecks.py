@@ -44,9 +44,9 @@ def ordered(rechecks: Rechecks) -> Job:
 
 
 def leased(queue: Queue) -> LeasedJob:
-    found = queue.lease("worker", [H200, "cuda:0"])
-    assert found is not None
-    return found
+    taken = queue.lease("worker", [H200, "cuda:0"])
+    assert taken is not None
+    return taken
 
 
 def end_all(store: Store, ago_s: float) -> None:

@@ -19,9 +19,9 @@ def lease(store: Store, stage: Stage | None, owner: str = "w") -> LeasedJob | No
 
 
 def leased(store: Store, stage: Stage | None, owner: str = "w") -> LeasedJob:
-    found = lease(store, stage, owner)
-    assert found is not None
-    return found
+    taken = lease(store, stage, owner)
+    assert taken is not None
+    return taken
 
 
 def test_a_job_goes_from_the_compilers_to_the_gpus_and_back(store: Store) -> None:

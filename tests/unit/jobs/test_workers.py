@@ -68,9 +68,9 @@ def test_a_job_is_taken_by_who_answers_to_its_device(queue: Queue) -> None:
     assert taker([], anywhere) is None
     queue.workers.report("b:1:x", [DEVICE.slug])
     assert queue.lease("a:1:x", ["another"]) is not None
-    found = taker(queue.workers.alive(), anywhere)
-    assert found is not None
-    assert found.owner == "b:1:x", "an idle one comes first"
+    worker = taker(queue.workers.alive(), anywhere)
+    assert worker is not None
+    assert worker.owner == "b:1:x", "an idle one comes first"
 
 
 def test_a_worker_reports_when_it_begins_and_leaves_when_it_ends(queue: Queue) -> None:

@@ -49,10 +49,10 @@ SPLITTING = (*OURS, TileScheduler.STREAM_K)
 
 
 def _predicted(problem: Problem) -> list[tuple[float, Candidate]]:
-    found = candidates(problem, H200)
-    times = MODEL.predict(problem, found, H200)
-    assert len(times) == len(found)
-    return sorted(zip(times, found, strict=True), key=lambda pair: (pair[0], pair[1].key))
+    listed = candidates(problem, H200)
+    times = MODEL.predict(problem, listed, H200)
+    assert len(times) == len(listed)
+    return sorted(zip(times, listed, strict=True), key=lambda pair: (pair[0], pair[1].key))
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_groups_are_predicted_as_a_batch_of_their_shares() -> None:
 
 
 def _plain_tn() -> list[Candidate]:
-    found = candidates(Problem(m=4096, n=4096, k=4096), H200)
-    assert {each.kernel.swapped for each in found if isinstance(each.kernel, CutlassKernel)} == {
+    listed = candidates(Problem(m=4096, n=4096, k=4096), H200)
+    assert {each.kernel.swapped for each in listed if isinstance(each.kernel, CutlassKernel)} == {
         True,
         False,
     }
-    return found
+    return listed

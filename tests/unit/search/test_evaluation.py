@@ -66,11 +66,11 @@ def test_regret_is_the_share_that_the_winner_takes_longer(recording: Recording) 
 
 
 def test_the_winner_found_is_the_best_that_was_tried(recording: Recording) -> None:
-    found = some_candidates(PROBLEM)
-    assert recording.winner_of(found[:1], BUDGET) is None  # it failed
-    assert recording.winner_of(found[:2], BUDGET) == found[1].key
-    assert recording.winner_of(found[3:], BUDGET) == found[3].key
-    assert recording.winner_of(found, BUDGET) == best_of(PROBLEM).key
+    candidates = some_candidates(PROBLEM)
+    assert recording.winner_of(candidates[:1], BUDGET) is None  # it failed
+    assert recording.winner_of(candidates[:2], BUDGET) == candidates[1].key
+    assert recording.winner_of(candidates[3:], BUDGET) == candidates[3].key
+    assert recording.winner_of(candidates, BUDGET) == best_of(PROBLEM).key
 
 
 def test_a_curve_falls_to_the_optimum(recording: Recording) -> None:
@@ -127,9 +127,9 @@ def test_halves_that_disagree_flip_and_the_true_difference_is_told(sweep: Sweep)
         replace(best, further_us=tuple(10.0 + i % 2 for i in range(24))),  # slower in odd rounds
         replace(other, further_us=(10.5,) * 24),
     )
-    found = flips([Recording(sweep, replace(recorded, trials=trials))])
-    assert found.rate == 1
-    assert 0 <= found.differences[PROBLEM] < 0.06
+    flipped = flips([Recording(sweep, replace(recorded, trials=trials))])
+    assert flipped.rate == 1
+    assert 0 <= flipped.differences[PROBLEM] < 0.06
 
 
 def test_the_nearest_problems_winner_answers(sweep: Sweep) -> None:

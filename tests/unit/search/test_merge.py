@@ -27,15 +27,15 @@ OTHER_GPU = replace(ENVIRONMENT, gpu_uuid="GPU-1")
 
 def theirs(median: float, *, kernel: int = 0, use: Use = Use.CUTLASS) -> Winner:
     """What another GPU of the model found: an interval of 1% to each side."""
-    found = replace(
+    changed = replace(
         OURS,
         environment=OTHER_GPU,
         use=use,
         speedup=Ratio(median=median, ci_low=median * 0.99, ci_high=median * 1.01),
     )
-    candidate = found.candidate
+    candidate = changed.candidate
     assert candidate is not None
-    return replace(found, candidate=replace(candidate, kernel=kernels(PROBLEM)[kernel]))
+    return replace(changed, candidate=replace(candidate, kernel=kernels(PROBLEM)[kernel]))
 
 
 def test_one_measurement_is_the_same_wherever_it_is() -> None:

@@ -59,21 +59,23 @@ def test_predictions_are_what_the_whole_space_is_led_by() -> None:
         every = candidates(problem, H200)
         times = dict(zip(every, MODEL.predict(problem, every, H200), strict=True))
         best = min(every, key=lambda candidate: (times[candidate], candidate.key))
-        found = predict(problem, H200, MODEL)
-        assert found is not None
-        assert found.us == times[found.candidate], "it is of the space, and told its own time"
-        assert found.us <= 1.03 * times[best], problem
-        same += found.candidate.kernel == best.kernel
+        prediction = predict(problem, H200, MODEL)
+        assert prediction is not None
+        assert prediction.us == times[prediction.candidate], (
+            "it is of the space, and told its own time"
+        )
+        assert prediction.us <= 1.03 * times[best], problem
+        same += prediction.candidate.kernel == best.kernel
     assert same >= 0.9 * len(problems)
 
 
 @pytest.mark.parametrize("k", [4096, 4095])
 def test_what_is_predicted_is_legal_and_always_the_same(k: int) -> None:
     problem = Problem(m=40, n=777, k=k)
-    found = predict(problem, H200, MODEL)
-    assert found is not None
-    assert refusal(found.candidate.kernel, problem) is None
-    assert predict(problem, H200, AnalyticModel()) == found
+    prediction = predict(problem, H200, MODEL)
+    assert prediction is not None
+    assert refusal(prediction.candidate.kernel, problem) is None
+    assert predict(problem, H200, AnalyticModel()) == prediction
 
 
 def test_no_legal_kernel_is_no_prediction() -> None:
@@ -100,10 +102,10 @@ class Contrary:
 def test_any_cost_model_will_do() -> None:
     problem = Problem(m=4096, n=4096, k=4096)
     every = candidates(problem, H200)
-    found = predict(problem, H200, Contrary())
-    assert found is not None
-    assert found.us == min(Contrary().predict(problem, every, H200))
-    assert found.candidate.launch.raster != "along_m"
+    prediction = predict(problem, H200, Contrary())
+    assert prediction is not None
+    assert prediction.us == min(Contrary().predict(problem, every, H200))
+    assert prediction.candidate.launch.raster != "along_m"
 
 
 class Counting:

@@ -69,10 +69,10 @@ def tuned(store: Store, candidate: Candidate, **fields: object) -> Winner:
     """A winner that was measured some time ago, and is stale on `gpu`."""
     store.promote(replace(winner_of(PROBLEM), candidate=candidate, **fields))  # type: ignore[arg-type]
     store.gpus.report(H200, NEWER)
-    found = store.winner(PROBLEM, H200.slug)
-    assert found is not None
-    assert found.stale
-    return found
+    stored = store.winner(PROBLEM, H200.slug)
+    assert stored is not None
+    assert stored.stale
+    return stored
 
 
 def trial(candidate: Candidate, us: float, phase: Phase = Phase.SCREEN) -> Trial:
@@ -91,19 +91,19 @@ def trial(candidate: Candidate, us: float, phase: Phase = Phase.SCREEN) -> Trial
 def test_the_winner_comes_first_then_its_ties_finalists_and_the_best_screened(
     store: Store,
 ) -> None:
-    found = some_candidates(PROBLEM)
-    store.add_trials([trial(c, 10.0 + i) for i, c in enumerate(reversed(found))])
-    store.add_trial(trial(found[4], 9.0, Phase.FINAL))
-    store.add_trial(trial(found[5], 8.0, Phase.FINAL))
-    store.promote(replace(winner_of(PROBLEM), candidate=found[2], ties=(found[3].key, "gone@x")))
-    chosen = top_candidates(store, PROBLEM, H200.slug, found, 8)
-    assert chosen == [found[i] for i in (2, 3, 5, 4, 7, 6, 1, 0)]
-    assert top_candidates(store, PROBLEM, H200.slug, found, 3) == chosen[:3]
-    failing = replace(trial(found[3], 1.0), statistics=None, failure=None, job="later")
+    field = some_candidates(PROBLEM)
+    store.add_trials([trial(c, 10.0 + i) for i, c in enumerate(reversed(field))])
+    store.add_trial(trial(field[4], 9.0, Phase.FINAL))
+    store.add_trial(trial(field[5], 8.0, Phase.FINAL))
+    store.promote(replace(winner_of(PROBLEM), candidate=field[2], ties=(field[3].key, "gone@x")))
+    chosen = top_candidates(store, PROBLEM, H200.slug, field, 8)
+    assert chosen == [field[i] for i in (2, 3, 5, 4, 7, 6, 1, 0)]
+    assert top_candidates(store, PROBLEM, H200.slug, field, 3) == chosen[:3]
+    failing = replace(trial(field[3], 1.0), statistics=None, failure=None, job="later")
     store.add_trial(failing)
-    assert found[3] not in top_candidates(store, PROBLEM, H200.slug, found, 8)
-    assert top_candidates(store, PROBLEM, H200.slug, found[3:], 8) == []
-    assert top_candidates(store, replace(PROBLEM, m=1), H200.slug, found, 8) == []
+    assert field[3] not in top_candidates(store, PROBLEM, H200.slug, field, 8)
+    assert top_candidates(store, PROBLEM, H200.slug, field[3:], 8) == []
+    assert top_candidates(store, replace(PROBLEM, m=1), H200.slug, field, 8) == []
 
 
 def test_the_same_winner_is_promoted_with_the_new_environment(gpu: Gpu, store: Store) -> None:
@@ -118,9 +118,9 @@ def test_the_same_winner_is_promoted_with_the_new_environment(gpu: Gpu, store: S
 
 
 def test_another_winner_is_found_among_those_that_came_near(gpu: Gpu, store: Store) -> None:
-    found = some_candidates(PROBLEM)
-    store.add_trials([trial(candidate, 10.0) for candidate in found[1:6]])
-    tuned(store, found[5])
+    field = some_candidates(PROBLEM)
+    store.add_trials([trial(candidate, 10.0) for candidate in field[1:6]])
+    tuned(store, field[5])
     winner = recheck(gpu, store)
     assert winner.candidate == best_of(PROBLEM)
     assert winner.use is Use.CUTLASS
@@ -150,25 +150,25 @@ def builder(folder: Path, **options: object) -> Builder:
 def test_kernels_are_compiled_as_needed_and_one_that_does_not_compile_drops_out(
     store: Store, tmp_path: Path
 ) -> None:
-    found = some_candidates(PROBLEM)
-    tuned(store, best_of(PROBLEM), ties=(found[3].key, found[4].key))
+    field = some_candidates(PROBLEM)
+    tuned(store, best_of(PROBLEM), ties=(field[3].key, field[4].key))
     gpu = Compiling(tmp_path / "sweeps", PROBLEM)
-    winner = recheck(gpu, store, builder=builder(tmp_path, bad=[found[3].kernel.name]))
+    winner = recheck(gpu, store, builder=builder(tmp_path, bad=[field[3].kernel.name]))
     assert winner.candidate == best_of(PROBLEM)
     assert winner.pack is not None
     assert gpu.screened == []
     assert [t.trial.candidate for t in store.trials(phase=Phase.FINAL) if t.trial.failure] == [
-        found[3]
+        field[3]
     ]
 
 
 def test_a_winner_that_does_not_compile_any_more_starts_a_search(
     store: Store, tmp_path: Path
 ) -> None:
-    found = some_candidates(PROBLEM)
-    tuned(store, found[1], ties=(found[4].key,))
+    field = some_candidates(PROBLEM)
+    tuned(store, field[1], ties=(field[4].key,))
     gpu = Compiling(tmp_path / "sweeps", PROBLEM)
-    winner = recheck(gpu, store, builder=builder(tmp_path, bad=[found[1].kernel.name]))
+    winner = recheck(gpu, store, builder=builder(tmp_path, bad=[field[1].kernel.name]))
     assert winner.candidate == best_of(PROBLEM)
     assert gpu.screened
 

@@ -252,8 +252,8 @@ def test_what_cublas_runs_is_kept_with_the_winner(device: Device, store: Store) 
 
 
 def test_kernels_like_those_of_cublas_follow_the_near_winners(device: Device, store: Store) -> None:
-    found = some_candidates(PROBLEM)
-    tiles = {c.kernel.name: c.kernel for c in found}
+    candidates = some_candidates(PROBLEM)
+    tiles = {c.kernel.name: c.kernel for c in candidates}
     favourite, _, _, near, _, like, *_ = tiles
     (m, n, k), (cluster_m, cluster_n) = tiles[like].tile, tiles[like].cluster
     if not tiles[like].swapped:
@@ -275,7 +275,7 @@ def test_kernels_like_those_of_cublas_follow_the_near_winners(device: Device, st
     assert order(Profiled(device))[0] == favourite
     assert order(Profiled(device, "unheard of"))[0] == favourite
     assert order(Profiled(device, name))[:2] == [like, favourite]
-    store.promote(replace(winner_of(replace(PROBLEM, m=128)), candidate=found[3]))
+    store.promote(replace(winner_of(replace(PROBLEM, m=128)), candidate=candidates[3]))
     assert order(Profiled(device, name))[:3] == [near, like, favourite]
 
 

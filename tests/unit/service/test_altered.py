@@ -99,8 +99,8 @@ def doctor(settings: Settings, *arguments: str) -> Result:
 
 
 def test_a_deep_look_finds_nothing_wrong_with_what_is_whole(settings: Settings) -> None:
-    found = doctor(settings, "--deep", "--json")
-    assert (found.exit_code, json.loads(found.stdout)["wrong"]) == (0, [])
+    report = doctor(settings, "--deep", "--json")
+    assert (report.exit_code, json.loads(report.stdout)["wrong"]) == (0, [])
 
 
 def test_a_deep_look_finds_all_that_is_wrong(settings: Settings, tmp_path: Path) -> None:
@@ -127,11 +127,11 @@ def test_a_deep_look_finds_all_that_is_wrong(settings: Settings, tmp_path: Path)
             kernel.description = {**kernel.description, "tile": [0, 0, 0]}
     pack.path.write_bytes(b"\x7fELF another program")
     try:
-        found = doctor(settings, "--deep")
+        report = doctor(settings, "--deep")
     finally:
         theirs.unlink()
-    assert found.exit_code == 1
-    wrong = [line for line in found.stdout.splitlines() if line.startswith("wrong")]
+    assert report.exit_code == 1
+    wrong = [line for line in report.stdout.splitlines() if line.startswith("wrong")]
     name = candidate.kernel.name
     for said in (
         f"winner {KNOWN} on {H200.slug}, revision 1: it was altered in the database",

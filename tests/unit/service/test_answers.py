@@ -44,8 +44,8 @@ def kept(*answers: Rendered, limit: int = 10) -> Answers:
 
 
 def problems(memory: Answers, *asked: Problem, device: str = H200.slug) -> set[Problem]:
-    found = memory.get_many(device, asked, find.ANY)
-    return {answer.problem for answer in found if answer is not None}
+    answers = memory.get_many(device, asked, find.ANY)
+    return {answer.problem for answer in answers if answer is not None}
 
 
 def kernel_of(answer: Rendered) -> str:
@@ -55,8 +55,8 @@ def kernel_of(answer: Rendered) -> str:
 
 def test_what_is_rendered_is_the_document_of_the_answer() -> None:
     answer = rendered(KNOWN)
-    found = msgspec.json.decode(answer.body, type=Answer)
-    assert (found.problem, found.match, found.device) == (KNOWN, Match.EXACT, H200)
+    decoded = msgspec.json.decode(answer.body, type=Answer)
+    assert (decoded.problem, decoded.match, decoded.device) == (KNOWN, Match.EXACT, H200)
     assert answer.etag == rendered(KNOWN).etag
     assert answer.etag != rendered(KNOWN, pack="f" * 64).etag
 
@@ -92,8 +92,8 @@ def test_devices_and_exactness_are_told_apart() -> None:
     assert problems(memory, FAR, NEAR, KNOWN) == {NEAR, KNOWN}
     assert problems(memory, FAR, NEAR, KNOWN, device=H100.slug) == {FAR}
     asked = [FAR, NEAR, KNOWN, KNOWN]
-    found = memory.get_many(H200.slug, asked, find.EXACT)
-    assert [answer and answer.problem for answer in found] == [None, None, KNOWN, KNOWN]
+    answers = memory.get_many(H200.slug, asked, find.EXACT)
+    assert [answer and answer.problem for answer in answers] == [None, None, KNOWN, KNOWN]
 
 
 def test_the_least_recently_used_go_first() -> None:
@@ -254,8 +254,8 @@ def test_predictions_name_their_kernel_too() -> None:
     """So that a pack that holds it, once there is one, is named in the next answer."""
 
     source = WinnersInMemory([])
-    found = find.find(source, KNOWN, H200, accepted=find.ANY)
-    assert found is not None
-    assert found.config is not None
-    assert isinstance(found.config.kernel, Kernel)
-    assert Rendered.of(found).kernel == found.config.kernel.name
+    answer = find.find(source, KNOWN, H200, accepted=find.ANY)
+    assert answer is not None
+    assert answer.config is not None
+    assert isinstance(answer.config.kernel, Kernel)
+    assert Rendered.of(answer).kernel == answer.config.kernel.name

@@ -51,9 +51,9 @@ def statements() -> Iterator[list[str]]:
 
 def answer(store: Store, drawn: Chart, problem: Problem) -> Answer:
     source = Charted(store, drawn)
-    found = find.find(source, problem, H200, accepted=find.ANY)
-    assert found is not None
-    return found
+    run = find.find(source, problem, H200, accepted=find.ANY)
+    assert run is not None
+    return run
 
 
 def test_a_prediction_looks_at_the_marks_and_for_its_kernels_pack(

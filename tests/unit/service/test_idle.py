@@ -68,8 +68,8 @@ def working(settings: Settings, store: Store, device: Gpu) -> Iterator[None]:
 
 
 def served(store: Store, problem: Problem = STALE) -> tuple[int, bool] | None:
-    found = store.winner(problem, H200.slug)
-    return None if found is None else (found.revision, found.stale)
+    stored = store.winner(problem, H200.slug)
+    return None if stored is None else (stored.revision, stored.stale)
 
 
 def test_an_idle_worker_reports_its_gpu_and_measures_stale_winners_again(

@@ -25,8 +25,8 @@ RATIO = Ratio(median=1.2, ci_low=1.19, ci_high=1.21)
 def client(tmp_path: Path) -> Iterator[httpx.Client]:
     settings = new_settings(tmp_path)
     regimes = (InRegime(regime=Regime.BOOST, speedup=RATIO, median_us=9.25, default_us=11.75),)
-    found = replace(winner(PLAIN), regimes=regimes, power_penalty=1.102)
-    promote(settings, replace(found, problem=WIDE))
+    changed = replace(winner(PLAIN), regimes=regimes, power_penalty=1.102)
+    promote(settings, replace(changed, problem=WIDE))
     with running(settings) as made:
         yield made
 

@@ -50,32 +50,32 @@ def test_a_verdict_is_words() -> None:
 
 def test_a_run_is_drawn_with_its_own_default(store: Store) -> None:
     run(store, "first")
-    found = drawn(store)
-    assert not found.served, "the finals show it"
-    assert found.is_served
-    assert "cuBLAS" in found.finals
-    assert (found.trials, found.failed, found.runs) == (3, 0, 1)
-    assert [name for name, _ in found.traits] == ["Tile", "Cluster", "Stages"]
+    chart = drawn(store)
+    assert not chart.served, "the finals show it"
+    assert chart.is_served
+    assert "cuBLAS" in chart.finals
+    assert (chart.trials, chart.failed, chart.runs) == (3, 0, 1)
+    assert [name for name, _ in chart.traits] == ["Tile", "Cluster", "Stages"]
 
 
 def test_what_another_run_measured_is_drawn_apart(store: Store) -> None:
     store.promote(replace(winner(time=11.37), job="measured"))
     run(store, "replayed", replayed=True)
-    found = drawn(store)
-    assert "11.37" in found.served
-    assert "11.37" not in found.finals
-    assert found.promoted is not None
-    assert (found.promoted.job, found.is_served, found.replayed) == ("replayed", False, True)
-    assert found.finals.count('class="behind"') == 1, "its own default's line"
+    chart = drawn(store)
+    assert "11.37" in chart.served
+    assert "11.37" not in chart.finals
+    assert chart.promoted is not None
+    assert (chart.promoted.job, chart.is_served, chart.replayed) == ("replayed", False, True)
+    assert chart.finals.count('class="behind"') == 1, "its own default's line"
 
 
 def test_finals_that_promoted_nothing_known_have_no_default(store: Store) -> None:
     store.add_trials([replace(trial(job="lost"), phase=Phase.FINAL)])
-    found = drawn(store)
-    assert found.finals
-    assert "cuBLAS" not in found.finals
-    assert not found.served
-    assert found.promoted is None
+    chart = drawn(store)
+    assert chart.finals
+    assert "cuBLAS" not in chart.finals
+    assert not chart.served
+    assert chart.promoted is None
 
 
 def test_the_best_so_far_only_falls(store: Store) -> None:
@@ -167,8 +167,8 @@ def test_a_glance_adds_up_what_is_served(store: Store) -> None:
     suite = load(shipped() / "llm.toml")
     problems = [problem for _, problem in suite.problems("bf16")]
     for i, problem in enumerate(problems[:60]):
-        found = replace(winner(problem), job=None)
-        store.promote(replace(found, use=Use.CUBLAS) if i % 2 else found)
+        changed = replace(winner(problem), job=None)
+        store.promote(replace(changed, use=Use.CUBLAS) if i % 2 else changed)
     store.promote(replace(winner(), device=OTHER_DEVICE))
     glances = Glances(store)
     glance = glances.at(H200)

@@ -160,11 +160,11 @@ def meets(search: Search, problem: Problem) -> bool:
 
 def test_the_pages_search_reads_every_problem() -> None:
     for problem in problems():
-        found = parse(str(problem), known())
-        assert (found.dtype, found.layout) == (problem.dtype, problem.layout)
-        assert (found.m, found.n, found.k) == (problem.m, problem.n, problem.k)
-        assert found.batch in (None, problem.batch)
-        assert (found.batch is None) == (str(problem).count("×") == 2)
+        search = parse(str(problem), known())
+        assert (search.dtype, search.layout) == (problem.dtype, problem.layout)
+        assert (search.m, search.n, search.k) == (problem.m, problem.n, problem.k)
+        assert search.batch in (None, problem.batch)
+        assert (search.batch is None) == (str(problem).count("×") == 2)
     for problem in samples():
         for text in texts(problem):
             if "*" not in text:  # any size

@@ -80,13 +80,13 @@ def test_a_jobs_page_wait_and_chart_have_one_number(
 ) -> None:
     job = tuned(settings, use=use)
     with Client(str(http.base_url), cache_dir=None) as client:
-        found = client.job(job).wait(timeout=30)
+        won = client.job(job).wait(timeout=30)
         status: JobStatus = client.job_status(job)
-    result = found.baseline if use.is_default else found.statistics
+    result = won.baseline if use.is_default else won.statistics
     assert result is not None
-    assert (found.revision, found.use, found.replayed) == (2, use, True)
-    assert found.served.revision == 1
-    assert not found.served.replayed
+    assert (won.revision, won.use, won.replayed) == (2, use, True)
+    assert won.served.revision == 1
+    assert not won.served.replayed
     assert result.median_us == status.best_us
     page = http.get(f"/ui/jobs/{job}").text
     shown = f"{result.median_us:.2f}"
@@ -105,9 +105,9 @@ def test_a_result_that_is_served_is_alone(settings: Settings, http: httpx.Client
     job = tuned(settings, replayed=False)
     assert "<dt>Served</dt>" not in http.get(f"/ui/jobs/{job}").text
     with Client(str(http.base_url), cache_dir=None) as client:
-        found = client.job(job).wait(timeout=30)
-    assert found.is_served
-    assert found.served.to_dict() == {k: v for k, v in found.to_dict().items() if k != "served"}
+        won = client.job(job).wait(timeout=30)
+    assert won.is_served
+    assert won.served.to_dict() == {k: v for k, v in won.to_dict().items() if k != "served"}
 
 
 def test_a_problems_page_marks_recorded_times(settings: Settings, http: httpx.Client) -> None:

@@ -67,14 +67,14 @@ CEILINGS = Ceilings(
 def behind(
     problem: Problem, ratio: Ratio, launch: Launch | None = None, **kernel: object
 ) -> Winner:
-    found = winner(problem)
-    assert found.candidate
+    stored = winner(problem)
+    assert stored.candidate
     candidate = replace(
-        found.candidate,
-        kernel=replace(found.candidate.kernel, swapped=False, **kernel),
+        stored.candidate,
+        kernel=replace(stored.candidate.kernel, swapped=False, **kernel),
         launch=launch or Launch(),
     )
-    return replace(found, candidate=candidate, speedup=ratio)
+    return replace(stored, candidate=candidate, speedup=ratio)
 
 
 CLEAR = Ratio(median=0.9, ci_low=0.89, ci_high=0.91)
@@ -233,10 +233,10 @@ def test_roofs_and_rows_and_the_power_cap() -> None:
     assert "memory-bound: at 105% of the bandwidth of a copy" in why(
         row_of(behind(small, CLEAR), CEILINGS)
     )
-    found = behind(Problem(m=4096, n=4096, k=4096), CLEAR)
-    capped = replace(found.device, max_clock_mhz=1980)
+    slower = behind(Problem(m=4096, n=4096, k=4096), CLEAR)
+    capped = replace(slower.device, max_clock_mhz=1980)
     state = replace(STATE, sm_clock_mhz=1500.0, throttle=("sw_power_cap",))
-    line = why(row_of(replace(found, device=capped, conditions=state), CEILINGS))
+    line = why(row_of(replace(slower, device=capped, conditions=state), CEILINGS))
     assert "of the measured peak, cuBLAS at" in line
     assert "power-capped at 1500 of 1980 MHz" in line
     odd = why(row_of(behind(Problem(m=64, n=4096, k=4095), CLEAR), None))
@@ -244,11 +244,11 @@ def test_roofs_and_rows_and_the_power_cap() -> None:
 
 
 def test_what_cublas_ran() -> None:
-    found = behind(Problem(m=256, n=4096, k=4096), CLEAR)
-    known = replace(found, baseline_kernels=("nvjet_tst_128x64_64x8_2x1_v_bz_splitK_TNT",))
+    slower = behind(Problem(m=256, n=4096, k=4096), CLEAR)
+    known = replace(slower, baseline_kernels=("nvjet_tst_128x64_64x8_2x1_v_bz_splitK_TNT",))
     said = why(row_of(known, None))
     assert "cuBLAS ran tiles of 64×128 in clusters of 1×2, split along K" in said
-    strange = replace(found, baseline_kernels=("a" * 200, "b"))
+    strange = replace(slower, baseline_kernels=("a" * 200, "b"))
     assert f"cuBLAS ran {'a' * 60} + b" in why(row_of(strange, None))
 
 

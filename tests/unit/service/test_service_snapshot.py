@@ -105,9 +105,9 @@ def built(settings: Settings, item: Winner, packs: ArtifactStore | None = None) 
 
 
 def test_it_holds_every_winner_of_one_device(client: Client) -> None:
-    found = client.snapshot(H200.slug)
-    assert found.device == H200.slug
-    rows = {row.problem: row for row in found.rows}
+    fetched = client.snapshot(H200.slug)
+    assert fetched.device == H200.slug
+    rows = {row.problem: row for row in fetched.rows}
     assert set(rows) == {KNOWN, CUBLAS_WINS, NO_CANDIDATE, STREAM_K.problem}
     assert (rows[KNOWN].use, rows[KNOWN].deterministic) == (Use.CUTLASS, True)
     assert rows[KNOWN].saving_us == pytest.approx(0.1 * 10.0)
@@ -117,7 +117,7 @@ def test_it_holds_every_winner_of_one_device(client: Client) -> None:
     assert config is not None
     assert Candidate(kernel=config.kernel, launch=config.launch) == STREAM_K.candidate
     assert not rows[STREAM_K.problem].deterministic
-    assert found.packs() == ()
+    assert fetched.packs() == ()
     assert [row.problem for row in client.snapshot(H100.slug).rows] == [KNOWN]
     assert client.snapshot(arch="sm90").device in (H100.slug, H200.slug)
 
@@ -125,14 +125,14 @@ def test_it_holds_every_winner_of_one_device(client: Client) -> None:
 def test_it_answers_as_the_service_does(client: Client, settings: Settings) -> None:
     for item in (winner(KNOWN), STREAM_K):
         built(settings, item)
-    found = client.snapshot(H200.slug)
+    fetched = client.snapshot(H200.slug)
     asked = [replace(KNOWN, m=m, n=n, k=k) for m in (96, 2048, 5000) for n in (4096, 4100)
              for k in (2048, 8192, 16384)]  # fmt: skip
     asked += [KNOWN, CUBLAS_WINS, replace(CUBLAS_WINS, m=511), STREAM_K.problem]
     chosen = 0
     for problem in asked:
         answer = client.best(problem.m, problem.n, problem.k, device=H200.slug)
-        choice = found.find(problem)
+        choice = fetched.find(problem)
         if answer.use is Use.CUBLAS:
             assert choice is None
             continue
@@ -227,8 +227,8 @@ def test_a_lookup_follows_the_service(client: Client, settings: Settings) -> Non
 
 
 def test_it_is_signed_by_the_installation(client: Client, settings: Settings) -> None:
-    found = client.snapshot(H200.slug)
-    assert found.check(identity.trusted(settings)) == identity.signer(settings).public
+    fetched = client.snapshot(H200.slug)
+    assert fetched.check(identity.trusted(settings)) == identity.signer(settings).public
     assert client.signing_key() == identity.signer(settings).public
 
 
@@ -265,9 +265,9 @@ def test_rows_say_the_environment_that_they_were_measured_in(client: Client) -> 
 def test_asynchronously(http: httpx.Client, tmp_path: Path) -> None:
     async def test() -> Snapshot:
         async with AsyncClient(str(http.base_url), cache_dir=tmp_path / "cache") as client:
-            found = await client.snapshot(H200.slug)
-            assert await client.snapshot(H200.slug, known=found) is found
-            return found
+            fetched = await client.snapshot(H200.slug)
+            assert await client.snapshot(H200.slug, known=fetched) is fetched
+            return fetched
 
     with Client(str(http.base_url), cache_dir=None) as client:
         assert asyncio.run(test()) == client.snapshot(H200.slug)

@@ -46,8 +46,8 @@ CALLERS = (
 
 def as_it_is(store: Store, device: str, abilities: Abilities) -> Snapshot:
     """The snapshot, written anew from all that is known of each winner."""
-    found = store.winners(device=device)
-    told = (abilities.report(each) for each in found if abilities.knows(each.problem))
+    listed = store.winners(device=device)
+    told = (abilities.report(each) for each in listed if abilities.knows(each.problem))
     packs = PacksToRun.of(store, believing(store))
 
     def pack_of(winner: Winner) -> str | None:
@@ -81,16 +81,16 @@ def drawn(draw: random.Random) -> Winner:
     """Of few problems, so that they come again; and of all kinds."""
     m, dtype = 8 * draw.randrange(1, 6), draw.choice(("bf16", "fp8_e4m3", "int8"))
     problem = Problem(m=m, n=draw.choice((64, 4096)), k=512, dtype=dtype)
-    found = winner(problem, us=draw.uniform(5, 9), device=draw.choice((H200, H200, H100)))
+    stored = winner(problem, us=draw.uniform(5, 9), device=draw.choice((H200, H200, H100)))
     match draw.randrange(4):
         case 0:
-            return replace(found, candidate=by_library(problem), use=Use.CUBLASLT)
+            return replace(stored, candidate=by_library(problem), use=Use.CUBLASLT)
         case 1:
-            return replace(found, candidate=None, use=Use.CUBLAS, statistics=None, speedup=None)
+            return replace(stored, candidate=None, use=Use.CUBLAS, statistics=None, speedup=None)
         case 2:
-            return replace(found, replayed=True)
+            return replace(stored, replayed=True)
         case _:
-            return found
+            return stored
 
 
 def change(store: Store, draw: random.Random) -> None:

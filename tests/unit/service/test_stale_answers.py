@@ -67,8 +67,8 @@ def test_a_gpu_with_newer_software_makes_answers_stale_which_are_served_all_the_
     assert not stale(client, FRESH)
     asked = [KNOWN, FRESH, NEAR]
     for problems in (asked, asked * 20):  # a few are looked up one by one, many in a snapshot
-        found = client.best_many(problems)
-        assert [isinstance(a, Answer) and a.stale for a in found[:3]] == [True, False, True]
+        answers = client.best_many(problems)
+        assert [isinstance(a, Answer) and a.stale for a in answers[:3]] == [True, False, True]
     second = client.snapshot(H200.slug, known=first)
     assert {row.problem: row.stale for row in second.rows} == {KNOWN: True, FRESH: False}
     promote(settings, replace(winner(KNOWN), environment=NEWER))
@@ -93,9 +93,9 @@ def test_a_prediction_is_not_stale(client: Client, settings: Settings) -> None:
 
 
 def test_a_choice_says_that_its_figures_are_old() -> None:
-    found = snapshot(row(BIG, stale=True)).find(BIG)
-    assert found is not None
-    assert found.stale
+    answer = snapshot(row(BIG, stale=True)).find(BIG)
+    assert answer is not None
+    assert answer.stale
     fresh = snapshot(row(BIG)).find(BIG)
     assert fresh is not None
     assert not fresh.stale

@@ -53,15 +53,15 @@ class Lookups:
     def look_up(self, problem: Problem, device: DeviceModel = H200) -> Answer:
         """The truth, read and kept."""
         generation = self.answers.generation
-        found = find.find(
+        answer = find.find(
             self.store,
             problem,
             device,
             accepted=find.ANY,
         )
-        assert found is not None
-        self.answers.keep(Rendered.of(found), generation)
-        return found
+        assert answer is not None
+        self.answers.keep(Rendered.of(answer), generation)
+        return answer
 
     def keep(self, *problems: Problem) -> None:
         for problem in problems:
@@ -69,8 +69,8 @@ class Lookups:
         assert self.remembered(*problems) == set(problems)
 
     def remembered(self, *problems: Problem) -> set[Problem]:
-        found = self.answers.get_many(H200.slug, problems, find.ANY)
-        return {answer.problem for answer in found if answer is not None}
+        answers = self.answers.get_many(H200.slug, problems, find.ANY)
+        return {answer.problem for answer in answers if answer is not None}
 
 
 @pytest.fixture

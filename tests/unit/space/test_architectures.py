@@ -69,29 +69,29 @@ def test_generated_kernels_fit_and_are_emitted_for_their_architecture(
     arch: str, operation: Operation
 ) -> None:
     problem = Problem.of(operation, 4096, 4096, 4096)
-    found = kernels(problem, arch)
-    assert len(found) >= 15
-    assert kernels(problem, arch, level=Level.FULL) == found
-    for kernel in found:
+    listed = kernels(problem, arch)
+    assert len(listed) >= 15
+    assert kernels(problem, arch, level=Level.FULL) == listed
+    for kernel in listed:
         assert kernel.arch == arch
         assert generated.is_generated(kernel)
         assert refusal(kernel, problem) is None
         held = kernel.stages * footprint.stage_bytes(kernel)
         assert held <= architecture(arch).shared_bytes
-    assert len({kernel_digest(kernel) for kernel in found}) == len(found)
-    source = unit_source([found[0]])
+    assert len({kernel_digest(kernel) for kernel in listed}) == len(listed)
+    source = unit_source([listed[0]])
     if arch == "sm100":
         assert "cutlass::arch::Sm100" in source
-        assert {kernel.backend for kernel in found} == {Backend.CUTLASS3X}
-        assert {kernel.mainloop for kernel in found} == {
+        assert {kernel.backend for kernel in listed} == {Backend.CUTLASS3X}
+        assert {kernel.mainloop for kernel in listed} == {
             MainloopSchedule.TCGEN05_ONE_SM,
             MainloopSchedule.TCGEN05_TWO_SM,
         }
-        assert {kernel.swapped for kernel in found} == {False, True}
+        assert {kernel.swapped for kernel in listed} == {False, True}
     else:
         assert f"cutlass::arch::Sm{89 if operation.a.bits == 8 else 80}" in source
-        assert {kernel.backend for kernel in found} == {Backend.CUTLASS2X}
-        assert {kernel.alignment_a for kernel in found} == {128 // operation.a.bits}
+        assert {kernel.backend for kernel in listed} == {Backend.CUTLASS2X}
+        assert {kernel.alignment_a for kernel in listed} == {128 // operation.a.bits}
 
 
 @pytest.mark.parametrize("arch", OTHERS)
@@ -145,9 +145,9 @@ def test_every_problem_has_a_candidate(
         memory_bytes=1,
         l2_bytes=architecture(arch).l2_bytes,
     )
-    found = candidates(problem, device)
-    assert found
-    assert len({candidate.key for candidate in found}) == len(found)
-    for candidate in found:
+    listed = candidates(problem, device)
+    assert listed
+    assert len({candidate.key for candidate in listed}) == len(listed)
+    for candidate in listed:
         assert refusal(candidate.kernel, problem) is None
-    assert all(0 < us < float("inf") for us in AnalyticModel().predict(problem, found, device))
+    assert all(0 < us < float("inf") for us in AnalyticModel().predict(problem, listed, device))

@@ -45,14 +45,14 @@ def stranger(monkeypatch: pytest.MonkeyPatch) -> AnyKernel:
 def test_each_backend_gives_kernels_of_its_own() -> None:
     for dtype in FLOATS:
         problem = Problem(m=4096, n=4096, k=4096, dtype=dtype)
-        found = backends.kernels(problem)
-        assert {kernel.backend for kernel in found} == {Backend.CUTLASS3X, Backend.CUTE}
+        listed = backends.kernels(problem)
+        assert {kernel.backend for kernel in listed} == {Backend.CUTLASS3X, Backend.CUTE}
         own = [
             kernel.name
             for backend in backends.supporting(problem.operation, SM90)
             for kernel in backend.kernels(problem, SM90, backends.Level.CORE)
         ]
-        assert own == [kernel.name for kernel in found]
+        assert own == [kernel.name for kernel in listed]
     odd = backends.kernels(Problem(m=4096, n=4096, k=4095))
     assert {kernel.backend for kernel in odd} == {Backend.CUTLASS3X, Backend.CUTLASS2X}
 

@@ -61,9 +61,9 @@ def test_fitted_kernels_are_legal_distinct_and_fill_their_waves(
     )
     problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype)
     like = kernels(problem)[0]
-    found = fitted.kernels(like, problem, device)
-    assert len({kernel.name for kernel in found}) == len(found)
-    for kernel in found:
+    listed = fitted.kernels(like, problem, device)
+    assert len({kernel.name for kernel in listed}) == len(listed)
+    for kernel in listed:
         assert refusal(kernel, problem) is None
         assert _fill(kernel, problem, device) >= LEAST_FILL
         assert kernel.scheduler in (TileScheduler.PERSISTENT, TileScheduler.GRID)

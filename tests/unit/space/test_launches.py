@@ -40,8 +40,8 @@ STREAM_K = _kernel(TileScheduler.STREAM_K)
 
 
 def test_large_grid_takes_every_order(h200: DeviceModel) -> None:
-    found = launches(PERSISTENT, Problem(m=4096, n=8192, k=512), h200)
-    assert {(launch.raster, launch.swizzle) for launch in found} == {
+    listed = launches(PERSISTENT, Problem(m=4096, n=8192, k=512), h200)
+    assert {(launch.raster, launch.swizzle) for launch in listed} == {
         (raster, swizzle)
         for raster in (RasterOrder.ALONG_M, RasterOrder.ALONG_N)
         for swizzle in (1, 2, 4, 8)
@@ -64,12 +64,12 @@ def test_order_does_not_matter_within_one_row_but_within_one_wave(h200: DeviceMo
 
 
 def test_stream_k_kernels_split_or_have_nothing_to_do(h200: DeviceModel) -> None:
-    found = launches(STREAM_K, Problem(m=512, n=512, k=8192), h200)
-    splits = {launch.splits for launch in found if launch.decomposition is Decomposition.SPLIT_K}
+    listed = launches(STREAM_K, Problem(m=512, n=512, k=8192), h200)
+    splits = {launch.splits for launch in listed if launch.decomposition is Decomposition.SPLIT_K}
     assert {2, 4, 8, 16} <= splits
     assert max(splits) * 4 <= 8192 // 64  # at least 4 K tiles each
-    assert [launch for launch in found if launch.decomposition is Decomposition.STREAM_K]
-    for launch in found:
+    assert [launch for launch in listed if launch.decomposition is Decomposition.STREAM_K]
+    for launch in listed:
         assert launch.decomposition is not Decomposition.DATA_PARALLEL
         assert launch.splits == 1 or launch.decomposition is Decomposition.SPLIT_K
     assert launches(STREAM_K, Problem(m=512, n=512, k=64), h200) == []
@@ -175,9 +175,9 @@ def test_slices_of_k_are_equal_and_start_on_16_bytes(
 ) -> None:
     problem = Problem(m=m, n=n, k=k * 8, dtype=splitting.dtype, layout=splitting.layout)
     grid = tile_grid(splitting, problem)
-    found = launches(splitting, problem, _device(sm_count))
-    assert len(set(found)) == len(found)
-    for launch in found:
+    listed = launches(splitting, problem, _device(sm_count))
+    assert len(set(listed)) == len(listed)
+    for launch in listed:
         assert launch.decomposition is Decomposition.SPLIT_K
         assert launch.splits > 1
         assert problem.k % launch.splits == 0
@@ -208,9 +208,9 @@ def test_clusters_along_k_hold_up_to_16_blocks_with_work_for_each(
 ) -> None:
     problem = Problem(m=m, n=n, k=k * 16, dtype=splitting.dtype)
     grid = tile_grid(splitting, problem)
-    found = launches(splitting, problem, _device(sm_count))
-    assert len(set(found)) == len(found)
-    for launch in found:
+    listed = launches(splitting, problem, _device(sm_count))
+    assert len(set(listed)) == len(listed)
+    for launch in listed:
         assert 1 <= launch.splits <= 16
         assert launch.splits <= grid.k_tiles
         split = launch.decomposition is Decomposition.SPLIT_K

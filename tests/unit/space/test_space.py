@@ -77,10 +77,10 @@ problems = st.builds(
 @settings(max_examples=200, deadline=None)
 @given(problem=problems)
 def test_every_problem_has_legal_kernels_of_unique_names(problem: Problem) -> None:
-    found = kernels(problem)
-    assert 1 <= len(found) <= 300
-    assert len({kernel.name for kernel in found}) == len(found)
-    for kernel in found:
+    listed = kernels(problem)
+    assert 1 <= len(listed) <= 300
+    assert len({kernel.name for kernel in listed}) == len(listed)
+    for kernel in listed:
         assert refusal(kernel, problem) is None
 
 
@@ -90,10 +90,10 @@ def test_every_problem_has_distinct_candidates(problem: Problem) -> None:
     device = DeviceModel(
         name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=1, l2_bytes=50 << 20
     )
-    found = candidates(problem, device)
-    assert found
-    assert len({candidate.key for candidate in found}) == len(found)
-    for kernel in {candidate.kernel.name: candidate.kernel for candidate in found}.values():
+    listed = candidates(problem, device)
+    assert listed
+    assert len({candidate.key for candidate in listed}) == len(listed)
+    for kernel in {candidate.kernel.name: candidate.kernel for candidate in listed}.values():
         assert refusal(kernel, problem) is None  # those fitted to the problem included
 
 
@@ -200,16 +200,16 @@ def test_full_holds_core(dtype: DType, layout: Layout, n: int, k: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "layout"), FAMILIES)
 def test_core_covers_what_wins(dtype: DType, layout: Layout) -> None:
-    found = kernels(Problem(m=4096, n=4096, k=4096, dtype=dtype, layout=layout))
-    assert 100 <= len(found) <= 300
-    assert {kernel.mainloop for kernel in found} == {
+    listed = kernels(Problem(m=4096, n=4096, k=4096, dtype=dtype, layout=layout))
+    assert 100 <= len(listed) <= 300
+    assert {kernel.mainloop for kernel in listed} == {
         MainloopSchedule.WARP_SPECIALIZED,
         MainloopSchedule.PINGPONG,
         MainloopSchedule.COOPERATIVE,
     }
-    assert {kernel.scheduler for kernel in found} == set(TileScheduler) - {TileScheduler.GROUPS}
-    assert {kernel.swapped for kernel in found} == {False, True}
-    assert {kernel.fast_accumulation for kernel in found} == (
+    assert {kernel.scheduler for kernel in listed} == set(TileScheduler) - {TileScheduler.GROUPS}
+    assert {kernel.swapped for kernel in listed} == {False, True}
+    assert {kernel.fast_accumulation for kernel in listed} == (
         {False, True} if Operation.of(dtype).is_narrow_float else {False}
     )
 
@@ -255,9 +255,9 @@ def test_alignment_chooses_the_family(
 ) -> None:
     """Rows that TMA cannot read are copied for it, or read by the kernels that take them."""
     m, n, k = mnk
-    found = kernels(Problem(m=m, n=n, k=k, dtype=dtype, layout=layout))
-    tma = [kernel for kernel in found if kernel.mainloop in TMA_MAINLOOPS]
-    others = [kernel for kernel in found if kernel.mainloop not in TMA_MAINLOOPS]
+    listed = kernels(Problem(m=m, n=n, k=k, dtype=dtype, layout=layout))
+    tma = [kernel for kernel in listed if kernel.mainloop in TMA_MAINLOOPS]
+    others = [kernel for kernel in listed if kernel.mainloop not in TMA_MAINLOOPS]
     assert tma
     assert all(is_padded(kernel) is (other is not None) for kernel in tma)
     assert {kernel.alignment_a for kernel in tma} == {
@@ -286,15 +286,15 @@ def test_alignment_chooses_the_family(
 )
 def test_swapped_kernels_are_column_major_d(layout: Layout, swapped: bool, letters: str) -> None:
     """Dᵀ = Bᵀ·Aᵀ: B's letter flips and comes first, A's flips and comes second."""
-    found = kernels(Problem(m=4096, n=4096, k=4096, layout=layout))
-    names = [kernel.name for kernel in found if kernel.swapped is swapped]
+    listed = kernels(Problem(m=4096, n=4096, k=4096, layout=layout))
+    names = [kernel.name for kernel in listed if kernel.swapped is swapped]
     assert names
     assert all(f"_{letters}_" in name for name in names)
 
 
 def test_swapping_exchanges_fp8_element_types() -> None:
-    found = kernels(Problem(m=4096, n=4096, k=4096, dtype=DType.FP8_E5M2))
-    for kernel in found:
+    listed = kernels(Problem(m=4096, n=4096, k=4096, dtype=DType.FP8_E5M2))
+    for kernel in listed:
         types = "e4m3_e5m2" if kernel.swapped else "e5m2_e4m3"
         stored = "f32_f32" if kernel.scheduler is TileScheduler.SPLIT_K else "bf16_bf16"
         assert f"gemm_{types}_f32_{stored}_" in kernel.name
@@ -320,8 +320,8 @@ def test_unlaunchable_grid_is_an_error_that_says_what_to_do(extent: int) -> None
 
 def test_more_batches_than_a_grid_holds_are_left_to_persistent_kernels() -> None:
     for k in (1, 2, 8):
-        found = kernels(Problem(m=1, n=1, k=k, batch=1 << 20))
-        assert {kernel.scheduler for kernel in found} <= {
+        listed = kernels(Problem(m=1, n=1, k=k, batch=1 << 20))
+        assert {kernel.scheduler for kernel in listed} <= {
             TileScheduler.PERSISTENT,
             TileScheduler.STREAM_K,
         }
@@ -340,10 +340,10 @@ def test_groups_have_kernels_of_their_own(
     dtype: str, layout: Layout, backends: set[Backend], h200: DeviceModel
 ) -> None:
     problem = Problem(m=4096, n=4096, k=4096, batch=32, dtype=dtype, layout=layout)
-    found = kernels(problem)
-    assert {kernel.backend for kernel in found} == backends
-    assert {kernel.swapped for kernel in found} == {False, True}
-    for kernel in found:
+    listed = kernels(problem)
+    assert {kernel.backend for kernel in listed} == backends
+    assert {kernel.swapped for kernel in listed} == {False, True}
+    for kernel in listed:
         orders = [each.raster for each in launches(kernel, problem, h200)]
         assert orders == [RasterOrder.ALONG_M, RasterOrder.ALONG_N]
         assert refusal(kernel, Problem(m=4096, n=4096, k=4096)) is not None

@@ -58,8 +58,8 @@ def test_swapped_ones_are_refused() -> None:
 
 def test_gates_leave_no_room_for_the_widest_tiles() -> None:
     for epilogue, widest in (("dgelu_act", 192), ("dsilu_gate", 192), ("dsilu_gate_act", 176)):
-        found = kernels(problem(epilogue), level=Level.FULL)
-        assert max(footprint.accumulator_registers(cutlass(each)) for each in found) == widest
+        listed = kernels(problem(epilogue), level=Level.FULL)
+        assert max(footprint.accumulator_registers(cutlass(each)) for each in listed) == widest
 
 
 def test_each_matrix_has_buffers_of_its_own() -> None:

@@ -60,13 +60,13 @@ def test_kernels_are_of_the_operation_and_pass_the_rules(dtype: str) -> None:
     for m, n, k in ((4096, 4096, 4096), (16, 7168, 2048), (33, 4097, 4099), (1, 1, 1)):
         asked = problem(dtype, m=m, n=n, k=k)
         try:
-            found = kernels(asked)
+            listed = kernels(asked)
         except NoLegalCandidate:
             assert dtype in ROWS
             assert n % 8
             continue
-        assert len({kernel.name for kernel in found}) == len(found)
-        for kernel in found:
+        assert len({kernel.name for kernel in listed}) == len(listed)
+        for kernel in listed:
             assert kernel.dtype == dtype
             assert kernel.layout is Layout.TN
             assert refusal(kernel, asked) is None

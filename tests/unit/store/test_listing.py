@@ -106,11 +106,11 @@ def test_a_line_says_what_is_known_of_the_winner(store: Store) -> None:
     store.promote(winner())
     store.pin(PROBLEM, H200, 1)
     (item,) = store.listing.winners(H200, Search()).items
-    found = store.winner(PROBLEM, H200)
-    assert found is not None
-    assert found.candidate is not None
-    assert (item.problem, item.use, item.revision) == (PROBLEM, found.use, 1)
-    assert (item.kernel, item.speedup) == (found.candidate.kernel, found.speedup)
+    stored = store.winner(PROBLEM, H200)
+    assert stored is not None
+    assert stored.candidate is not None
+    assert (item.problem, item.use, item.revision) == (PROBLEM, stored.use, 1)
+    assert (item.kernel, item.speedup) == (stored.candidate.kernel, stored.speedup)
     assert (item.median_us, item.baseline_us) == (10.0, 12.0)
     assert (item.pinned, item.replayed, item.stale) == (True, False, False)
     store.gpus.report(DEVICE, replace(ENVIRONMENT, driver="590.1"))
@@ -204,13 +204,13 @@ def test_pages_of_many_winners_walk_indexes(
 ) -> None:
     """Of a wide search nothing is sorted: pages would grow slower with every winner."""
     monkeypatch.setattr(listing, "NARROW", -1)
-    found = plans(sqlite_url, search, (Order.GAIN, Order.LOSS, Order.SIZE))
-    assert len(found) == 10  # by gain and by loss, those with a ratio and those without
-    assert [plan for plan in found if "TEMP B-TREE" in plan or "SCAN winners" in plan] == []
+    steps = plans(sqlite_url, search, (Order.GAIN, Order.LOSS, Order.SIZE))
+    assert len(steps) == 10  # by gain and by loss, those with a ratio and those without
+    assert [plan for plan in steps if "TEMP B-TREE" in plan or "SCAN winners" in plan] == []
 
 
 def test_pages_of_few_winners_start_from_their_problems(sqlite_url: str) -> None:
     """However many there are that a narrow search leaves out."""
-    found = plans(sqlite_url, Search(dtype=DType.BF16), tuple(Order))
-    assert len(found) == 14
-    assert all("winners USING INDEX uq_winners_current (problem_id=?" in plan for plan in found)
+    steps = plans(sqlite_url, Search(dtype=DType.BF16), tuple(Order))
+    assert len(steps) == 14
+    assert all("winners USING INDEX uq_winners_current (problem_id=?" in plan for plan in steps)

@@ -25,12 +25,12 @@ def test_of_many_problems_those_are_found_that_have_a_winner(store: Store) -> No
         store.promote(winner(problem, time=20.0))
         store.promote(winner(problem, time=10.0))
     store.promote(replace(winner(OTHERS[1]), device=OTHER_DEVICE))
-    found = store.winners_of([BASE, *OTHERS], DEVICE.slug)
+    winners = store.winners_of([BASE, *OTHERS], DEVICE.slug)
     expected = [store.winner(problem, DEVICE.slug) for problem in (BASE, *OTHERS[::2])]
-    assert sorted(found, key=lambda item: str(item.problem)) == sorted(
+    assert sorted(winners, key=lambda item: str(item.problem)) == sorted(
         filter(None, expected), key=lambda item: str(item.problem)
     )
-    assert {item.revision for item in found} == {2}
+    assert {item.revision for item in winners} == {2}
 
 
 def test_no_problem_and_unknown_ones_find_nothing(store: Store) -> None:

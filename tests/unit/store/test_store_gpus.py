@@ -18,11 +18,11 @@ OTHER = replace(PROBLEM, m=1)
 
 
 def stale(store: Store, device: str = DEVICE.slug) -> bool:
-    found = store.winner(PROBLEM, device)
-    assert found is not None
-    assert [found] == store.winners(device=device) == store.near_winners(PROBLEM, device)
-    assert store.history(PROBLEM, device)[0] == found
-    return found.stale
+    stored = store.winner(PROBLEM, device)
+    assert stored is not None
+    assert [stored] == store.winners(device=device) == store.near_winners(PROBLEM, device)
+    assert store.history(PROBLEM, device)[0] == stored
+    return stored.stale
 
 
 def test_a_gpu_is_known_by_its_last_report(store: Store) -> None:

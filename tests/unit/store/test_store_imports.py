@@ -102,10 +102,10 @@ def test_nobodys_word_cannot_be_pinned_and_does_not_come_back(store: Store) -> N
 
 
 def test_a_forged_description_heals_by_importing_the_right_one(store: Store) -> None:
-    found = winner(KNOWN)
-    kernel = kernel_of(found)
+    stored = winner(KNOWN)
+    kernel = kernel_of(stored)
     assert isinstance(kernel, Cutlass3xKernel)
-    take(store, found)
+    take(store, stored)
     other = kernel_of(winner(Problem(m=64, n=4096, k=4096, dtype="fp16")))
     for forged in (
         to_json(structs.replace(kernel, tile=(64, 64, 64))),
@@ -116,9 +116,9 @@ def test_a_forged_description_heals_by_importing_the_right_one(store: Store) -> 
         assert not is_intact(_current(store))
         before = store.sequence()
         assert store.imports.misdescribed([kernel])
-        take(store, found)  # known already: nothing but the kernel changes
+        take(store, stored)  # known already: nothing but the kernel changes
         assert _current(store) == replace(
-            found, revision=1, promoted_at=_current(store).promoted_at
+            stored, revision=1, promoted_at=_current(store).promoted_at
         )
         assert is_intact(_current(store))
         assert store.sequence() == before + 1  # whoever keeps the answer is told
@@ -126,13 +126,13 @@ def test_a_forged_description_heals_by_importing_the_right_one(store: Store) -> 
 
 
 def test_so_does_it_by_measuring_and_never_by_another_forgery(store: Store) -> None:
-    found = winner(KNOWN)
-    kernel = kernel_of(found)
-    store.promote(found)
+    stored = winner(KNOWN)
+    kernel = kernel_of(stored)
+    store.promote(stored)
     forged = structs.replace(kernel, alignment_a=1)
     describe(store, kernel, to_json(forged))
     lie = replace(
-        found, candidate=replace(found.candidate, kernel=structs.replace(kernel, stages=9))
+        stored, candidate=replace(stored.candidate, kernel=structs.replace(kernel, stages=9))
     )
     store.promote(lie)
     assert described(store, kernel) == to_json(forged)
@@ -213,6 +213,6 @@ def test_origins_are_told(store: Store) -> None:
 
 
 def _current(store: Store) -> Winner:
-    found = store.winner(KNOWN, H200.slug)
-    assert found is not None
-    return found
+    stored = store.winner(KNOWN, H200.slug)
+    assert stored is not None
+    return stored

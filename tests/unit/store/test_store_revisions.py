@@ -25,10 +25,10 @@ def three(store: Store) -> Store:
 
 
 def served(store: Store) -> tuple[int, bool]:
-    found = store.winner(PROBLEM, H200)
-    assert found is not None
-    assert [r.winner for r in store.revisions(PROBLEM, H200) if r.current] == [found]
-    return found.revision, found.pinned
+    stored = store.winner(PROBLEM, H200)
+    assert stored is not None
+    assert [r.winner for r in store.revisions(PROBLEM, H200) if r.current] == [stored]
+    return stored.revision, stored.pinned
 
 
 def test_a_history_says_which_is_current_and_where_it_comes_from(store: Store) -> None:

@@ -101,12 +101,12 @@ def test_arguments_say_where_everything_lies() -> None:
     for epilogue in ("bias_gelu", "silu_gate"):
         operands = Operands(asked(epilogue), SMALL, HOST, seed=1)
         first = operands.sets[0]
-        found = operands.arguments(first, operands.check)
-        assert found.scale_d == drawn_with(first.scale_d).data_ptr()
-        assert found.amax == drawn_with(first.amax).data_ptr()
-        assert (found.aux, found.residual, found.beta) == (None, None, 0.0)
-        assert found.d == operands.check.data_ptr()
-        assert (found.bias is None) is (epilogue == "silu_gate")
+        filled = operands.arguments(first, operands.check)
+        assert filled.scale_d == drawn_with(first.scale_d).data_ptr()
+        assert filled.amax == drawn_with(first.amax).data_ptr()
+        assert (filled.aux, filled.residual, filled.beta) == (None, None, 0.0)
+        assert filled.d == operands.check.data_ptr()
+        assert (filled.bias is None) is (epilogue == "silu_gate")
 
 
 @pytest.mark.usefixtures("uncompiled")

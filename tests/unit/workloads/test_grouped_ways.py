@@ -22,36 +22,36 @@ TOKENS = [(96, 5), (1, 4), (64, 1), (3, 32)]
 def test_what_the_c_abi_is_given_by_rows() -> None:
     operands = Operands(problem_of(*FP8[0]), SMALL, HOST, seed=1)
     s = operands.sets[1]
-    found = operands.arguments(s)
+    filled = operands.arguments(s)
     assert s.scale_a is not None
     assert s.scale_b is not None
-    assert (found.m, found.n, found.k, found.batch) == (96, 32, 48, 5)
-    assert (found.a, found.b) == (s.a.data_ptr(), s.b.data_ptr())
-    assert found.offsets == drawn_with(s.groups).offsets.data_ptr()
-    assert (found.lda, found.ldb, found.ldd) == (48, 48, 32)
-    assert (found.batch_stride_a, found.batch_stride_c, found.batch_stride_d) == (0, 0, 0)
-    assert found.batch_stride_b == 32 * 48
-    assert (found.scale_a, found.scale_b) == (s.scale_a.data_ptr(), s.scale_b.data_ptr())
-    assert (found.batch_stride_scale_a, found.batch_stride_scale_b) == (0, 32)
+    assert (filled.m, filled.n, filled.k, filled.batch) == (96, 32, 48, 5)
+    assert (filled.a, filled.b) == (s.a.data_ptr(), s.b.data_ptr())
+    assert filled.offsets == drawn_with(s.groups).offsets.data_ptr()
+    assert (filled.lda, filled.ldb, filled.ldd) == (48, 48, 32)
+    assert (filled.batch_stride_a, filled.batch_stride_c, filled.batch_stride_d) == (0, 0, 0)
+    assert filled.batch_stride_b == 32 * 48
+    assert (filled.scale_a, filled.scale_b) == (s.scale_a.data_ptr(), s.scale_b.data_ptr())
+    assert (filled.batch_stride_scale_a, filled.batch_stride_scale_b) == (0, 32)
     assert s.scale_a.numel() == 96
-    assert found.scaling == SCALING_CODES[Scaling.ROW]
+    assert filled.scaling == SCALING_CODES[Scaling.ROW]
     given = Operands(problem_of(*ROWS[1]), SMALL, HOST, seed=1)
     assert given.arguments(given.sets[0]).ldb == 32
 
 
 def test_what_the_c_abi_is_given_by_depth() -> None:
     operands = Operands(problem_of(*WIDE[1]), SMALL, HOST, seed=1)
-    found = operands.arguments(operands.sets[0], operands.check)
-    assert (found.m, found.n, found.k, found.batch) == (48, 32, 96, 5)
-    assert (found.lda, found.ldb, found.ldd) == (48, 32, 32)
-    assert (found.batch_stride_a, found.batch_stride_b) == (0, 0)
-    assert found.batch_stride_c == found.batch_stride_d == 48 * 32
-    assert found.c == found.d == operands.check.data_ptr()
-    assert found.beta == 1.0
+    filled = operands.arguments(operands.sets[0], operands.check)
+    assert (filled.m, filled.n, filled.k, filled.batch) == (48, 32, 96, 5)
+    assert (filled.lda, filled.ldb, filled.ldd) == (48, 32, 32)
+    assert (filled.batch_stride_a, filled.batch_stride_b) == (0, 0)
+    assert filled.batch_stride_c == filled.batch_stride_d == 48 * 32
+    assert filled.c == filled.d == operands.check.data_ptr()
+    assert filled.beta == 1.0
     operands = Operands(problem_of(*FP8[1]), SMALL, HOST, seed=1)
-    found = operands.arguments(operands.sets[0])
-    assert (found.lda, found.ldb) == (96, 96)
-    assert (found.batch_stride_scale_a, found.batch_stride_scale_b) == (48, 32)
+    filled = operands.arguments(operands.sets[0])
+    assert (filled.lda, filled.ldb) == (96, 96)
+    assert (filled.batch_stride_scale_a, filled.batch_stride_scale_b) == (48, 32)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_loops_are_timed_in_the_finals() -> None:
 
 def test_what_they_take_in_memory() -> None:
     def parts(dtype: str, layout: str) -> tuple[int, ...]:
-        found = footprint(problem_of(dtype, layout, 1024, 8))
-        return found.a, found.b, found.d, found.factors, found.default
+        memory = footprint(problem_of(dtype, layout, 1024, 8))
+        return memory.a, memory.b, memory.d, memory.factors, memory.default
 
     m, n, k, tokens, groups = 48, 32, 48, 1024, 8
     weights = groups * n * k

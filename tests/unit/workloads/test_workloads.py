@@ -333,29 +333,32 @@ def test_the_reference_of_tf32_is_precise_while_the_default_is_not(
 def test_the_c_abi_is_given_factors_of_rows_one_by_one(dtype: str) -> None:
     operands = Operands(Problem(m=24, n=16, k=40, batch=2, dtype=dtype), SMALL, HOST, seed=1)
     second = operands.sets[1]
-    found = operands.arguments(second)
+    filled = operands.arguments(second)
     assert second.scale_a is not None
     assert second.scale_b is not None
-    assert (found.scale_a, found.scale_b) == (second.scale_a.data_ptr(), second.scale_b.data_ptr())
-    assert (found.batch_stride_scale_a, found.batch_stride_scale_b) == (24, 16)
-    assert found.scaling == SCALING_CODES[Scaling.ROW] == 1
-    assert (found.alpha, found.beta) == (1.0, 0.0)
+    assert (filled.scale_a, filled.scale_b) == (
+        second.scale_a.data_ptr(),
+        second.scale_b.data_ptr(),
+    )
+    assert (filled.batch_stride_scale_a, filled.batch_stride_scale_b) == (24, 16)
+    assert filled.scaling == SCALING_CODES[Scaling.ROW] == 1
+    assert (filled.alpha, filled.beta) == (1.0, 0.0)
     assert second.scale_a[1].data_ptr() - second.scale_a[0].data_ptr() == 24 * 4
 
 
 def test_what_the_c_abi_is_given_beside() -> None:
     operands = Operands(Problem(m=24, n=16, k=64, dtype="int8.out_bf16"), SMALL, HOST, seed=1)
-    found = operands.arguments(operands.sets[0])
-    assert found.alpha == 2.0**-13
-    assert found.scale_a is None
+    filled = operands.arguments(operands.sets[0])
+    assert filled.alpha == 2.0**-13
+    assert filled.scale_a is None
 
     operands = Operands(
         Problem(m=24, n=16, k=64, dtype="bf16.out_f32.accumulate"), SMALL, HOST, seed=1
     )
-    found = operands.arguments(operands.sets[0], operands.check)
-    assert (found.alpha, found.beta) == (1.0, 1.0)
-    assert found.c == found.d == operands.check.data_ptr()
-    assert found.device == HOST
+    filled = operands.arguments(operands.sets[0], operands.check)
+    assert (filled.alpha, filled.beta) == (1.0, 1.0)
+    assert filled.c == filled.d == operands.check.data_ptr()
+    assert filled.device == HOST
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp8_e4m3", "int8", "bf16.out_f32", "tf32"])
@@ -384,8 +387,8 @@ def test_poison_fills_elements_of_either_size() -> None:
 
 def test_what_the_new_operations_take_in_memory() -> None:
     def parts(dtype: str) -> tuple[int, int, int, int]:
-        found = footprint(Problem(m=128, n=256, k=512, batch=3, dtype=dtype))
-        return found.a, found.d, found.factors, found.default
+        memory = footprint(Problem(m=128, n=256, k=512, batch=3, dtype=dtype))
+        return memory.a, memory.d, memory.factors, memory.default
 
     a, d = 128 * 512 * 3, 128 * 256 * 3
     assert parts("bf16") == (2 * a, 2 * d, 0, 0)

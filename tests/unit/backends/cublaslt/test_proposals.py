@@ -35,14 +35,14 @@ def asked(fakes: Fakes) -> tuple[LoadedKernel, Arguments]:
 def test_the_heuristics_list_comes_whole_and_in_order(
     asked: tuple[LoadedKernel, Arguments],
 ) -> None:
-    found = propose(*asked)
-    assert [(each.id, each.tile_id, each.split_k) for each in found] == [
+    proposed = propose(*asked)
+    assert [(each.id, each.tile_id, each.split_k) for each in proposed] == [
         (66, 21, 1),
         (66, 22, 2),
         (67, 20, 1),
     ]
-    assert [each.workspace_bytes for each in found] == [0, 2 * M * N * 4, 0]
-    first = found[0]
+    assert [each.workspace_bytes for each in proposed] == [0, 2 * M * N * 4, 0]
+    first = proposed[0]
     assert first.algorithm == (66, 21, 1, 2, 1, 0, 0, 0)
     assert (first.library_version, first.stages_id, first.cluster_id) == (VERSION, 1, 2)
     assert first.waves == pytest.approx(2.1)
@@ -68,16 +68,16 @@ def test_variants_are_legal_different_and_nearest_first(
 ) -> None:
     kernel, arguments = asked
     start = propose(kernel, arguments)[0]
-    found = variants(kernel, arguments, start.chosen)
-    algorithms = [each.algorithm for each in found]
+    proposed = variants(kernel, arguments, start.chosen)
+    algorithms = [each.algorithm for each in proposed]
     assert len(set(algorithms)) == len(algorithms)
     assert start.algorithm not in algorithms
     assert not any(arguments.algorithm)  # the caller's are its own
-    for each in found:
+    for each in proposed:
         each.launch(arguments)
         assert kernel.can_implement(arguments) == 0, each
     # Of id 66: any one thing changed, and tiles with clusters, stages and splits.
-    near = [each for each in found if each.id == 66]
+    near = [each for each in proposed if each.id == 66]
     assert {each.tile_id for each in near} == {20, 21, 22, 23}
     assert {each.cluster_id for each in near} == {0, 2, 3}
     assert {each.stages_id for each in near} == {0, 1, 2}
@@ -87,9 +87,9 @@ def test_variants_are_legal_different_and_nearest_first(
     ones = [_distance(start, each) == 1 for each in near]
     assert ones == sorted(ones, reverse=True)
     # The other id that the library has, from its defaults; never one that it does not have.
-    assert {each.id for each in found} == {66, 67}
-    assert {each.tile_id for each in found if each.id == 67} == {20, 21, 22, 23}
-    assert [each.id for each in found] == sorted(each.id for each in found)
+    assert {each.id for each in proposed} == {66, 67}
+    assert {each.tile_id for each in proposed if each.id == 67} == {20, 21, 22, 23}
+    assert [each.id for each in proposed] == sorted(each.id for each in proposed)
 
 
 def test_variants_respect_the_limits(asked: tuple[LoadedKernel, Arguments]) -> None:
