@@ -58,10 +58,13 @@ def exact(operands: Operands, terms: int | None = None) -> torch.Tensor:
         x = x if factor is None else x * factor.double()
     x = x if s.bias is None else x + s.bias.double()
     gate, up = x.chunk(2, -1) if epilogue.is_gated else (x, None)
+    residual_first = epilogue.activation is not None and s.residual is not None
+    if residual_first:
+        gate = x = x + s.residual.double()
     y = ACTIVATIONS[epilogue.activation](gate)
     y = y if up is None else y * up
     y = y if s.column_scale is None else y * s.column_scale.double()
-    y = y if s.residual is None else y + s.residual.double()
+    y = y if s.residual is None or residual_first else y + s.residual.double()
     return torch.cat([y, x.view(-1, *y.shape[1:])]) if epilogue.stores_aux else y
 
 

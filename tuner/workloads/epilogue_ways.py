@@ -103,13 +103,17 @@ def _adds_bias(epilogue: Epilogue) -> bool:
 
 
 def following(epilogue: Epilogue) -> list[EpilogueStep]:
-    """The steps that need calls of their own. The product is stored in aux where it is computed."""
-    steps = epilogue.steps[_adds_bias(epilogue) :]
-    return [step for step in steps if step.kind is not StepKind.STORE]
+    """The steps after the product's call."""
+    return list(epilogue.steps[_adds_bias(epilogue) :])
+
+
+def _computing(epilogue: Epilogue) -> list[EpilogueStep]:
+    """Those that need a call: what aux stores is computed there."""
+    return [step for step in following(epilogue) if step.kind is not StepKind.STORE]
 
 
 def _multiplies_and_adds(epilogue: Epilogue) -> bool:
-    return [step.kind for step in following(epilogue)] == [StepKind.MULTIPLY, StepKind.ADD]
+    return [step.kind for step in _computing(epilogue)] == [StepKind.MULTIPLY, StepKind.ADD]
 
 
 def _named(epilogue: Epilogue, call: str) -> str:
@@ -124,7 +128,7 @@ def _named(epilogue: Epilogue, call: str) -> str:
             case _:
                 return {StepKind.MULTIPLY: "mul", StepKind.ADD: "add"}[step.kind]
 
-    return ", then ".join([call, *map(name, following(epilogue))])
+    return ", then ".join([call, *map(name, _computing(epilogue))])
 
 
 def _operand(s: OperandSet, name: str) -> torch.Tensor:
@@ -133,20 +137,26 @@ def _operand(s: OperandSet, name: str) -> torch.Tensor:
     return operand[0] if len(operand) == 1 and name != "row_scale" else operand
 
 
-def followed(steps: Sequence[EpilogueStep], s: OperandSet, value: torch.Tensor) -> torch.Tensor:
-    """What the steps make of a product, in new memory."""
+def followed(
+    steps: Sequence[EpilogueStep], s: OperandSet, value: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """What the steps make of a product, and what aux stores, in new memory."""
+    dtype = value.dtype
+    stored: tuple[torch.Tensor, ...] = ()
     for step in steps:
         match step.kind:
             case StepKind.MULTIPLY:
                 value = value * _operand(s, step.by)
             case StepKind.ADD:
                 value = value + _operand(s, step.by)
+            case StepKind.STORE:
+                stored = (value,)
             case StepKind.APPLY:
                 value = ACTIVATIONS[step.by](value)
             case StepKind.GATE:
                 gate, up = value.chunk(2, -1)
                 value = ACTIVATIONS[step.by](gate) * up
-    return value
+    return (value.to(dtype), *stored)
 
 
 def _follow(
@@ -155,9 +165,11 @@ def _follow(
     value: torch.Tensor,
     scratch: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """As `followed`, by eager calls: the last step writes D, the others their own `scratch`."""
+    """As `followed`, by eager calls, each into memory that exists (`_written`)."""
     for index, step in enumerate(steps):
-        out = scratch[index] if step is not steps[-1] else s.d[0]
+        if step.kind is StepKind.STORE:
+            continue
+        out = _written(steps[index + 1 :], s, scratch[index])
         match step.kind:
             case StepKind.MULTIPLY:
                 torch.mul(value, _operand(s, step.by), out=out)
@@ -170,6 +182,12 @@ def _follow(
                 _write_gated(step.by, gate, up, scratch[index], out)
         value = out
     return value
+
+
+def _written(left: Sequence[EpilogueStep], s: OperandSet, scratch: torch.Tensor) -> torch.Tensor:
+    """Where a call writes its result, by the steps that are left after it."""
+    after = _aux(s) if left and left[0].kind is StepKind.STORE else scratch
+    return after if left else s.d[0]
 
 
 def _write_gated(
@@ -207,24 +225,28 @@ def multiplied(s: OperandSet, out: torch.Tensor | None = None) -> torch.Tensor:
 
 def _eager(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
     """One call after another; the last writes D."""
-    epilogue, like = problem.operation.epilogue, sets[0].d[0]
-    steps = following(epilogue)
+    steps, like = following(problem.operation.epilogue), sets[0].d[0]
     # The same memory for all launches, as the allocator would give it; aux is stored with D.
-    own = bool(steps) and not epilogue.stores_aux
-    product = like.new_empty(problem.m, problem.n) if own else None
-    scratch = _scratch(steps, like)
+    product, *scratch = _scratch(steps, like, like.new_empty(problem.m, problem.n))
 
     def run(s: OperandSet) -> torch.Tensor:
-        where = s.d[0] if not steps else _aux(s) if product is None else product
-        return _follow(steps, s, multiplied(s, where), scratch)
+        return _follow(steps, s, multiplied(s, _written(steps, s, product)), scratch)
 
     return [partial(run, s) for s in sets]
 
 
-def _scratch(steps: Sequence[EpilogueStep], like: torch.Tensor) -> list[torch.Tensor]:
-    # Only a gate needs memory beside its output.
-    needed = [step is not steps[-1] or step.kind is StepKind.GATE for step in steps]
-    return [torch.empty_like(like) if need else like.new_empty(0) for need in needed]
+def _scratch(
+    steps: Sequence[EpilogueStep], like: torch.Tensor, product: torch.Tensor
+) -> list[torch.Tensor]:
+    """Memory of the product and of each step, empty if the result is D or aux."""
+    nothing = like.new_empty(0)
+    follows = [step.kind for step in steps] + [StepKind.STORE]
+    needed = [product if follows[0] is not StepKind.STORE else nothing]
+    for step, after in zip(steps, follows[1:], strict=True):
+        # A gate needs memory beside its output.
+        needs = step.kind is StepKind.GATE or after is not StepKind.STORE
+        needed.append(torch.empty_like(like) if needs else nothing)
+    return needed
 
 
 def _aux(s: OperandSet) -> torch.Tensor:
@@ -235,15 +257,13 @@ def _aux(s: OperandSet) -> torch.Tensor:
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
     """The whole sequence as one compiled function, which allocates its outputs."""
     operation = problem.operation
-    steps, stores_aux = following(operation.epilogue), operation.epilogue.stores_aux
+    steps = following(operation.epilogue)
 
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
-        product = multiplied(s)
-        value = followed(steps, s, product).to(product.dtype)
-        return (value, product) if stores_aux else (value,)
+        return followed(steps, s, multiplied(s))
 
     def into_fp8(s: OperandSet) -> tuple[torch.Tensor, ...]:
-        value = followed(steps, s, multiplied(s))
+        (value,) = followed(steps, s, multiplied(s))
         amax = torch.maximum(drawn_with(s.amax), value.abs().amax())
         scaled = (value * drawn_with(s.scale_d)).clamp(-LARGEST, LARGEST)
         return scaled.to(torch_dtype(operation.d)), amax
@@ -259,7 +279,7 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
 def _at_once(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
     """As `_eager`, but one kernel applies the factors and adds."""
     epilogue = problem.operation.epilogue
-    scale, added = following(epilogue)
+    scale, added = _computing(epilogue)
     scratch = torch.empty_like(sets[0].d[0])
 
     def run(s: OperandSet) -> torch.Tensor:

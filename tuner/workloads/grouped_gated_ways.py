@@ -62,7 +62,7 @@ def _eager(way: Way, problem: Problem, sets: Sequence[OperandSet], room: int) ->
     steps = following(problem.operation.epilogue)
 
     def run(multiply: Launch, s: OperandSet, shares: torch.Tensor) -> torch.Tensor:
-        return followed(steps, s, multiply().view(problem.m, -1)).mul_(shares)
+        return followed(steps, s, multiply().view(problem.m, -1))[0].mul_(shares)
 
     return [
         partial(run, multiply, s, drawn_with(s.row_scale)[0].to(s.d.dtype))
@@ -71,13 +71,10 @@ def _eager(way: Way, problem: Problem, sets: Sequence[OperandSet], room: int) ->
 
 
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    epilogue = problem.operation.epilogue
-    steps = [*following(epilogue), EpilogueStep(StepKind.MULTIPLY, "row_scale")]
+    steps = [*following(problem.operation.epilogue), EpilogueStep(StepKind.MULTIPLY, "row_scale")]
 
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
-        both = grouped_ways.grouped_mm(s)
-        value = followed(steps, s, both).to(both.dtype)
-        return (value, both) if epilogue.stores_aux else (value,)
+        return followed(steps, s, grouped_ways.grouped_mm(s))
 
     call = compiled(sequence)
     return [partial(first_of, call, s) for s in sets]

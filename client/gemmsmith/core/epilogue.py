@@ -29,7 +29,8 @@ class Epilogue(StrEnum):
     with `_aux`, the argument of the activation, [M, N], which its gradient needs. All have D's
     type, except that the bias of an FP8 D is bf16. D = act(P + bias) + R is computed in FP32 and
     rounded once. A name lists the parts in this order: row factors, bias, activation, gate, column
-    factors, residual, aux.
+    factors, residual, aux. With both an activation and a residual, the residual comes before the
+    activation: D = act(P + bias + R).
 
     Column factors s, [N] of D's type, multiply the product and its bias before the residual is
     added (LayerScale of CaiT, ConvNeXt and DINOv2); aux is what they multiply. Row factors r, [M]
@@ -63,6 +64,10 @@ class Epilogue(StrEnum):
     BIAS_RELU2_AUX = "bias_relu2_aux"  # the same D, and aux = P + bias
     RESIDUAL = "residual"  # D = P + R
     BIAS_RESIDUAL = "bias_residual"  # D = P + bias + R
+    BIAS_RESIDUAL_RELU = "bias_residual_relu"  # D = relu(P + bias + R): ResNet
+    BIAS_RESIDUAL_RELU_AUX = "bias_residual_relu_aux"  # the same D, and aux = P + bias + R
+    BIAS_RESIDUAL_SILU = "bias_residual_silu"  # D = silu(P + bias + R)
+    BIAS_RESIDUAL_SILU_AUX = "bias_residual_silu_aux"  # the same D, and aux = P + bias + R
     SCALE_RESIDUAL = "scale_residual"  # D = s · P + R: LayerScale
     SCALE_RESIDUAL_AUX = "scale_residual_aux"  # the same D, and aux = P
     BIAS_SCALE_RESIDUAL = "bias_scale_residual"  # D = s · (P + bias) + R
@@ -253,14 +258,14 @@ def _parts(epilogue: Epilogue) -> _Parts:
     """Parses the name of a forward epilogue. Backward epilogues have none of these parts."""
     name = "" if epilogue in _BACKWARD else epilogue.value
     rest = name.removeprefix("row_scale").removeprefix("_").removesuffix("_aux")
-    activation = rest.removeprefix("bias_").removesuffix("_gate")
+    activation = rest.removeprefix("bias_").removeprefix("residual_").removesuffix("_gate")
     return _Parts(
         row_scale=name.startswith("row_scale"),
         bias=rest.startswith("bias"),
         activation=Activation(activation) if activation in list(Activation) else None,
         gate=rest.endswith("_gate"),
         column_scale=rest.endswith("scale_residual"),
-        residual=rest.endswith("residual"),
+        residual="residual" in rest,
         aux=name.endswith("_aux"),
     )
 
@@ -272,6 +277,9 @@ def _steps(parts: _Parts) -> tuple[EpilogueStep, ...]:
         steps.append(EpilogueStep(StepKind.MULTIPLY, "row_scale"))
     if parts.bias:
         steps.append(EpilogueStep(StepKind.ADD, "bias"))
+    residual = [EpilogueStep(StepKind.ADD, "residual")] if parts.residual else []
+    if parts.activation is not None:
+        steps += residual
     if parts.aux:
         steps.append(EpilogueStep(StepKind.STORE, "aux"))
     if parts.activation is not None:
@@ -279,9 +287,7 @@ def _steps(parts: _Parts) -> tuple[EpilogueStep, ...]:
         steps.append(EpilogueStep(kind, parts.activation))
     if parts.column_scale:
         steps.append(EpilogueStep(StepKind.MULTIPLY, "column_scale"))
-    if parts.residual:
-        steps.append(EpilogueStep(StepKind.ADD, "residual"))
-    return tuple(steps)
+    return tuple(steps if parts.activation is not None else [*steps, *residual])
 
 
 _BACKWARD = {

@@ -20,10 +20,11 @@ def test_names_say_their_parts() -> None:
         words = [
             "row_scale" if epilogue.has_row_scale else "",
             "bias" if epilogue.has_bias else "",
+            "residual" if epilogue.has_residual and epilogue.activation else "",
             epilogue.activation.value if epilogue.activation else "",
             "gate" if epilogue.is_gated else "",
             "scale" if epilogue.has_column_scale else "",
-            "residual" if epilogue.has_residual else "",
+            "residual" if epilogue.has_residual and not epilogue.activation else "",
             "aux" if epilogue.stores_aux else "",
         ]
         assert ("_".join(filter(None, words)) or "none") == epilogue.value

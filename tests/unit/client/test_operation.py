@@ -125,7 +125,7 @@ def test_every_short_name_has_a_meaning() -> None:
         ({"dtype": "bf61"}, "dtype", r"tf32, got 'bf61'; did you mean bf16\?"),
         ({"dtype": "bf16.groop_rows"}, "dtype", "did you mean group_rows"),
         ({"dtype": "bf16.bias_gelu"}, "dtype", "did you mean then_bias_gelu"),
-        ({"dtype": "bf16.then_bias_gelo"}, "epilogue", "50 names, got 'bias_gelo'; did you mean "),
+        ({"dtype": "bf16.then_bias_gelo"}, "epilogue", "54 names, got 'bias_gelo'; did you mean "),
         ({"dtype": ""}, "dtype", "must be one of"),
         ({"layout": "tx"}, "layout", "tn, tt, nt, nn"),
         ({"dtype": "fp8_e4m3", "layout": "nn"}, "layout", "needs layout tn"),

@@ -13,7 +13,9 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
                               FUSED("bias"), FUSED("bias_gelu_tanh"), FUSED("bias_gelu_tanh_aux"),
                               FUSED("bias_gelu"), FUSED("bias_gelu_aux"), FUSED("bias_silu"),
                               FUSED("bias_silu_aux"), FUSED("bias_relu2"), FUSED("bias_relu2_aux"),
-                              FUSED("residual"), FUSED("bias_residual"), FUSED("scale_residual"),
+                              FUSED("residual"), FUSED("bias_residual"), FUSED("bias_residual_relu"),
+                              FUSED("bias_residual_relu_aux"), FUSED("bias_residual_silu"),
+                              FUSED("bias_residual_silu_aux"), FUSED("scale_residual"),
                               FUSED("scale_residual_aux"), FUSED("bias_scale_residual"),
                               FUSED("bias_scale_residual_aux"), FUSED("row_scale"),
                               FUSED("row_scale_bias"), "fp8_then_bias",
@@ -32,7 +34,7 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
 enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
        kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
        kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8,
-       kFp8Row, kFused, kFusedEnd = kFused + 34, kFp8Bias = kFusedEnd, kGated,
+       kFp8Row, kFused, kFusedEnd = kFused + 42, kFp8Bias = kFusedEnd, kGated,
        kBackward = kGated + 10, kOutFp8 = kBackward + 44, kOutFp8Gate = kOutFp8 + 3,
        kRowsGate, kCount = kRowsGate + 2 };
 static int64_t runs;
@@ -197,10 +199,14 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
         } else if (fused(i)) {
           float x = sum * factor * (g->row_scale ? g->row_scale[m] : 1);
           if (g->bias) x += widen(((const uint16_t *)g->bias)[n]);
+          const uint16_t *r = g->residual;
+          if (r) r += m * g->ld_residual + n;
+          int residual_first = has(i, "residual_relu") || has(i, "residual_silu");
+          if (residual_first) x += widen(*r);
           if (g->aux) ((uint16_t *)g->aux)[m * g->ld_aux + n] = narrow(x);
           x = activated(i, x);
           if (g->column_scale) x *= widen(((const uint16_t *)g->column_scale)[n]);
-          if (g->residual) x += widen(((const uint16_t *)g->residual)[m * g->ld_residual + n]);
+          if (r && !residual_first) x += widen(*r);
           ((uint16_t *)g->d)[at] = narrow(x);
         } else if (i == kInt8) ((int32_t *)g->d)[at] = (int32_t)sum;
         else if (plain) ((uint16_t *)g->d)[at] = narrow(sum * factor);

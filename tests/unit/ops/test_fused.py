@@ -28,8 +28,11 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "relu2": lambda x: functional.relu(x).square(),
 }
+AFTER_RESIDUAL = {"relu": functional.relu, "silu": functional.silu}
+"""Activations that kernels apply after adding a residual."""
 CASES = [
     *((activation, True, False) for activation in ACTIVATIONS),
+    *((activation, True, True) for activation in AFTER_RESIDUAL),
     (None, True, True),
     (None, False, True),
 ]
@@ -52,16 +55,17 @@ def operands(*leading: int, bias: bool = True, residual: bool = False) -> list[A
 
 def ours(given: list[Any], activation: str | None) -> torch.Tensor:
     x, weight, bias, residual = given
-    return gemmsmith.linear(x, weight, bias, activation=activation, residual=residual)
+    return gemmsmith.linear(
+        x, weight, bias, activation=activation, residual=residual, residual_first=True
+    )
 
 
 def wanted(given: list[Any], activation: str | None) -> torch.Tensor:
     """In FP64, differentiable."""
     x, weight, bias, residual = (None if one is None else one.double() for one in given)
     out = functional.linear(x, weight, bias)
-    if activation is not None:
-        out = ACTIVATIONS[activation](out)
-    return out if residual is None else out + residual
+    out = out if residual is None else out + residual
+    return out if activation is None else (ACTIVATIONS | AFTER_RESIDUAL)[activation](out)
 
 
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -115,7 +119,7 @@ def test_one_kernel_computes_it_all(
         close(ours(given, activation), wanted(given, activation))
     assert runs() == 1
     (asked,) = chooser.asked
-    words = ["bias"] * bias + [activation or ""] * bool(activation) + ["residual"] * residual
+    words = ["bias"] * bias + ["residual"] * residual + [activation or ""] * bool(activation)
     assert asked.dtype == f"bf16.then_{'_'.join(words)}"
     assert (asked.m, asked.n, asked.k) == (torch.Size(leading).numel(), N, K)
 

@@ -351,7 +351,7 @@ def _compute(*arguments: Any) -> torch.Tensor:
 
 def _fake(*arguments: Any) -> torch.Tensor:
     call = MlpCall(*arguments)
-    return fused.fake(call.x, call.down, call.residual)
+    return fused.fake(fused.LinearCall(call.x, call.down, residual=call.residual))
 
 
 _mlp: Callable[..., torch.Tensor] = register(

@@ -43,6 +43,7 @@ def linear(
     column_scale: torch.Tensor | None = None,
     row_scale: torch.Tensor | None = None,
     main_grad: torch.Tensor | None = None,
+    residual_first: bool = False,
 ) -> torch.Tensor:
     """`column_scale[N] * activation(row_scale[...] * (x[..., K] · weight[N, K]ᵀ) + bias[N])
     + residual[..., N]`.
@@ -52,15 +53,16 @@ def linear(
     their own type.
 
     Kernels have an activation, or a residual with or without `column_scale`, or `row_scale` alone,
-    each with or without a bias (an activation with one). Of other combinations the first of these
-    is fused, and torch's operators follow it.
+    each with or without a bias (an activation with one). With `residual_first` they have a bias, a
+    residual, and then `relu` or `silu`. Of other combinations the first of these is fused, and
+    torch's operators follow it.
 
     Args:
         x: any number of leading dimensions.
         weight: [N, K].
         bias: [N]; None adds nothing.
-        activation: `gelu_tanh`, `gelu` (exact), `silu` or `relu2` (the square of ReLU).
-            Fused kernels need a bias.
+        activation: `gelu_tanh`, `gelu` (exact), `silu`, `relu2` (the square of ReLU), `relu` or
+            `sigmoid`. Fused kernels need a bias.
         residual: of the result's size, or broadcastable to it; None adds nothing.
         column_scale: [N], such as LayerScale's; of the result's type where a kernel is to read it.
             If its gradient is needed, the kernel stores what it multiplies.
@@ -69,6 +71,7 @@ def linear(
             kernel stores: if it is needed, torch's operators follow the product.
         main_grad: [N, K], usually FP32: the weight's gradient is added to it in the backward pass,
             and `weight.grad` is not changed, as in Megatron's gradient accumulation.
+        residual_first: add the residual before the activation, as ResNet does.
 
     Raises:
         ValueError: there is no such activation; row_scale does not have x's leading dimensions;
@@ -84,9 +87,13 @@ def linear(
         follows = (activation, column_scale, residual)
         if any(step is not None for step in follows):  # no kernel has it and one of these
             d = linear(x, weight, bias, row_scale=row_scale, main_grad=main_grad)
-            return _follow(d, *follows)
+            return _follow(d, *follows, residual_first=residual_first)
     elif activation is None and column_scale is None and residual is None:
         return operators.linear(x, weight, bias, main_grad=main_grad)
+    elif residual_first and activation is not None and residual is not None:
+        if column_scale is not None:  # no kernel has all of it
+            d = linear(x, weight, bias, residual=residual, main_grad=main_grad)
+            return _follow(d, activation, column_scale, None)
     elif (column_scale if residual is None else activation) is not None:
         # Kernels add a residual after column factors, and none after an activation.
         d = linear(x, weight, bias, activation=activation, main_grad=main_grad)
@@ -99,12 +106,16 @@ def linear(
     return call.run()
 
 
+_OPERANDS = ("bias", "residual", "column_scale", "row_scale")
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
 """D, and aux if it is stored."""
 
 
 class LinearCall(NamedTuple):
-    """The arguments of the operator `fused_linear`, in its order; see `linear`."""
+    """The arguments of the operator `fused_linear`, in its order; see `linear`.
+
+    A residual is added before the activation, if there are both.
+    """
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -118,12 +129,7 @@ class LinearCall(NamedTuple):
     @property
     def operands(self) -> dict[str, torch.Tensor]:
         """What an epilogue reads, by name."""
-        return present(
-            bias=self.bias,
-            residual=self.residual,
-            column_scale=self.column_scale,
-            row_scale=self.row_scale,
-        )
+        return present(**{name: getattr(self, name) for name in _OPERANDS})
 
     @property
     def has_gradient(self) -> bool:
@@ -207,7 +213,7 @@ def run_composed(*arguments: Any) -> torch.Tensor:
     if row_scale is not None:
         return _scale_rows(operators.linear(x, weight, main_grad=main_grad), row_scale, bias)
     d = operators.linear(x, weight, bias, main_grad=main_grad)
-    return _follow(d, activation, column_scale, residual)
+    return _follow(d, activation, column_scale, residual, residual_first=True)
 
 
 def _scale_rows(
@@ -223,8 +229,12 @@ def _follow(
     activation: str | None,
     column_scale: torch.Tensor | None,
     residual: torch.Tensor | None,
+    *,
+    residual_first: bool = False,
 ) -> torch.Tensor:
     """Torch's operators after a linear layer."""
+    if residual_first and activation is not None and residual is not None:
+        d, residual = d + residual, None
     if activation is not None:
         d = ACTIVATIONS[activation](d)
     if column_scale is not None:
@@ -241,9 +251,10 @@ def run_fused(
     if observers.is_watched():
         return _run_by_torch(x, weight, operands, fusion.epilogue)
     with torch._C._AutoDispatchBelowAutograd():
-        first = (x, weight, operands.get("bias"), operands.get("residual"), fusion.epilogue.value)
-        factors = (operands.get("column_scale"), operands.get("row_scale"))
-        outputs: Outputs = torch.ops.gemmsmith.fused_product(*first, *factors)
+        bias, residual, *factors = map(operands.get, _OPERANDS)
+        outputs: Outputs = torch.ops.gemmsmith.fused_product(
+            x, weight, bias, residual, fusion.epilogue.value, *factors
+        )
         return outputs
 
 
@@ -267,6 +278,8 @@ def _run_by_torch(
         return _scale_rows(functional.linear(x, weight), row_scale, bias), None
     linear = functional.linear(x, weight, bias).contiguous()
     column_scale, residual = operands.get("column_scale"), operands.get("residual")
+    if epilogue.activation is not None and residual is not None:
+        linear, residual = linear + residual, None
     d = _follow(linear, epilogue.activation, column_scale, residual)
     return d, linear if epilogue.stores_aux else None
 
@@ -312,8 +325,9 @@ class FusedLinear(torch.autograd.Function):
             dlinear = part if dlinear is None else dlinear + part
             if needs.get("column_scale"):
                 gradients["column_scale"] = (dy * aux).reshape(-1, dy.shape[-1]).sum(0)
-            if needs.get("residual"):
-                gradients["residual"] = dy
+        added = dy if activation is None else dlinear
+        if needs.get("residual") and added is not None:
+            gradients["residual"] = added
         if dlinear is not None:  # the gradient of what the bias is added to
             is_torchs = observers.only_torch_differentiates(dlinear)
             multiply = fallback.product if is_torchs else functions.product
@@ -338,37 +352,22 @@ def _compute(*arguments: Any) -> torch.Tensor:
     return _run(call.x, call.weight, call.operands, LinearFusion(epilogue))[0].contiguous()
 
 
-def _fake(*arguments: Any) -> torch.Tensor:
-    call = LinearCall(*arguments)
-    return fake(call.x, call.weight, call.residual, call.column_scale)
-
-
-def fake(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    residual: torch.Tensor | None,
-    column_scale: torch.Tensor | None = None,
-) -> torch.Tensor:
+def fake(call: LinearCall) -> torch.Tensor:
     """`linear`'s result without data."""
-    size: tuple[Any, ...] = (*x.shape[:-1], weight.shape[0])
-    if residual is None:
-        return x.new_empty(size)
-    dtype = torch.promote_types(x.dtype, residual.dtype)
-    if column_scale is not None:
-        dtype = torch.promote_types(dtype, column_scale.dtype)
-    whole = torch.broadcast_shapes(size, residual.shape)  # type: ignore[no-untyped-call]
-    return x.new_empty(whole, dtype=dtype)
+    size: tuple[Any, ...] = (*call.x.shape[:-1], call.weight.shape[0])
+    if call.residual is None:
+        return call.x.new_empty(size)
+    dtype = torch.promote_types(call.x.dtype, call.residual.dtype)
+    if call.column_scale is not None:
+        dtype = torch.promote_types(dtype, call.column_scale.dtype)
+    whole = torch.broadcast_shapes(size, call.residual.shape)  # type: ignore[no-untyped-call]
+    return call.x.new_empty(whole, dtype=dtype)
 
 
 def _compute_product(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    epilogue: str,
-    column_scale: torch.Tensor | None = None,
-    row_scale: torch.Tensor | None = None,
+    x: torch.Tensor, weight: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    bias, residual, epilogue, column_scale, row_scale = (*others, None, None)[:5]
     operands = present(bias=bias, residual=residual, column_scale=column_scale, row_scale=row_scale)
     d, aux = _run(x, weight, operands, LinearFusion(Epilogue(epilogue)))
     return d, x.new_empty(0) if aux is None else aux
@@ -386,7 +385,7 @@ _fused_linear: Callable[..., torch.Tensor] = register(
     "str? activation=None, Tensor? main_grad=None, Tensor? column_scale=None, "
     "Tensor? row_scale=None) -> Tensor",
     _compute,
-    _fake,
+    lambda *arguments: fake(LinearCall(*arguments)),
     fused_or_composed(LinearCall, run_composed),
     by_torch=run_composed,
     needs_engine=True,
