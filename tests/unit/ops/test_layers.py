@@ -28,8 +28,8 @@ from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.ops.models.layers import recognized
+from tests.support.patched import is_patched
 from tests.support.stand_in import Chooser
 
 BF16 = torch.bfloat16

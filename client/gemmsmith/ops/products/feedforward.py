@@ -119,7 +119,6 @@ class MlpCall(NamedTuple):
         )
 
     def record(self) -> None:
-        """Note what could follow the backward product."""
         if not self.interleaved and wants_gradient(self.x, self.weight, self.up, self.bias):
             backward.record(self.x, self.down, self.backward_epilogues)
 
