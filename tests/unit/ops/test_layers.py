@@ -432,6 +432,22 @@ def test_biases(engine: Engine, chooser: Chooser, runs: Runs) -> None:
         assert runs() == 0
 
 
+@pytest.mark.parametrize("has_gradient", [True, False])
+def test_a_factor_that_torch_broadcasts_stays_torchs(
+    engine: Engine, chooser: Chooser, runs: Runs, has_gradient: bool
+) -> None:
+    net = FeedForward()
+    net.w3 = nn.Linear(WIDTH, 1, bias=False)
+    net.to(BF16)
+    only_fused(chooser)
+    x = given(net)[0]
+    with torch.set_grad_enabled(has_gradient):
+        expected = net(x)
+        with gemmsmith.patch(net):
+            assert torch.equal(net(x), expected)
+    assert runs() == 0
+
+
 def test_named_arguments_are_the_classs_own_affair(
     engine: Engine, chooser: Chooser, runs: Runs
 ) -> None:
