@@ -32,13 +32,13 @@ from gemmsmith.core.operation import Epilogue, Operation
 from gemmsmith.core.problem import DType, Layout
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import fallback
-from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.runtime.launch import torch_dtype
 from gemmsmith.winners.bundle import write_bundle
 from tests.gpu.conftest import Packs as BuiltPacks
 from tests.gpu.support import choosing
 from tests.gpu.support.choosing import Ground, tuned
 from tests.gpu.support.layers import warm_up
+from tests.support.patched import is_patched
 from tests.support.processes import until
 from tests.support.replacing import replace
 from tests.support.serving import own_signer

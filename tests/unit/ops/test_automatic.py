@@ -19,13 +19,13 @@ from gemmsmith.ops import autouse
 from gemmsmith.ops.capturing import capture
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models.automatic import every_model
-from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.program import built
 from gemmsmith.program.built import remember
 from gemmsmith.winners.bundle import write_bundle
 from tests.gpu.support.choosing import Ground
 from tests.gpu.support.counting import launches
 from tests.support import stand_in, unchanged
+from tests.support.patched import is_patched
 from tests.support.stand_in import Chooser
 from tuner.suites import load
 

@@ -17,7 +17,7 @@ import gemmsmith
 from gemmsmith.integrations.switching import Switch
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.models.forwards import is_patched
+from tests.support.patched import is_patched
 from tests.support.stand_in import Host
 
 Runs = Callable[[], int]

@@ -13,8 +13,8 @@ from torch import nn
 import gemmsmith
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.models.forwards import is_patched
 from tests.support.below import BF16, Swapping, close, layers, made, of_types, operands, trains
+from tests.support.patched import is_patched
 from tests.support.stand_in import Chooser
 
 Runs = Callable[[], int]

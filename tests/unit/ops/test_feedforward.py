@@ -102,7 +102,7 @@ def backwards(chooser: Chooser) -> list[Problem]:
     return [p for p in chooser.asked if p.operation.epilogue.backward]
 
 
-@pytest.mark.parametrize("activation", filter(Epilogue.backward_of, ACTIVATIONS))
+@pytest.mark.parametrize("activation", [*filter(Epilogue.backward_of, ACTIVATIONS)])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_gradients_are_those_of_fp64(

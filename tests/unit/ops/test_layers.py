@@ -28,8 +28,8 @@ from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.ops.models.layers import recognized
+from tests.support.patched import is_patched
 from tests.support.stand_in import Chooser
 
 BF16 = torch.bfloat16
@@ -430,6 +430,22 @@ def test_biases(engine: Engine, chooser: Chooser, runs: Runs) -> None:
             with torch.no_grad():
                 assert equal([net(*given(net))], expected[:1])
         assert runs() == 0
+
+
+@pytest.mark.parametrize("has_gradient", [True, False])
+def test_a_factor_that_torch_broadcasts_stays_torchs(
+    engine: Engine, chooser: Chooser, runs: Runs, has_gradient: bool
+) -> None:
+    net = FeedForward()
+    net.w3 = nn.Linear(WIDTH, 1, bias=False)
+    net.to(BF16)
+    only_fused(chooser)
+    x = given(net)[0]
+    with torch.set_grad_enabled(has_gradient):
+        expected = net(x)
+        with gemmsmith.patch(net):
+            assert torch.equal(net(x), expected)
+    assert runs() == 0
 
 
 def test_named_arguments_are_the_classs_own_affair(

@@ -16,7 +16,7 @@ from torch import nn
 import gemmsmith
 from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.models.forwards import is_patched
+from tests.support.patched import is_patched
 from tests.support.stand_in import Chooser
 from tests.support.tiny_models import MODELS, Tiny, recognized, table
 

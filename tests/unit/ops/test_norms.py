@@ -26,11 +26,11 @@ from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models import norms as recipes
 from gemmsmith.ops.models.automatic import every_model, every_norm
-from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.ops.models.layers import recognized
 from gemmsmith.ops.models.norms import norm_recipe
 from gemmsmith.program import built
 from gemmsmith.program.built import remember
+from tests.support.patched import is_patched
 from tests.support.stand_in import Chooser, Host
 from tests.support.tiny_models import MODELS
 

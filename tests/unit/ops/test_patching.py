@@ -13,7 +13,7 @@ from torch import nn
 import gemmsmith
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.models.forwards import is_patched
+from tests.support.patched import is_patched
 from tests.support.stand_in import Chooser, Host
 
 BF16 = torch.bfloat16

@@ -20,8 +20,8 @@ from torch.nn.utils import parametrizations, parametrize
 import gemmsmith
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models.automatic import every_model
-from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.program import built
+from tests.support.patched import is_patched
 from tests.support.programs import data, same
 from tests.unit.ops.test_layers import BF16, INNER, LAYERS, WIDTH, Runs, close, made
 

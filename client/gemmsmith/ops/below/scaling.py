@@ -112,7 +112,6 @@ def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def on(kind: str, only: Weights | None) -> AbstractContextManager[None]:
-    """See `Overrides.on`."""
     return _overrides.on(kind, only)
 
 

@@ -196,7 +196,6 @@ class Engine:
         return self.may_run(lambda operation: operation.epilogue is Epilogue.BIAS)
 
     def on_swap(self, react: Callable[[], None]) -> None:
-        """Have `react` called whenever the lookup takes newer winners."""
         if self._refreshing is not None and hasattr(self._refreshing, "on_swap"):
             self._refreshing.on_swap = react
 
@@ -294,7 +293,6 @@ def install(engine: Engine | None, why_none: str = _InUse.why_none) -> Engine | 
 
 
 def on_install(react: Callable[[], None]) -> None:
-    """Have `react` called whenever the process gets another engine, or loses it."""
     _InUse.reactions.append(react)
 
 

@@ -150,7 +150,6 @@ class Planner:
             return None
 
     def try_packs_again(self) -> None:
-        """Load packs again that could not be loaded."""
         self._broken.clear()
 
     def complain(self, config: Config | None, error: Exception) -> None:

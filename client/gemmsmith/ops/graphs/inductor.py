@@ -285,7 +285,6 @@ def _transposed(graph: fx.Graph, weight: fx.Node) -> fx.Node:
 
 
 def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...]) -> fx.Node:
-    """A new node with its traced value."""
     node = graph.call_function(target, args)
     node.meta["val"] = _traced(target, args, {})
     return node

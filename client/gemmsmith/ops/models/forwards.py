@@ -206,10 +206,6 @@ def has_no_global_hooks() -> bool:
     return torch.compiler.is_compiling() or not _has_any_global_hook()  # type: ignore[no-untyped-call]
 
 
-def is_patched(module: torch.nn.Module) -> bool:
-    return type(module.__dict__.get("forward")) is Forward
-
-
 def _still(relies_on: tuple[Original, ...]) -> bool:
     """Whether no attribute has been replaced since."""
     for owner, name, value in relies_on:  # noqa: SIM110 - runs at every call of a layer

@@ -110,7 +110,7 @@ class MlpCall(NamedTuple):
     @property
     def is_gated(self) -> bool:
         """Whether half of the first product gates the other half."""
-        return is_gated(self.weight, self.up, self.down)
+        return self.up is not None or self.weight.shape[0] == 2 * self.down.shape[1]
 
     @property
     def backward_epilogues(self) -> tuple[Epilogue, ...]:
@@ -119,7 +119,6 @@ class MlpCall(NamedTuple):
         )
 
     def record(self) -> None:
-        """Note what could follow the backward product."""
         if not self.interleaved and wants_gradient(self.x, self.weight, self.up, self.bias):
             backward.record(self.x, self.down, self.backward_epilogues)
 
@@ -140,18 +139,14 @@ class MlpCall(NamedTuple):
         epilogue = backward.choose(engine, x, self.down, self.backward_epilogues)
         if epilogue is None:
             return None
-        layers = self.layers
-        if residual is None or _adds(engine, self):
-            return _apply(layers, epilogue)
-        return _apply(layers._replace(residual=None), epilogue) + residual
+        layers, added = self.layers, None
+        if residual is not None and not _adds(engine, self):
+            layers, added = layers._replace(residual=None), residual
+        d: torch.Tensor = MLP.apply(*layers, epilogue)[0]  # type: ignore[no-untyped-call]
+        return d if added is None else d + added
 
     def run(self) -> torch.Tensor:
         return _mlp(*self)
-
-
-def is_gated(weight: torch.Tensor, up: torch.Tensor | None, down: torch.Tensor) -> bool:
-    """Whether `mlp` takes these for a gated layer."""
-    return up is not None or weight.shape[0] == 2 * down.shape[1]
 
 
 def _check(call: MlpCall) -> None:
@@ -195,11 +190,6 @@ def backward_epilogues(
     return tuple(epilogue for epilogue in choices if epilogue is not None)
 
 
-def _apply(layers: Layers, epilogue: Epilogue) -> torch.Tensor:
-    d: torch.Tensor = MLP.apply(*layers, epilogue)[0]  # type: ignore[no-untyped-call]
-    return d
-
-
 def _adds(engine: Engine | None, call: MlpCall) -> bool:
     """Whether a kernel computes the second product and adds the residual."""
     x, down = call.x, call.down
@@ -238,11 +228,11 @@ class MLP(torch.autograd.Function):
         )
         ctx.epilogue = epilogue
         ctx.set_materialize_grads(False)
-        adding = Epilogue.made_of(bias=down_bias is not None, residual=residual is not None)
-        if residual is not None and adding is not None:
-            operands = present(bias=down_bias, residual=residual)
-            return fused.run_fused(hidden, down, operands, fused.LinearFusion(adding))[0], aux
-        return backward.linear(hidden, down, down_bias), aux
+        adding = Epilogue.made_of(bias=down_bias is not None, residual=True)
+        if residual is None or adding is None:
+            return backward.linear(hidden, down, down_bias), aux
+        operands = present(bias=down_bias, residual=residual)
+        return fused.run_fused(hidden, down, operands, fused.LinearFusion(adding))[0], aux
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -154,7 +154,6 @@ class LinearCall(NamedTuple):
         )
 
     def record(self) -> None:
-        """Note what could follow the product."""
         epilogue = self.epilogue()
         if epilogue is not None:
             record(self.x, self.weight, epilogue)

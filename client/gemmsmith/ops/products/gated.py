@@ -92,7 +92,6 @@ class GatedCall(NamedTuple):
         return EPILOGUES[self.activation, wants_gradient(self.x, self.weight, self.up)]
 
     def record(self) -> None:
-        """Note what could follow the product."""
         if self.bias is None:
             gate, _ = parts(self.weight, self.up, self.interleaved)
             record(self.x, gate, self.epilogue())

@@ -108,7 +108,6 @@ def _activate_backward(
 
 
 def scatter(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """As passes.scatter."""
     # The kernel needs a tensor for every argument; it does not use those of the shares.
     return _scattered(tokens, places, tokens, places, shared=False)
 
@@ -116,7 +115,6 @@ def scatter(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def scatter_with_shares(
     tokens: torch.Tensor, shares: torch.Tensor, places: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As passes.scatter_with_shares."""
     of_rows = torch.empty(places.numel(), dtype=torch.float32, device=tokens.device)
     return _scattered(tokens, places, shares.contiguous(), of_rows, shared=True), of_rows
 
