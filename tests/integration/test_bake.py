@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gemmsmith import Bundle, Client, Lookup, Problem, Use
 from gemmsmith.core.candidate import Candidate
@@ -16,11 +16,11 @@ from gemmsmith.program.captured import Captured
 from gemmsmith.signing import Signer, trusted_folder
 from service import identity
 from service.cli import of_run
-from service.cli.main import app
 from service.cli.output import counted
 from service.http import documents
 from service.settings import Settings
 from tests.support import fake_nvcc
+from tests.support.commands import run
 from tests.support.machines import compile_, document
 from tests.support.recordings import record
 from tests.support.replacing import replace
@@ -86,10 +86,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def bake(*arguments: object, code: int = 0) -> Result:
-    given = ["bake", "--device", H200.slug, *map(str, arguments)]
-    result = CliRunner().invoke(app, given)
-    assert result.exit_code == code, result.output
-    return result
+    return run("bake", "--device", H200.slug, *arguments, code=code)
 
 
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.http.client import Client
 from gemmsmith.signing import Trusted
 from service import identity
-from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc
+from tests.support.commands import run
 from tests.support.serving import new_settings, packs_of
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Pack, Toolchain
@@ -64,9 +64,7 @@ def machine(folder: Path) -> Machine:
 
 
 def compile_(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["compile", "--winners", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
+    return run("compile", "--winners", *arguments, code=code)
 
 
 def document(result: Result) -> Any:
