@@ -21,7 +21,7 @@ from service.http import documents
 from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.commands import run
-from tests.support.machines import compile_, document
+from tests.support.machines import compile_, document, no_compiler
 from tests.support.recordings import record
 from tests.support.replacing import replace
 from tests.support.serving import (
@@ -34,8 +34,7 @@ from tests.support.serving import (
     winner,
 )
 from tuner.backends import kernels
-from tuner.compile import ArtifactStore, Toolchain
-from tuner.errors import CompilerNotFound
+from tuner.compile import ArtifactStore
 from tuner.store import Store
 from tuner.store.database import Database
 
@@ -87,13 +86,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 def bake(*arguments: object, code: int = 0) -> Result:
     return run("bake", "--device", H200.slug, *arguments, code=code)
-
-
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing() -> Toolchain:
-        raise CompilerNotFound("no nvcc ≥ 12.8. Install one.")
-
-    monkeypatch.setattr("service.worker.builder.find_toolchain", nothing)
 
 
 def test_all_winners_are_compiled_and_baked(settings: Settings, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from typer.testing import Result
 
 from gemmsmith.core.problem import Problem
@@ -23,6 +24,7 @@ from tests.support.serving import new_settings, packs_of
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Pack, Toolchain
 from tuner.compile.fetch import fetch
+from tuner.errors import CompilerNotFound
 
 MEMBERS = kernels(Problem(m=64, n=64, k=64))[:8]
 
@@ -65,6 +67,13 @@ def machine(folder: Path) -> Machine:
 
 def compile_(*arguments: object, code: int = 0) -> Result:
     return run("compile", "--winners", *arguments, code=code)
+
+
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> Toolchain:
+        raise CompilerNotFound("no nvcc ≥ 12.8. Install one.")
+
+    monkeypatch.setattr("service.worker.builder.find_toolchain", nothing)
 
 
 def document(result: Result) -> Any:
