@@ -21,8 +21,9 @@ from gemmsmith.core.operation import Epilogue, Operation
 from gemmsmith.core.problem import DType, Problem
 from gemmsmith.ops.products.backward import by_kernel
 from tests.gpu.support.choosing import Ground, first_kernels, tuned
-from tests.gpu.support.families import BACKWARD, BACKWARD_EPILOGUES
+from tests.gpu.support.families import BACKWARD
 from tests.gpu.support.layers import BOUND, GRADIENT_BOUND, close, warm_up
+from tests.support import epilogues
 
 CASES = 300
 
@@ -62,8 +63,8 @@ def test_300_random_sizes_against_fp64(ground: Ground) -> None:
     chance = random.Random(20261123)
     with tuned(ground) as launched:
         for case in range(CASES):
-            epilogue = BACKWARD_EPILOGUES[case % len(BACKWARD_EPILOGUES)]
-            dtype = (torch.bfloat16, torch.float16)[case // len(BACKWARD_EPILOGUES) % 2]
+            epilogue = epilogues.BACKWARD[case % len(epilogues.BACKWARD)]
+            dtype = (torch.bfloat16, torch.float16)[case // len(epilogues.BACKWARD) % 2]
             parts = epilogue.backward
             assert parts is not None
             m, n, k = (max(1, round(ground.largest ** chance.random())) for _ in range(3))

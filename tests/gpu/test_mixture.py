@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from gemmsmith.ops.engine import by_triton
 from gemmsmith.ops.products import passes
 from gemmsmith.ops.products.routing import route
 from tests.gpu.support.layers import warm_up
-from tests.support.mixtures import close, reference
+from tests.support.mixtures import close, compared, reference
 
 TYPES = [torch.bfloat16, torch.float16]
 CASES = 30
@@ -132,24 +132,6 @@ def layer(tokens: int, chosen: int, experts: int, width: int, inner: int) -> lis
     ]
 
 
-def compared(
-    operands: Sequence[torch.Tensor],
-    index: torch.Tensor,
-    compute: Callable[..., torch.Tensor] = gemmsmith.experts,
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The result and the gradients that are wanted, each with the one in FP64."""
-    exact = [one.detach().double().requires_grad_(one.requires_grad) for one in operands]
-    wanted = reference(exact[0], index, *exact[1:])
-    found = compute(operands[0], index, *operands[1:])
-    # Of one token the terms of a random gradient may cancel.
-    gradient = torch.randn_like(found) if len(found) > 1 else found.detach()
-    yield found, wanted.detach()
-    leaves = [[one for one in some if one.requires_grad] for some in (operands, exact)]
-    ours = torch.autograd.grad(found, leaves[0], gradient)
-    theirs = torch.autograd.grad(wanted, leaves[1], gradient.double())
-    yield from zip(ours, theirs, strict=True)
-
-
 def test_random_layers_and_their_gradients() -> None:
     chance = random.Random(20261123)
     for _ in range(CASES):
@@ -160,7 +142,7 @@ def test_random_layers_and_their_gradients() -> None:
         operands = layer(tokens, chosen, experts, width, inner)
         others = chance.choice((0, 4))
         index = chosen_of(tokens, experts + others, chosen).cuda()
-        for mine, exactly in compared(operands, index):
+        for mine, exactly in compared(gemmsmith.experts, operands, index):
             close(mine, exactly)
 
 
@@ -177,7 +159,7 @@ EDGES = [
 @pytest.mark.parametrize(("tokens", "experts", "chosen"), EDGES)
 def test_few_tokens_and_many_experts(tokens: int, experts: int, chosen: int) -> None:
     operands = layer(tokens, chosen, experts, 128, 64)
-    for mine, exactly in compared(operands, on_gpu(tokens, experts, chosen)):
+    for mine, exactly in compared(gemmsmith.experts, operands, on_gpu(tokens, experts, chosen)):
         assert mine.shape == exactly.shape
         close(mine, exactly)
 
@@ -188,7 +170,7 @@ def test_the_gradients_that_are_needed(needs: tuple[bool, ...]) -> None:
         one.detach().requires_grad_(need)
         for one, need in zip(layer(300, 4, 16, 256, 128), needs, strict=True)
     ]
-    for mine, exactly in compared(operands, on_gpu(300, 18, 4)):
+    for mine, exactly in compared(gemmsmith.experts, operands, on_gpu(300, 18, 4)):
         close(mine, exactly)
 
 
@@ -229,7 +211,7 @@ def test_operands_that_lie_in_memory_in_other_ways() -> None:
     }  # fmt: skip
     for name, (first, numbers, *others) in cases.items():
         leaves = [one.detach().requires_grad_() for one in (first, *others)]
-        for mine, exactly in compared(leaves, numbers):
+        for mine, exactly in compared(gemmsmith.experts, leaves, numbers):
             assert mine.shape == exactly.shape, name
             close(mine, exactly)
 
@@ -244,7 +226,7 @@ def test_what_is_no_number_stays_with_its_tokens() -> None:
     index[20:40] = experts  # of other ranks
     junk = [torch.full((2**22,), torch.nan, device="cuda").bfloat16() for _ in range(8)]
     del junk
-    for mine, exactly in compared(operands, index):
+    for mine, exactly in compared(gemmsmith.experts, operands, index):
         finite = exactly.isfinite()
         assert torch.equal(mine.isfinite(), finite)
         close(mine.where(finite, 0), exactly.where(finite, 0))
@@ -258,7 +240,7 @@ def test_compiled_with_another_number_of_tokens_at_each_step(dynamic: bool | Non
     )
     for tokens in (64, 100, 1, 333, 64):
         operands, index = layer(tokens, 2, 8, 256, 128), on_gpu(tokens, 8, 2)
-        for mine, exactly in compared(operands, index, compiled):
+        for mine, exactly in compared(compiled, operands, index):
             close(mine, exactly)
 
 

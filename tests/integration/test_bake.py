@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gemmsmith import Bundle, Client, Lookup, Problem, Use
 from gemmsmith.core.candidate import Candidate
@@ -16,11 +16,11 @@ from gemmsmith.program.captured import Captured
 from gemmsmith.signing import Signer, trusted_folder
 from service import documents, identity
 from service.cli import of_run
-from service.cli.main import app
 from service.cli.output import counted
 from service.settings import Settings
 from tests.support import fake_nvcc
-from tests.support.machines import compile_, document
+from tests.support.commands import run
+from tests.support.machines import compile_, document, no_compiler
 from tests.support.recordings import record
 from tests.support.replacing import replace
 from tests.support.serving import (
@@ -33,8 +33,7 @@ from tests.support.serving import (
     winner,
 )
 from tuner.backends import kernels
-from tuner.compile import ArtifactStore, Toolchain
-from tuner.errors import CompilerNotFound
+from tuner.compile import ArtifactStore
 from tuner.store import Store
 from tuner.store.database import Database
 
@@ -85,17 +84,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def bake(*arguments: object, code: int = 0) -> Result:
-    given = ["bake", "--device", H200.slug, *map(str, arguments)]
-    result = CliRunner().invoke(app, given)
-    assert result.exit_code == code, result.output
-    return result
-
-
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing() -> Toolchain:
-        raise CompilerNotFound("no nvcc ≥ 12.8. Install one.")
-
-    monkeypatch.setattr("service.worker.builder.find_toolchain", nothing)
+    return run("bake", "--device", H200.slug, *arguments, code=code)
 
 
 def test_all_winners_are_compiled_and_baked(settings: Settings, tmp_path: Path) -> None:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import Kernel
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import DType, Problem
-from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc
+from tests.support.commands import run
 from tests.support.machines import document
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, packs_of, promote, running, winner
@@ -76,9 +76,7 @@ def _won_by(kernel: Kernel, device: DeviceModel) -> Winner:
 
 
 def compile_(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["compile", "--base", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
+    return run("compile", "--base", *arguments, code=code)
 
 
 def test_the_base_of_a_type_is_compiled_and_weighed(settings: Settings, tmp_path: Path) -> None:

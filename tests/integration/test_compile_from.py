@@ -14,21 +14,21 @@ import pytest
 from gemmsmith.errors import PackCorrupt, ServiceFault, ServiceUnavailable
 from gemmsmith.http.client import Client
 from tests.support import fake_nvcc
-from tests.support.machines import MEMBERS, Machine, Meddling, compile_, document, taking
+from tests.support.machines import (
+    MEMBERS,
+    Machine,
+    Meddling,
+    compile_,
+    document,
+    no_compiler,
+    taking,
+)
 from tests.support.replacing import replace
 from tests.support.serving import running
 from tuner.backends.unit import kernel_digest
-from tuner.compile import Manifest, Pack, Toolchain
+from tuner.compile import Manifest, Pack
 from tuner.compile.fetch import fetch
-from tuner.errors import CompilerNotFound
 from tuner.store import Store
-
-
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing() -> Toolchain:
-        raise CompilerNotFound("no nvcc ≥ 12.8. Install one.")
-
-    monkeypatch.setattr("service.worker.builder.find_toolchain", nothing)
 
 
 def tampered(pack: Pack) -> Callable[[httpx.Request, bytes], bytes]:

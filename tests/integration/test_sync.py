@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gemmsmith.answers.answer import Ratio
 from gemmsmith.answers.history import Origin
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort
 from service import identity
-from service.cli.main import app
 from service.settings import Settings
+from tests.support.commands import run
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, new_settings, running, winner
 from tuner.jobs import Queue
@@ -60,9 +60,7 @@ def pull(url: object) -> dict[str, Any]:
 
 
 def sync(url: object, *, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["sync", str(url), "--json"])
-    assert result.exit_code == code, result.output
-    return result
+    return run("sync", url, "--json", code=code)
 
 
 def test_winners_are_pulled_under_the_rules_of_an_import(ours: Settings, theirs: Settings) -> None:

@@ -27,11 +27,12 @@ def judged(operands: Operands, answer: torch.Tensor) -> tuple[float, Failure | N
     reference = Reference(operands)
     operands.sets[0].d.copy_(answer)
     operands.check.copy_(answer)
-    kernel: AnyKernel = replace(KERNEL, dtype=operands.problem.dtype)
+    problem = operands.problem
+    kernel: AnyKernel = replace(KERNEL, dtype=problem.dtype, layout=problem.layout)
     correctness, failure = reference.check(kernel, claims_order=True)
     if correctness is None:
         return math.inf, failure
-    return correctness.error / correctness.tolerance, None
+    return correctness.error / (correctness.tolerance or 1.0), None
 
 
 ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from typer.testing import CliRunner, Result
+import pytest
+from typer.testing import Result
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.http.client import Client
 from gemmsmith.signing import Trusted
 from service import identity
-from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc
+from tests.support.commands import run
 from tests.support.serving import new_settings, packs_of
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Pack, Toolchain
 from tuner.compile.fetch import fetch
+from tuner.errors import CompilerNotFound
 
 MEMBERS = kernels(Problem(m=64, n=64, k=64))[:8]
 
@@ -64,9 +66,14 @@ def machine(folder: Path) -> Machine:
 
 
 def compile_(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["compile", "--winners", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
+    return run("compile", "--winners", *arguments, code=code)
+
+
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> Toolchain:
+        raise CompilerNotFound("no nvcc ≥ 12.8. Install one.")
+
+    monkeypatch.setattr("service.worker.builder.find_toolchain", nothing)
 
 
 def document(result: Result) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+
 import torch
 from torch.nn import functional
 
@@ -25,3 +27,19 @@ def close(actual: torch.Tensor, exact: torch.Tensor) -> None:
     """Check that the difference from the exact result is explained by rounding."""
     difference = torch.linalg.vector_norm(actual.detach().double() - exact)
     assert difference <= BOUND * torch.linalg.vector_norm(exact)
+
+
+def compared(
+    compute: Callable[..., torch.Tensor], operands: Sequence[torch.Tensor], index: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The result and the gradients of trained operands, with the same in FP64."""
+    wide = [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in operands]
+    exact = reference(wide[0], index, *wide[1:])
+    actual = compute(operands[0], index, *operands[1:])
+    # Of one token the terms of a random gradient may cancel.
+    gradient = torch.randn_like(actual).bfloat16() if len(actual) > 1 else actual.detach()
+    yield actual, exact.detach()
+    leaves = [[leaf for leaf in some if leaf.requires_grad] for some in (operands, wide)]
+    ours = torch.autograd.grad(actual, leaves[0], gradient.to(actual.dtype))
+    theirs = torch.autograd.grad(exact, leaves[1], gradient.double())
+    yield from zip(ours, theirs, strict=True)

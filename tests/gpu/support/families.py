@@ -16,7 +16,7 @@ from gemmsmith.core.operation import Epilogue, Grouping, Operation
 from gemmsmith.core.problem import Problem
 from tests.gpu import selection
 from tests.gpu.support.building import build
-from tests.support.epilogues import FUSED as FUSED_EPILOGUES
+from tests.support import epilogues
 from tuner.backends import Level, kernels, refusal
 from tuner.devices.base import Contender
 from tuner.devices.cuda import CudaDevice
@@ -159,7 +159,7 @@ PLAIN = Family(
 
 FUSED = Family(
     operations=_operations(
-        *(f"bf16.then_{epilogue}" for epilogue in FUSED_EPILOGUES),
+        *(f"bf16.then_{epilogue}" for epilogue in epilogues.FUSED),
         "bf16.then_bias_gelu_tanh_aux tt",
         "fp16.then_bias_gelu_tanh",
         "fp16.then_bias_gelu_aux",
@@ -207,7 +207,7 @@ def _gated(problem: Problem) -> list[Kernel]:
 
 GATED = Family(
     operations=_operations(
-        *(f"bf16.then_{epilogue}" for epilogue in Epilogue if epilogue.is_gated),
+        *(f"bf16.then_{epilogue}" for epilogue in epilogues.GATED),
         "fp16.then_silu_gate",
         "fp16.then_silu_gate_aux",
         "fp16.then_gelu_tanh_gate_aux",
@@ -255,7 +255,6 @@ FP8_OUTPUT = Family(
 
 # Backward epilogues.
 
-BACKWARD_EPILOGUES = [epilogue for epilogue in Epilogue if epilogue.backward]
 NARROW = ("bf16.then_dgelu_tanh_bgrad.tt", "bf16.then_dsilu_gate_act.tt")
 """Operations whose narrowest kernels are built too."""
 
@@ -276,8 +275,8 @@ def _backward(problem: Problem) -> list[Kernel]:
 
 BACKWARD = Family(
     operations=_operations(
-        *(f"bf16.then_{epilogue} tt" for epilogue in BACKWARD_EPILOGUES),
-        *(f"fp16.then_{epilogue} tt" for epilogue in BACKWARD_EPILOGUES),
+        *(f"bf16.then_{epilogue} tt" for epilogue in epilogues.BACKWARD),
+        *(f"fp16.then_{epilogue} tt" for epilogue in epilogues.BACKWARD),
         "bf16.then_dgelu_tanh_bgrad",
         "fp16.then_dsilu_gate_act",
     ),

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from gemmsmith.answers.answer import Ratio
 from gemmsmith.core.config import Use
 from gemmsmith.core.problem import DType, Problem
 from gemmsmith.signing import Signer
-from service.cli.main import app
+from tests.support.commands import run
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, trial, winner
 from tuner.store import Store
@@ -39,12 +38,6 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         for i in range(4):
             store.add_trial(trial(KNOWN, i))
     return settings.database
-
-
-def run(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def test_best_from_the_database() -> None:

@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.signing import PublicKey, Signer
 from service import identity
-from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc
+from tests.support.commands import run
 from tests.support.serving import new_settings, running
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore
@@ -34,9 +34,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def signing(*arguments: object, code: int = 0, answer: str = "") -> Result:
-    result = CliRunner().invoke(app, ["signing", *map(str, arguments)], input=answer)
-    assert result.exit_code == code, result.output
-    return result
+    return run("signing", *arguments, code=code, answer=answer)
 
 
 def believed() -> set[str]:

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from pyarrow import parquet
-from typer.testing import CliRunner, Result
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.http.replies import SCHEMA
-from service.cli.main import app
 from service.settings import Settings
 from service.tables import TRIALS, WINNERS
+from tests.support.commands import run
 from tests.support.serving import new_settings, promote, running, trial, winner
 from tuner.store import Store
 
@@ -30,12 +29,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     with Store.open(settings.database) as store:
         store.add_trials([trial(KNOWN, i) for i in range(4)])
     return settings
-
-
-def run(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def test_results_as_tables(tmp_path: Path) -> None:

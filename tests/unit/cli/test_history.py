@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import structlog
-from typer.testing import CliRunner, Result
 
 from gemmsmith.core.problem import Problem
-from service.cli.main import app
 from service.settings import Settings
+from tests.support.commands import run
 from tests.support.serving import ENVIRONMENT, H200, new_settings, promote, running, winner
 from tuner.store import Store
 
@@ -44,12 +43,6 @@ def where(request: pytest.FixtureRequest, settings: Settings) -> Iterator[tuple[
     # The service is in this process: its log lines must not mix with the command's output.
     with structlog.testing.capture_logs(), running(settings) as client:
         yield ("--url", str(client.base_url))
-
-
-def run(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def served(where: tuple[str, ...]) -> tuple[int, bool]:

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from gemmsmith.answers.answer import Conditions, Statistics
 from gemmsmith.core.config import Use
 from gemmsmith.core.problem import DType, Problem
-from service.cli.main import app
 from service.pages.render import STATIC
 from service.pages.report import page
 from service.report.problem_rows import device_report
+from tests.support.commands import run
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, winner
 from tuner.exchange import read_winners
@@ -37,12 +36,6 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     return settings
-
-
-def run(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 class Page(HTMLParser):

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from service.cli.main import app
+from tests.support.commands import run
 from tests.support.shipped import SWEEPS
 from tuner.store import Store, upgrade
 
@@ -42,12 +41,6 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     }.items():
         monkeypatch.setenv(f"GEMMSMITH_{name}", value)
     return found
-
-
-def run(*words: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def test_best_answers_with_them_and_says_that_it_made_the_database(url: str) -> None:

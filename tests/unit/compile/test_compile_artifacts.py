@@ -10,30 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.core.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.core.operation import Operation
-from gemmsmith.core.problem import DType, Layout
+from gemmsmith.core.kernel import Kernel
 from tests.support import fake_nvcc
+from tests.support.candidates import several
 from tests.support.replacing import replace
-from tuner.backends.cutlass.operation import kernel
 from tuner.compile import ArtifactStore, Pack, Toolchain
 from tuner.errors import DiskFull
-
-
-def kernels(count: int) -> list[Kernel]:
-    return [
-        kernel(
-            operation=Operation.of(DType.BF16, Layout.TN),
-            tile=(64, 16 * (1 + i % 16), 64),
-            cluster=(1 + i // 16 % 4, 1),
-            stages=i // 64,
-            mainloop=MainloopSchedule.PINGPONG,
-            epilogue=EpilogueSchedule.TMA,
-            scheduler=TileScheduler.PERSISTENT,
-            alignment=8,
-        )
-        for i in range(count)
-    ]
 
 
 @pytest.fixture
@@ -55,7 +37,7 @@ def publish(
 
 
 def test_published_pack_is_found_by_each_kernel(store: ArtifactStore, toolchain: Toolchain) -> None:
-    members = kernels(3)
+    members = several(3)
     pack = publish(store, toolchain, members)
     assert pack.kernels == tuple(member.name for member in members)
     assert pack.path.read_bytes() == b"pack"
@@ -69,7 +51,7 @@ def test_published_pack_is_found_by_each_kernel(store: ArtifactStore, toolchain:
 def test_same_name_compiled_from_other_text_is_not_found(
     store: ArtifactStore, toolchain: Toolchain
 ) -> None:
-    (member,) = kernels(1)
+    (member,) = several(1)
     publish(store, toolchain, [member])
     assert store.find(replace(member, alignment_d=16)) is None
 
@@ -77,7 +59,7 @@ def test_same_name_compiled_from_other_text_is_not_found(
 def test_other_toolchain_is_not_found_when_one_is_asked_for(
     store: ArtifactStore, toolchain: Toolchain
 ) -> None:
-    (member,) = kernels(1)
+    (member,) = several(1)
     pack = publish(store, toolchain, [member])
     newer = replace(toolchain, version="13.1.0")
     assert store.find(member, toolchain=newer.digest) is None
@@ -88,7 +70,7 @@ def test_other_toolchain_is_not_found_when_one_is_asked_for(
 
 
 def test_the_newest_of_several_packs_is_found(store: ArtifactStore, toolchain: Toolchain) -> None:
-    (member,) = kernels(1)
+    (member,) = several(1)
     publish(store, toolchain, [member], b"first")
     second = publish(store, toolchain, [member], b"second")
     assert store.find(member) == second
@@ -98,7 +80,7 @@ def test_the_newest_of_several_packs_is_found(store: ArtifactStore, toolchain: T
 def test_damaged_pack_is_a_miss_and_removed(
     store: ArtifactStore, toolchain: Toolchain, content: bytes
 ) -> None:
-    (member,) = kernels(1)
+    (member,) = several(1)
     pack = publish(store, toolchain, [member])
     assert store.get(pack.hash) == pack
     pack.path.write_bytes(content)
@@ -111,7 +93,7 @@ def test_damaged_pack_is_a_miss_and_removed(
 def test_damaged_pack_does_not_hide_an_older_whole_one(
     store: ArtifactStore, toolchain: Toolchain
 ) -> None:
-    (member,) = kernels(1)
+    (member,) = several(1)
     older = publish(store, toolchain, [member], b"older")
     newer = publish(store, toolchain, [member], b"newer")
     newer.path.write_bytes(b"never")
@@ -121,7 +103,7 @@ def test_damaged_pack_does_not_hide_an_older_whole_one(
 def test_pack_without_its_file_or_manifest_is_a_miss(
     store: ArtifactStore, toolchain: Toolchain
 ) -> None:
-    first, second = kernels(2)
+    first, second = several(2)
     without_file = publish(store, toolchain, [first], b"first")
     without_manifest = publish(store, toolchain, [second], b"second")
     without_file.path.unlink()
@@ -144,7 +126,7 @@ def test_get_never_leaves_its_directory(store: ArtifactStore, name: str) -> None
 def test_packs_of_another_process_appear_without_reopening(
     store: ArtifactStore, toolchain: Toolchain
 ) -> None:
-    first, second = kernels(2)
+    first, second = several(2)
     publish(store, toolchain, [first], b"first")
     assert store.find(second) is None
     pack = publish(ArtifactStore(store.root), toolchain, [second], b"second")
@@ -157,7 +139,7 @@ def test_packs_of_another_process_appear_without_reopening(
 def _publish_repeatedly(root: Path, toolchain: Toolchain, worker: int) -> None:
     store = ArtifactStore(root / "packs")
     compiled = root / f"compiled-{worker}.so"
-    for i, member in enumerate(kernels(20)):
+    for i, member in enumerate(several(20)):
         compiled.write_bytes(b"pack %d" % i)
         assert store.publish(compiled, [member], toolchain).path.is_file()
 
@@ -175,7 +157,7 @@ def test_several_processes_publish_the_same_packs(tmp_path: Path, toolchain: Too
         assert process.exitcode == 0
     store = ArtifactStore(tmp_path / "packs")
     assert len(store.packs()) == 20
-    assert all(store.find(member) for member in kernels(20))
+    assert all(store.find(member) for member in several(20))
     assert not list(store.root.glob(".*"))
 
 
@@ -183,7 +165,7 @@ def test_lookup_over_many_packs_is_fast(
     store: ArtifactStore, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # only the lookup is timed
-    members = kernels(500)
+    members = several(500)
     for i, member in enumerate(members):
         publish(store, toolchain, [member], b"pack %d" % i)
     assert store.find(members[0]) is not None
@@ -198,7 +180,7 @@ def test_full_disk_publishes_nothing_and_keeps_what_was_there(
     small_disk: Path, tmp_path: Path, toolchain: Toolchain
 ) -> None:
     store = ArtifactStore(small_disk / "packs")
-    first, second = kernels(2)
+    first, second = several(2)
     compiled = tmp_path / "compiled.so"
     compiled.write_bytes(os.urandom(700_000))
     pack = store.publish(compiled, [first], toolchain)
@@ -212,7 +194,7 @@ def test_full_disk_publishes_nothing_and_keeps_what_was_there(
 
 
 def test_file_size_limit_counts_as_a_full_disk(store: ArtifactStore, toolchain: Toolchain) -> None:
-    (member,) = kernels(1)
+    (member,) = several(1)
     compiled = store.root.parent / "compiled.so"
     compiled.write_bytes(b"x" * 100_000)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -228,7 +210,7 @@ def test_file_size_limit_counts_as_a_full_disk(store: ArtifactStore, toolchain: 
 def test_files_left_aside_by_a_killed_process_are_removed(
     store: ArtifactStore, toolchain: Toolchain
 ) -> None:
-    (member,) = kernels(1)
+    (member,) = several(1)
     store.root.mkdir()
     old, recent = store.root / ".aside-old", store.root / ".aside-recent"
     for path in (old, recent):

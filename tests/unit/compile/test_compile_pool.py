@@ -15,28 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.core.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.core.operation import Operation
-from gemmsmith.core.problem import DType, Layout
+from gemmsmith.core.problem import DType
 from tests.support import fake_nvcc
-from tuner.backends.cutlass.operation import kernel
+from tests.support.candidates import several
 from tuner.compile import ArtifactStore, Builder, nvcc
 from tuner.errors import CompileFailed, DiskFull, JobAborted
 from tuner.trial import FailureKind
-
-
-def kernels(count: int, dtype: DType = DType.BF16) -> list[Kernel]:
-    return [
-        kernel(
-            operation=Operation.of(dtype, Layout.TN),
-            tile=(64, 16 * (1 + i), 64),
-            mainloop=MainloopSchedule.PINGPONG,
-            epilogue=EpilogueSchedule.TMA,
-            scheduler=TileScheduler.PERSISTENT,
-            alignment=8,
-        )
-        for i in range(count)
-    ]
 
 
 @pytest.fixture
@@ -71,7 +55,7 @@ def test_builds_once_and_finds_it_the_next_time(
     store: ArtifactStore, scratch: Path, tmp_path: Path
 ) -> None:
     builder = Builder(store, fake_nvcc.toolchain(tmp_path), workers=2)
-    wanted = kernels(5)
+    wanted = several(5)
     built = list(builder.build([*wanted, wanted[0]]))
     assert sorted(item.kernel.name for item in built) == sorted(each.name for each in wanted)
     for item in built:
@@ -89,7 +73,7 @@ def test_builds_once_and_finds_it_the_next_time(
 def test_kernel_that_does_not_compile_is_one_failure(
     store: ArtifactStore, scratch: Path, tmp_path: Path
 ) -> None:
-    wanted = kernels(5)
+    wanted = several(5)
     bad = wanted[3]
     builder = Builder(store, fake_nvcc.toolchain(tmp_path, bad=[bad.name]), workers=1)
     built = {item.kernel.name: item for item in builder.build(wanted)}
@@ -107,7 +91,7 @@ def test_kernel_that_does_not_compile_is_one_failure(
 def test_kernel_that_the_compiler_does_not_name_is_found_by_halving(
     store: ArtifactStore, scratch: Path, tmp_path: Path
 ) -> None:
-    wanted = kernels(8)
+    wanted = several(8)
     bad = [wanted[1].name, wanted[6].name]
     toolchain = fake_nvcc.toolchain(tmp_path, bad=bad, message="internal error: no idea where")
     built = list(Builder(store, toolchain, workers=1).build(wanted))
@@ -119,7 +103,7 @@ def test_kernel_that_the_compiler_does_not_name_is_found_by_halving(
 def test_closing_the_generator_kills_the_compilers_and_their_helpers(
     store: ArtifactStore, scratch: Path, tmp_path: Path
 ) -> None:
-    quick, slow = kernels(2)
+    quick, slow = several(2)
     builder = Builder(store, fake_nvcc.toolchain(tmp_path, slow=[slow.name]), workers=2)
     results = builder.build([quick, slow])
     assert next(results).kernel == quick
@@ -135,7 +119,7 @@ def test_closing_the_generator_kills_the_compilers_and_their_helpers(
 def test_another_thread_can_stop_a_build(
     store: ArtifactStore, scratch: Path, tmp_path: Path
 ) -> None:
-    quick, slow = kernels(2)
+    quick, slow = several(2)
     builder = Builder(store, fake_nvcc.toolchain(tmp_path, slow=[slow.name]), workers=2)
     builder.stop()  # nothing to stop yet: harmless
     results = builder.build([quick, slow])
@@ -154,7 +138,7 @@ def test_another_thread_can_stop_a_build(
 def test_compilation_goes_on_while_the_caller_is_busy(
     store: ArtifactStore, scratch: Path, tmp_path: Path
 ) -> None:
-    wanted = kernels(3, DType.BF16) + kernels(3, DType.FP16)
+    wanted = several(3, DType.BF16) + several(3, DType.FP16)
     results = Builder(store, fake_nvcc.toolchain(tmp_path), workers=1).build(wanted)
     next(results)
     wait_for(lambda: len(ArtifactStore(store.root).packs()) == 2)
@@ -171,11 +155,11 @@ def test_process_that_ends_leaves_no_compiler(scratch: Path, tmp_path: Path, end
             import os, signal
             from pathlib import Path
             from tests.support import fake_nvcc
-            from tests.unit.compile.test_compile_pool import kernels
+            from tests.support.candidates import several
             from tuner.compile import ArtifactStore, Builder
 
             here = Path({str(tmp_path)!r})
-            quick, slow = kernels(2)
+            quick, slow = several(2)
             toolchain = fake_nvcc.toolchain(here, slow=[slow.name])
             builder = Builder(ArtifactStore(here / "packs"), toolchain, workers=2)
             results = builder.build([quick, slow])
@@ -203,7 +187,7 @@ def test_process_that_ends_leaves_no_compiler(scratch: Path, tmp_path: Path, end
 def test_compiler_that_hangs_is_a_failure_of_its_kernel(
     store: ArtifactStore, scratch: Path, tmp_path: Path
 ) -> None:
-    wanted = kernels(3)
+    wanted = several(3)
     toolchain = fake_nvcc.toolchain(tmp_path, slow=[wanted[2].name])
     builder = Builder(store, toolchain, workers=1, time_limit_s=5.0)
     built = {item.kernel: item for item in builder.build(wanted)}
@@ -230,7 +214,7 @@ def test_fault_of_the_machine_is_raised_and_not_blamed_on_kernels(
     error: type[Exception],
     says: str,
 ) -> None:
-    wanted = kernels(4)
+    wanted = several(4)
     toolchain = fake_nvcc.toolchain(tmp_path, bad=[wanted[0].name], message=message)
     with pytest.raises(error, match=says):
         list(Builder(store, toolchain, workers=1).build(wanted))
@@ -241,7 +225,7 @@ def test_fault_of_the_machine_is_raised_and_not_blamed_on_kernels(
 def test_compiler_out_of_memory_is_tried_again_with_less_at_once(
     store: ArtifactStore, scratch: Path, tmp_path: Path
 ) -> None:
-    wanted = kernels(4)
+    wanted = several(4)
     message = "nvcc error : 'cicc' died due to signal 9 (Kill signal)"
     toolchain = fake_nvcc.toolchain(tmp_path, bad=[wanted[0].name], message=message)
     built = {item.kernel: item for item in Builder(store, toolchain, workers=2).build(wanted)}
@@ -254,7 +238,7 @@ def test_compiler_out_of_memory_is_tried_again_with_less_at_once(
 def test_full_disk_in_the_store_is_raised_and_loses_nothing(
     small_disk: Path, scratch: Path, tmp_path: Path
 ) -> None:
-    first, second = kernels(2)
+    first, second = several(2)
     builder = Builder(ArtifactStore(small_disk / "packs"), fake_nvcc.toolchain(tmp_path))
     (built,) = builder.build([first])
     (small_disk / "ballast").write_bytes(bytes(4096 * (os.statvfs(small_disk).f_bavail)))

@@ -105,3 +105,11 @@ def binding(tmp_path_factory: pytest.TempPathFactory) -> Dispatch:
         found = Dispatch.of("cpu", stream=lambda index: 77)
     assert found is not None
     return found
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def computing(request: pytest.FixtureRequest) -> str:
+    """Everything must hold with tuned kernels and without any."""
+    if request.param == "kernels":
+        request.getfixturevalue("engine")
+    return str(request.param)

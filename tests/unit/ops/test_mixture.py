@@ -6,7 +6,7 @@ The passes over memory are torch's here; tests/gpu/test_mixture.py has the kerne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.products import passes
 from gemmsmith.ops.products.grouped import aligned
 from gemmsmith.ops.products.routing import route
-from tests.support.mixtures import close, reference
+from tests.support.mixtures import close, compared, reference
 from tests.support.stand_in import Chooser, Host
 
 TOKENS, CHOSEN, EXPERTS, WIDTH, INNER = 37, 3, 5, 32, 16
@@ -38,22 +38,6 @@ def layer(tokens: int = TOKENS, dtype: torch.dtype = torch.bfloat16) -> Layer:
     """Tokens, shares, gate_up, down."""
     sizes = (tokens, WIDTH), (tokens, CHOSEN), (EXPERTS, 2 * INNER, WIDTH), (EXPERTS, WIDTH, INNER)
     return tuple(torch.randn(size).to(dtype).requires_grad_() for size in sizes)
-
-
-def compared(
-    compute: Callable[..., torch.Tensor], operands: Layer, chosen: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The result and the gradients that are wanted, each with the one in FP64."""
-    exact = [one.detach().double().requires_grad_(one.requires_grad) for one in operands]
-    wanted = reference(exact[0], chosen, *exact[1:])
-    found = compute(operands[0], chosen, *operands[1:])
-    # Of one token the terms of a random gradient may cancel.
-    gradient = torch.randn_like(found).bfloat16() if len(found) > 1 else found.detach()
-    yield found, wanted.detach()
-    leaves = [[one for one in some if one.requires_grad] for some in (operands, exact)]
-    ours = torch.autograd.grad(found, leaves[0], gradient.to(found.dtype))
-    theirs = torch.autograd.grad(wanted, leaves[1], gradient.double())
-    yield from zip(ours, theirs, strict=True)
 
 
 @pytest.mark.parametrize("of_others", [0, 3])

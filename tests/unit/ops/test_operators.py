@@ -21,14 +21,6 @@ BF16 = torch.bfloat16
 Runs = Callable[[], int]
 
 
-@pytest.fixture(params=["kernels", "torch"])
-def computing(request: pytest.FixtureRequest) -> str:
-    """Everything must hold with tuned kernels and without any."""
-    if request.param == "kernels":
-        request.getfixturevalue("engine")
-    return str(request.param)
-
-
 def random(*size: int, dtype: torch.dtype = BF16, grad: bool = True) -> torch.Tensor:
     return torch.randn(size, dtype=dtype).requires_grad_(grad)
 

@@ -54,14 +54,6 @@ def check_fp8(found: torch.Tensor, value: torch.Tensor, scale: float = 1.0) -> N
     torch.testing.assert_close(found.double(), expected, rtol=2**-4 + 2**-7, atol=2**-9)
 
 
-@pytest.fixture(params=["kernels", "torch"])
-def computing(request: pytest.FixtureRequest) -> str:
-    """Everything must hold with tuned kernels and without any."""
-    if request.param == "kernels":
-        request.getfixturevalue("engine")
-    return str(request.param)
-
-
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("leading", [(M,), (2, 3), (1,)])
 def test_an_fp8_result_and_its_amax(

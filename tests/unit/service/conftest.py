@@ -43,3 +43,9 @@ def client(settings: Settings) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def device() -> str:
     return H200.slug
+
+
+@pytest.fixture
+def http(settings: Settings) -> Iterator[httpx.Client]:
+    with running(settings) as client:
+        yield client

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Engine, event
 
 from gemmsmith.answers.answer import Answer
 from gemmsmith.core.config import Match, Use
 from gemmsmith.core.problem import DType, Problem
 from service.lookup import find
 from service.lookup.find import Chart, Charted
+from tests.support.queries import statements
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tuner.store import Store
@@ -31,22 +29,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
     promote(settings, winner(KNOWN))
     with Store.open(settings.database) as opened:
         yield opened
-
-
-@contextmanager
-def statements() -> Iterator[list[str]]:
-    """Queries made meanwhile."""
-    asked: list[str] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if statement.startswith("SELECT"):
-            asked.append(statement)
-
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
-        yield asked
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
 
 
 def answer(store: Store, drawn: Chart, problem: Problem) -> Answer:
@@ -72,7 +54,7 @@ def test_a_prediction_looks_at_the_marks_and_for_its_kernels_pack(
     with running(settings) as http:
         ask(http, 64)
         for m in range(72, 200, 8):
-            with statements() as asked:
+            with statements("SELECT") as asked:
                 ask(http, m)
             assert len(asked) <= 2, asked
 

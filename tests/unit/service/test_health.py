@@ -9,17 +9,17 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import text
 
 from gemmsmith.core.problem import Problem
 from service.cli import checks
 from service.http import readiness
 from service.http.access import Scope
 from tests.support.processes import serving, until
+from tests.support.queries import statements
 from tests.support.serving import new_settings, promote, running, winner
 from tuner.errors import SchemaChanged
 from tuner.store import Store, head
@@ -125,21 +125,11 @@ def test_a_database_that_cannot_be_written_is_not_ready(tmp_path: Path) -> None:
 def test_asking_often_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "FRESH_S", 0.5)
     settings = new_settings(tmp_path)
-    looks: list[str] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "alembic_version" in statement:
-            looks.append(statement)
-
-    with running(settings) as client:
-        event.listen(Engine, "before_cursor_execute", note)
-        try:
-            began = time.monotonic()
-            for _ in range(200):
-                assert client.get("/readyz").json()["status"] == "ok"
-            took = time.monotonic() - began
-        finally:
-            event.remove(Engine, "before_cursor_execute", note)
+    with running(settings) as client, statements("alembic_version") as looks:
+        began = time.monotonic()
+        for _ in range(200):
+            assert client.get("/readyz").json()["status"] == "ok"
+        took = time.monotonic() - began
     writes = [statement for statement in looks if statement.startswith("UPDATE")]
     assert len(writes) == 1
     assert len(looks) - len(writes) <= 4 * (took / readiness.FRESH_S + 1)

@@ -43,12 +43,6 @@ def settings(tmp_path: Path) -> Settings:
     return new_settings(tmp_path)
 
 
-@pytest.fixture
-def http(settings: Settings) -> Iterator[httpx.Client]:
-    with running(settings) as client:
-        yield client
-
-
 def pages(http: httpx.Client, href: str) -> Iterator[list[dict[str, Any]]]:
     while href:
         reply = http.get(href)

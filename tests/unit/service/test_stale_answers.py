@@ -14,7 +14,7 @@ from gemmsmith import Client, Config, Problem, Snapshot, Use
 from gemmsmith.answers.answer import Answer
 from service.settings import Settings
 from tests.support.processes import until
-from tests.support.serving import ENVIRONMENT, H200, new_settings, promote, running, winner
+from tests.support.serving import ENVIRONMENT, H200, new_settings, promote, winner
 from tests.support.snapshots import BIG, CONFIG, row, snapshot
 from tuner.store import Store
 
@@ -31,12 +31,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     settings = new_settings(tmp_path / "service")
     promote(settings, winner(KNOWN), replace(winner(FRESH), environment=NEWER))
     return settings
-
-
-@pytest.fixture
-def http(settings: Settings) -> Iterator[httpx.Client]:
-    with running(settings) as client:
-        yield client
 
 
 @pytest.fixture

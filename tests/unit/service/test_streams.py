@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Engine, event
 
 from gemmsmith.core.problem import Problem
 from service.http.access import Scope
 from service.settings import Settings
 from tests.support.processes import until
+from tests.support.queries import statements
 from tests.support.serving import new_settings, running
 from tuner.jobs import LeasedJob, Queue, news
 from tuner.jobs.news import News
@@ -52,22 +51,6 @@ def leased(store: Store, size: int = 64) -> LeasedJob:
     return job
 
 
-@contextmanager
-def watching_queries() -> Iterator[list[str]]:
-    """The statements about jobs that anybody in this process executes."""
-    seen: list[str] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "FROM job" in statement:
-            seen.append(statement)
-
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
-        yield seen
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
-
-
 class Follower:
     """A client of a stream: what it got, and whether the stream has ended."""
 
@@ -100,12 +83,12 @@ def test_many_streams_are_fed_by_one_look(settings: Settings, store: Store) -> N
         ]
         until(lambda: all(len(one.lines) == 3 for one in followers), "not all have begun")
         time.sleep(3 * POLL_S)
-        with watching_queries() as queries:
+        with statements("FROM job") as queries:
             began = time.monotonic()
             time.sleep(10 * POLL_S)
             looks = (time.monotonic() - began) / POLL_S + 1
         assert 5 <= len(queries) <= looks, "one a look, not one a stream"
-        with watching_queries() as queries:
+        with statements("FROM job") as queries:
             began = time.monotonic()
             for job in jobs:
                 job.progress("screen", 1, 10, None, None)
@@ -198,7 +181,7 @@ def test_news_of_many_jobs_are_read_together(
         assert reader.newest([*ids, "unknown"]) == {
             name: 2 + (number % 2 == 0) for number, name in enumerate(ids)
         }
-        with watching_queries() as queries:
+        with statements("FROM job") as queries:
             found = reader.since(dict.fromkeys(ids, 2))
         assert len(queries) == 2
         assert [(one.job, one.id, one.kind) for one in found] == [

@@ -46,12 +46,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 @pytest.fixture
-def http(settings: Settings) -> Iterator[httpx.Client]:
-    with running(settings) as client:
-        yield client
-
-
-@pytest.fixture
 def client(http: httpx.Client) -> Iterator[Client]:
     with Client(str(http.base_url), cache_dir=None, retries=0) as found:
         yield found

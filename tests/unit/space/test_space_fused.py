@@ -14,15 +14,11 @@ from gemmsmith.core.kernel import (
 )
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import Problem
-from tests.support.epilogues import FUSED
 from tests.support.replacing import replace
-from tuner.arch import ARCHITECTURES
-from tuner.backends import Level, candidates, kernels, refusal
+from tuner.backends import candidates, kernels, refusal
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import kernel, named
-from tuner.backends.registry import BACKENDS
 from tuner.backends.unit import unit_source
-from tuner.errors import NoLegalCandidate
 from tuner.search.cost_model import AnalyticModel
 
 M, N, K = 4096, 3072, 768
@@ -31,27 +27,6 @@ M, N, K = 4096, 3072, 768
 def fused(epilogue: str, dtype: str = "bf16", layout: str = "tn", **extents: int) -> Problem:
     operation = Operation.of(dtype, layout, epilogue=epilogue)
     return Problem.of(operation, **{"m": M, "n": N, "k": K, **extents})
-
-
-@pytest.mark.parametrize("epilogue", FUSED)
-@pytest.mark.parametrize(
-    ("dtype", "layout"), [("bf16", "tn"), ("bf16", "tt"), ("fp16", "tn"), ("fp8_e4m3", "tn")]
-)
-def test_there_are_kernels_that_pass_the_rules(epilogue: str, dtype: str, layout: str) -> None:
-    problem = fused(epilogue, dtype, layout)
-    found = [cutlass(each) for each in kernels(problem)]
-    assert len(found) >= 40
-    for each in found:
-        assert refusal(each, problem) is None
-        assert f"_then_{epilogue}" in each.name
-        assert each.epilogue is EpilogueSchedule.TMA
-        assert each.scheduler is TileScheduler.PERSISTENT
-    assert {each.mainloop for each in found} == {
-        MainloopSchedule.PINGPONG,
-        MainloopSchedule.COOPERATIVE,
-    }
-    assert {each.swapped for each in found} == {True, False}
-    assert len({each.name for each in found}) == len(found)
 
 
 def test_the_curated_ones_are_a_part_of_the_bare_products() -> None:
@@ -102,25 +77,6 @@ def test_what_is_fused_costs_something_and_less_than_a_pass_of_its_own(h200: Dev
     pass_us = 2 * M * N * 2 / 4e6
     for epilogue in ("bias", "bias_gelu_tanh", "bias_gelu_tanh_aux", "residual"):
         assert plain * 0.9 < times(epilogue) < plain + pass_us
-
-
-def test_only_the_backend_with_visitor_trees_has_them() -> None:
-    operation = fused("bias").operation
-    for backend in BACKENDS.values():
-        for arch in ARCHITECTURES.values():
-            expected = backend.name == "cutlass3x" and arch.name == "sm90"
-            assert backend.supports(operation, arch) is expected
-
-
-@pytest.mark.parametrize(("n", "k"), [(3076, 768), (3072, 764)])
-def test_rows_that_tma_cannot_move_are_left_to_torch(n: int, k: int) -> None:
-    with pytest.raises(NoLegalCandidate):
-        kernels(fused("bias", n=n, k=k))
-
-
-def test_the_list_of_all_is_wider() -> None:
-    problem = fused("bias_residual")
-    assert len(kernels(problem, level=Level.FULL)) > 10 * len(kernels(problem))
 
 
 LINEAR = "MultiplyAdd<Alpha, Accumulator, Bias<D>>"

@@ -6,17 +6,16 @@ import pytest
 
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import Backend, MainloopSchedule, TileScheduler, cutlass
-from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
+from tests.support.epilogues import GATED
 from tests.support.replacing import replace
 from tuner.backends import Level, candidates, kernels, refusal
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import named
 from tuner.backends.unit import unit_source
 from tuner.errors import NoLegalCandidate
-
-GATED = [each for each in Epilogue if each.is_gated]
 
 
 def gated(epilogue: str, dtype: str = "bf16", **extents: int) -> Problem:

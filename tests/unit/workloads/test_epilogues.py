@@ -7,7 +7,7 @@ import torch
 
 from gemmsmith.core.operation import Epilogue
 from gemmsmith.core.problem import Problem
-from tests.support.epilogues import FUSED
+from tests.support.epilogues import BACKWARD, FUSED, GATED
 from tests.support.judging import SMALL, judged, right_answer
 from tuner.trial import FailureKind
 from tuner.workloads import ways
@@ -16,8 +16,6 @@ from tuner.workloads.registry import workload_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
-GATED = [epilogue for epilogue in Epilogue if epilogue.is_gated]
-BACKWARD = [epilogue for epilogue in Epilogue if epilogue.backward]
 PROBLEMS = [
     *(Problem(m=96, n=80, k=208, dtype=f"bf16.then_{epilogue}") for epilogue in FUSED),
     *(Problem(m=33, n=24, k=40, dtype=f"fp16.then_{epilogue}") for epilogue in FUSED),

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from gemmsmith.core.device import DeviceModel
-from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.operation import DType, Operation, Scaling, layouts_of
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.runtime.abi import SCALING_CODES
-from tests.support.candidates import KERNEL
-from tests.support.replacing import replace
-from tuner.trial import Failure, FailureKind
+from tests.support.judging import SMALL, judged
+from tuner.trial import FailureKind
 from tuner.workloads import ways
 from tuner.workloads.footprint import footprint
 from tuner.workloads.operands import HOST, Operands, bits, poison, untouched
-from tuner.workloads.reference import Reference, tolerance
+from tuner.workloads.reference import tolerance
 from tuner.workloads.registry import WORKLOADS, workload_of
 from tuner.workloads.workload import OperandSet, Way
-
-SMALL = DeviceModel(name="host", arch="sm90", sm_count=1, memory_bytes=16 * 2**30, l2_bytes=100_000)
 
 ROWS = ("fp8_e4m3.scale_row", "fp8_e5m2.scale_row")
 INT8 = ("int8", "int8.out_bf16", "int8.out_bf16.scale_row")
@@ -55,19 +49,6 @@ def right_answer(operands: Operands) -> torch.Tensor:
     if arguments.beta:
         product += operands.check.double() * arguments.beta
     return product.to(first.d.dtype)
-
-
-def judged(operands: Operands, answer: torch.Tensor) -> tuple[float, Failure | None]:
-    """Error over its bound of an output, and why it is refused."""
-    reference = Reference(operands)
-    operands.sets[0].d.copy_(answer)
-    operands.check.copy_(answer)
-    problem = operands.problem
-    kernel: AnyKernel = replace(KERNEL, dtype=problem.dtype, layout=problem.layout)
-    correctness, failure = reference.check(kernel, claims_order=True)
-    if correctness is None:
-        return math.inf, failure
-    return correctness.error / (correctness.tolerance or 1.0), None
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
