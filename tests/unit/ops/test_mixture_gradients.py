@@ -13,8 +13,8 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn import functional
 
 import gemmsmith
-from tests.support.mixtures import close, reference
-from tests.unit.ops.test_mixture import EXPERTS, Layer, compared, index, layer
+from tests.support.mixtures import close, compared, reference
+from tests.unit.ops.test_mixture import EXPERTS, Layer, index, layer
 
 torch._dynamo.config.recompile_limit = 64
 

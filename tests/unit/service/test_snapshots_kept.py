@@ -7,7 +7,6 @@ import gzip
 import random
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,9 +26,9 @@ from service.lookup.devices import Catalogue
 from service.lookup.snapshots import KEPT, PacksToRun, Snapshots, WrittenSnapshot
 from service.settings import Settings
 from tests.compat.test_old_clients import by_library
+from tests.support.queries import statements
 from tests.support.replacing import replace
-from tests.support.serving import ENVIRONMENT, H100, H200, new_settings, promote, running, winner
-from tests.unit.service.test_chart import statements
+from tests.support.serving import ENVIRONMENT, H100, H200, new_settings, promote, winner
 from tuner.compile import ArtifactStore
 from tuner.errors import StoreError
 from tuner.store import Store
@@ -167,7 +166,7 @@ def test_only_what_changed_is_read(store: Store, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(documents, "row", counted)
     served.current(H200.slug, EVERYTHING)
     assert written == len(problems)
-    with statements() as asked:
+    with statements("SELECT") as asked:
         for abilities in CALLERS:
             served.current(H200.slug, abilities)
     assert not [each for each in asked if "problems" in each]
@@ -266,12 +265,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return settings
 
 
-@pytest.fixture
-def http(settings: Settings) -> Iterator[httpx.Client]:
-    with running(settings) as client:
-        yield client
-
-
 def test_a_client_of_earlier_releases_gets_the_whole(
     http: httpx.Client, settings: Settings
 ) -> None:
@@ -328,7 +321,7 @@ def test_a_refresh_takes_the_newest(http: httpx.Client, settings: Settings, tmp_
 
 def test_once_written_it_costs_a_look(http: httpx.Client) -> None:
     tag = http.get("/snapshot").headers["etag"]
-    with statements() as asked:
+    with statements("SELECT") as asked:
         for headers in ({}, {"If-None-Match": tag}, {"Accept-Encoding": "identity"}):
             assert http.get("/snapshot", headers=headers).headers["etag"] == tag
     assert asked
