@@ -13,8 +13,8 @@ from benchmarks import million
 from gemmsmith import Problem, Snapshot
 from service.lookup.abilities import EVERYTHING
 from service.settings import Settings
+from tests.support.queries import statements
 from tests.support.serving import H200, promote, running, winner
-from tests.unit.service.test_chart import statements
 from tests.unit.service.test_cold_answers import many, near
 from tests.unit.service.test_snapshots_kept import content, kept
 from tuner.store import Store
@@ -66,6 +66,6 @@ def test_neighbours_are_found_without_a_query_for_each(
 
     with running(settings) as http:
         http.timeout = 120.0
-        with statements() as made:
+        with statements("SELECT") as made:
             assert ask(http) > 150
     assert len([each for each in made if "winners" in each]) < 10

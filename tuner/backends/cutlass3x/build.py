@@ -87,7 +87,7 @@ def part(kernel: CutlassKernel) -> Part:
         EmitGemmUniversal3xInstance(),
         _SCALED_EPILOGUE,
         _ROW_SCALED_EPILOGUE,
-        _fused_epilogue(kernel),
+        "" if kernel.operation.is_grouped else _fused_epilogue(kernel),
     )
     return text.part(
         kernel,
