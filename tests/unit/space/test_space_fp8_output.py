@@ -72,8 +72,9 @@ def test_the_text_holds_the_epilogue_as_an_expression() -> None:
     text = unit_source([kernel]).replace("gemmsmith::", "")
     swapped = "true" if kernel.swapped else "false"
     assert (
-        "Fused<Multiply<OutputScale, StoreAmax<Apply<activation::gelu, MultiplyAdd<ScaledAlpha, Accumulator, "
-        f"Bias<cutlass::bfloat16_t>>>>>, {swapped}, cutlass::float_e4m3_t, float>" in text
+        "Fused<Multiply<OutputScale, StoreAmax<Apply<activation::gelu, MultiplyAdd<ScaledAlpha, "
+        f"Accumulator, Bias<cutlass::bfloat16_t>>>>>, {swapped}, cutlass::float_e4m3_t, float>"
+        in text
     )
 
 
