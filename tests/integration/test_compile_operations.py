@@ -97,6 +97,7 @@ FUSED = {
         "fp8_e4m3.then_bias_relu2", (128, 256, 128), COOPERATIVE, fast_accumulation=True
     ),
     "bias_residual": of("bf16.then_bias_residual", (128, 256, 64), COOPERATIVE, layout="tt"),
+    "bias_residual_relu": of("bf16.then_bias_residual_relu_aux", (128, 128, 64), COOPERATIVE),
     "bias_residual_swapped": of("fp16.then_bias_residual", (64, 16, 128), PINGPONG, swapped=True),
     "bias_scale_residual_aux": of(
         "bf16.then_bias_scale_residual_aux", (128, 256, 64), COOPERATIVE, cluster=(2, 1)

@@ -33,21 +33,29 @@ CUTLASS = {
 """,
     "cutlass/array.h": """
 namespace cutlass {
-template <class T, int Count> struct Array { T &operator[](int); T const &operator[](int) const; };
+template <class T, int Count> struct Array {
+  T values[Count];
+  T &operator[](int i) { return values[i]; }
+  T const &operator[](int i) const { return values[i]; }
+};
 template <class T> T fast_exp(T x) { return expf(x); }
 }
 """,
     "cutlass/epilogue/thread/activation.h": """
 namespace cutlass::epilogue::thread {
-template <class T> struct GELU;
-template <class T> struct GELU_taylor;
+template <class T> struct GELU { T operator()(T const &x) const { return x; } };
+template <class T> struct GELU_taylor : GELU<T> {};
 }
 """,
 }
-"""What the header needs of CUTLASS; only the derivatives are called."""
+"""What the header needs of CUTLASS, whose own functions are not tested here."""
 FUNCTION = """
 extern "C" void {0}(long count, const float *x, float *value, float *slope) {{
   each<gemmsmith::slope::{0}>(count, x, value, slope);
+}}
+extern "C" void {0}_of_arrays(const float *x, float *value) {{
+  using Array = cutlass::Array<float, 4>;
+  *(Array *)value = gemmsmith::activation::{0}<Array>{{}}(*(Array const *)x);
 }}
 """
 
@@ -91,3 +99,11 @@ def test_a_nan_stays_one(library: ctypes.CDLL, activation: Activation) -> None:
     value, slope = computed(library, activation, torch.tensor([float("nan")]))
     assert value.isnan().all()
     assert slope.isnan().all()
+
+
+@pytest.mark.parametrize("activation", [a for a in Activation if "gelu" not in a])
+def test_a_visitor_applies_it_to_arrays(library: ctypes.CDLL, activation: Activation) -> None:
+    x, value = torch.tensor([-2.0, -0.5, 0.0, 3.0]), torch.empty(4)
+    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, value))
+    getattr(library, f"{activation}_of_arrays")(*pointers)
+    torch.testing.assert_close(value, ACTIVATIONS[activation](x))

@@ -92,6 +92,12 @@ struct gelu<cutlass::Array<T, Count>> : OfEach<gelu, T, Count> {};
 template <class T, int Count>
 struct relu2<cutlass::Array<T, Count>> : OfEach<relu2, T, Count> {};
 
+template <class T, int Count>
+struct relu<cutlass::Array<T, Count>> : OfEach<relu, T, Count> {};
+
+template <class T, int Count>
+struct sigmoid<cutlass::Array<T, Count>> : OfEach<sigmoid, T, Count> {};
+
 template <class T>
 using gelu_tanh = cutlass::epilogue::thread::GELU_taylor<T>;
 
