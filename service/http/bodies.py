@@ -154,7 +154,7 @@ async def _client(scope: Scope) -> str:
     """Whose body it is.
 
     Raises:
-        ProblemError: a stranger's, who may send the forms only.
+        ProblemError: the client has no key; without one, only forms may be sent.
     """
     if scope["path"] in _FORMS:
         return client_name(scope)
