@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -159,6 +159,7 @@ def _drawn(name: str, problem: Problem, count: int, source: RandomSource) -> Seq
     return [row[:size].view(shape) for row in packed]
 
 
+@cache
 def _size(name: str) -> float:
     """The root mean square of an operand."""
     factor = root_mean_square(lambda x: torch.exp(FACTOR_SPREAD * x))

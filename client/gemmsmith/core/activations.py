@@ -40,6 +40,18 @@ def _relu2(x: Tensor) -> Tensor:
     return functional.relu(x).square()
 
 
+def _gelu(approximate: str) -> TorchFunction:
+    return TorchFunction(
+        partial(functional.gelu, approximate=approximate),
+        partial(_aten.gelu_backward, approximate=approximate),
+        lambda x, out: _aten.gelu.out(x, approximate=approximate, out=out),
+        lambda dy, x, _, out: _aten.gelu_backward.grad_input(
+            dy, x, approximate=approximate, grad_input=out
+        ),
+        ("gelu", "gelu_backward"),
+    )
+
+
 def _silu_gradient(dy: Tensor, x: Tensor) -> Tensor:
     if torch.is_grad_enabled() and (dy.requires_grad or x.requires_grad):
         # torch's silu_backward has no derivative: second gradients need it in parts.
@@ -50,22 +62,8 @@ def _silu_gradient(dy: Tensor, x: Tensor) -> Tensor:
 
 
 FUNCTIONS: Mapping[str, TorchFunction] = {
-    Activation.GELU_TANH: TorchFunction(
-        partial(functional.gelu, approximate="tanh"),
-        partial(_aten.gelu_backward, approximate="tanh"),
-        lambda x, out: _aten.gelu.out(x, approximate="tanh", out=out),
-        lambda dy, x, _, out: _aten.gelu_backward.grad_input(
-            dy, x, approximate="tanh", grad_input=out
-        ),
-        ("gelu", "gelu_backward"),
-    ),
-    Activation.GELU: TorchFunction(
-        functional.gelu,
-        _aten.gelu_backward,
-        lambda x, out: _aten.gelu.out(x, out=out),
-        lambda dy, x, _, out: _aten.gelu_backward.grad_input(dy, x, grad_input=out),
-        ("gelu", "gelu_backward"),
-    ),
+    Activation.GELU_TANH: _gelu("tanh"),
+    Activation.GELU: _gelu("none"),
     Activation.SILU: TorchFunction(
         functional.silu,
         _silu_gradient,

@@ -272,22 +272,17 @@ def _parts(epilogue: Epilogue) -> _Parts:
 
 def _steps(parts: _Parts) -> tuple[EpilogueStep, ...]:
     """The order in which a name lists the parts; what aux stores is the activation's argument."""
-    steps = []
-    if parts.row_scale:
-        steps.append(EpilogueStep(StepKind.MULTIPLY, "row_scale"))
-    if parts.bias:
-        steps.append(EpilogueStep(StepKind.ADD, "bias"))
-    residual = [EpilogueStep(StepKind.ADD, "residual")] if parts.residual else []
-    if parts.activation is not None:
-        steps += residual
-    if parts.aux:
-        steps.append(EpilogueStep(StepKind.STORE, "aux"))
-    if parts.activation is not None:
-        kind = StepKind.GATE if parts.gate else StepKind.APPLY
-        steps.append(EpilogueStep(kind, parts.activation))
-    if parts.column_scale:
-        steps.append(EpilogueStep(StepKind.MULTIPLY, "column_scale"))
-    return tuple(steps if parts.activation is not None else [*steps, *residual])
+    residual_first = parts.activation is not None
+    listed = (
+        (parts.row_scale, StepKind.MULTIPLY, "row_scale"),
+        (parts.bias, StepKind.ADD, "bias"),
+        (parts.residual and residual_first, StepKind.ADD, "residual"),
+        (parts.aux, StepKind.STORE, "aux"),
+        (parts.activation, StepKind.GATE if parts.gate else StepKind.APPLY, parts.activation or ""),
+        (parts.column_scale, StepKind.MULTIPLY, "column_scale"),
+        (parts.residual and not residual_first, StepKind.ADD, "residual"),
+    )
+    return tuple(EpilogueStep(kind, by) for is_part, kind, by in listed if is_part)
 
 
 _BACKWARD = {

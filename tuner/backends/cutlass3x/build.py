@@ -87,6 +87,7 @@ def part(kernel: CutlassKernel) -> Part:
         EmitGemmUniversal3xInstance(),
         _SCALED_EPILOGUE,
         _ROW_SCALED_EPILOGUE,
+        # `Grouped3x` has no epilogue: gates of groups have kernels of the backend `cute`.
         "" if kernel.operation.is_grouped else _fused_epilogue(kernel),
     )
     return text.part(

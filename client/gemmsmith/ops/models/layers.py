@@ -155,9 +155,8 @@ def _fused_with(
     includes.
     """
     x, weight, bias, activation = call.x, call.weight, call.bias, call.activation
-    up, is_gated, way = None, isinstance(call, GatedCall), None
-    if isinstance(call, GatedCall):
-        up = call.up
+    up = call.up if isinstance(call, GatedCall) else None
+    is_gated, way = isinstance(call, GatedCall), None
     if wants_gradient(x, weight, up, bias) and (not is_gated or activation in GATES):
         layer, down, count = second(module, following)
         if down is not None and activation is not None:
