@@ -68,8 +68,8 @@ def test_what_is_fused_costs_something_and_less_than_passes_of_its_own(h200: Dev
 
 def test_the_source_names_the_whole_epilogue() -> None:
     source = unit_source([kernels(problem("dgelu_tanh_gate_act"))[0]])
-    assert '#include "gemmsmith/backward3x.hpp"' in source
-    assert "gemmsmith::Backward<gemmsmith::slope::gelu_tanh, true, true, false," in source
-    assert "BackwardGemm3x<" in source
+    assert '#include "gemmsmith/differentiate.hpp"' in source
+    assert "gemmsmith::Differentiate<gemmsmith::slope::gelu_tanh, true, true, false>" in source
+    assert "FusedGemm3x<" in source
     source = unit_source([kernels(problem("drelu2_bgrad"))[0]])
-    assert "gemmsmith::Backward<gemmsmith::slope::relu2, false, false, true," in source
+    assert "gemmsmith::Differentiate<gemmsmith::slope::relu2, false, false, true>" in source

@@ -22,11 +22,6 @@ _ROW_SCALED_EPILOGUE = _SCALED_EPILOGUE.replace("::Scaled", "::RowScaled")
 
 _FUSED_EPILOGUE = "gemmsmith::Fused<{expression}, {swapped}, ${{element_d}}, ${{element_epilogue}}>"
 
-_BACKWARD_EPILOGUE = (
-    "gemmsmith::Backward<gemmsmith::slope::{activation}, {gated}, {activated}, {bias_gradient},"
-    " ${{element_d}}, ${{element_epilogue}}>"
-)
-
 _GATED = """using {name}_tile = cute::Shape<{tile}>;
 using {name}_epilogue = gemmsmith::{epilogue}<
     {name}_tile, gemmsmith::activation::{activation}, {stored}{pingpong}, {d}>;
@@ -72,8 +67,6 @@ def part(kernel: CutlassKernel) -> Part:
             definition=_gated(kernel),
             adapter=f"GatedGemm3x<{struct}, {traits}>",
         )
-    elif kernel.operation.epilogue.backward:
-        adapter = f"BackwardGemm3x<{struct}, {traits}, {swapped}>"
     elif kernel.operation.is_fused:
         adapter = f"FusedGemm3x<{struct}, {traits}, {swapped}>"
     else:
@@ -131,24 +124,20 @@ def _promotes(kernel: CutlassKernel) -> bool:
 
 
 def _fused_epilogue(kernel: CutlassKernel) -> str:
-    """The fusion operation of `fused3x.hpp` or `backward3x.hpp`. CUTLASS's emitter fills in the
-    element types of D and of the computation.
+    """The fusion operation of `fused3x.hpp`. CUTLASS's emitter fills in the element types of D and
+    of the computation.
     """
-    operation = kernel.operation
-    if backward := operation.epilogue.backward:
-        return _BACKWARD_EPILOGUE.format(
-            activation=backward.activation,
-            gated=text.boolean(backward.gated),
-            activated=text.boolean(backward.activated),
-            bias_gradient=text.boolean(backward.bias_gradient),
-        )
     return _FUSED_EPILOGUE.format(
-        expression=_expression(operation), swapped=text.boolean(kernel.swapped)
+        expression=_expression(kernel.operation), swapped=text.boolean(kernel.swapped)
     )
 
 
 def _expression(operation: Operation) -> str:
-    """What follows the product, of the nodes of `fused3x.hpp`."""
+    """What follows the product, of the nodes of `fused3x.hpp` and `differentiate.hpp`."""
+    if backward := operation.epilogue.backward:
+        parts = (backward.gated, backward.activated, backward.bias_gradient)
+        slope = _node(f"slope::{backward.activation}")
+        return _node("Differentiate", slope, *map(text.boolean, parts))
     d = "${element_d}"
     bias = DataTypeTag[DATA_TYPES[operation.bias]] if operation.stores_fp8 else d
     operands = {
@@ -192,7 +181,7 @@ def _header(kernel: CutlassKernel) -> str:
     if kernel.operation.is_grouped:
         return "grouped3x"
     if kernel.operation.epilogue.backward:
-        return "backward3x"
+        return "differentiate"
     if kernel.operation.is_fused:
         return "fused3x"
     if is_padded(kernel):

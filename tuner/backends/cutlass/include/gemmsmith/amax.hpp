@@ -7,8 +7,8 @@
 #pragma once
 
 #include "cutlass/epilogue/collective/collective_builder.hpp"
-#include "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp"
 #include "cutlass/functional.h"
+#include "gemmsmith/visitor.hpp"
 
 namespace gemmsmith {
 
@@ -27,51 +27,23 @@ struct Largest {
   }
 };
 
+struct AmaxArguments {
+  float* amax = nullptr; /* null: not wanted */
+};
+
 /* A node of a visitor tree that passes its child's values on.
  *
  * CUTLASS's `Sm90ScalarReduction` does the same, but each launch fills the result first, and each
  * thread adds to memory.
  */
 template <class CtaTile>
-struct Amax {
+struct Amax : PassiveVisitor<AmaxArguments> {
   struct SharedStorage {};
-  struct Arguments {
-    float* amax = nullptr; /* null: not wanted */
-  };
-  using Params = Arguments;
-
-  template <class ProblemShape>
-  static constexpr Params to_underlying_arguments(ProblemShape const&, Arguments const& arguments,
-                                                  void*) {
-    return arguments;
-  }
-  template <class ProblemShape>
-  static bool can_implement(ProblemShape const&, Arguments const&) {
-    return true;
-  }
-  template <class ProblemShape>
-  static size_t get_workspace_size(ProblemShape const&, Arguments const&) {
-    return 0;
-  }
-  template <class ProblemShape>
-  static cutlass::Status initialize_workspace(ProblemShape const&, Arguments const&, void*,
-                                              cudaStream_t, cutlass::CudaHostAdapter* = nullptr) {
-    return cutlass::Status::kSuccess;
-  }
 
   CUTLASS_HOST_DEVICE Amax() {}
-  CUTLASS_HOST_DEVICE Amax(Params const& params, SharedStorage const&) : amax(params.amax) {}
+  CUTLASS_HOST_DEVICE Amax(AmaxArguments const& params, SharedStorage const&) : amax(params.amax) {}
 
   float* amax = nullptr;
-
-  CUTLASS_DEVICE bool is_producer_load_needed() const { return false; }
-  CUTLASS_DEVICE bool is_C_load_needed() const { return false; }
-
-  template <class... Args>
-  CUTLASS_DEVICE auto get_producer_load_callbacks(
-      cutlass::epilogue::fusion::detail::ProducerLoadArgs<Args...> const&) {
-    return cutlass::epilogue::fusion::EmptyProducerLoadCallbacks{};
-  }
 
   template <class Coordinates, class Residue>
   struct ConsumerStoreCallbacks : cutlass::epilogue::fusion::EmptyConsumerStoreCallbacks {

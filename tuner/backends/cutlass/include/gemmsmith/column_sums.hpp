@@ -4,16 +4,23 @@
  * no room for, and takes widths that are powers of two. Here the sums of a part of the epilogue
  * (EpilogueTile's columns) leave the registers with that part: lanes, then warps are added up in a
  * fixed order, and the tile's row goes to `rows`, packed: [tiles along M, tiles along N * width].
- * Rows beyond M must be zeros.
+ * Rows beyond M must be zeros. A second kernel adds up the tiles' rows in their order: no atomics,
+ * the same bits every time.
  */
 #pragma once
 
-#include "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp"
+#include "cutlass/arch/grid_dependency_control.h"
+#include "gemmsmith/gemm3x.hpp"
+#include "gemmsmith/visitor.hpp"
 
 namespace gemmsmith {
 
+struct ColumnSumsArguments {
+  float* rows = nullptr;
+};
+
 template <class CtaTile, class EpilogueTile>
-struct ColumnSums {
+struct ColumnSums : PassiveVisitor<ColumnSumsArguments> {
   static constexpr int kTileM = cute::size<0>(CtaTile{}), kTileN = cute::size<1>(CtaTile{});
   static constexpr int kColumns = cute::size<1>(EpilogueTile{});
   static constexpr int kPartsM = kTileM / cute::size<0>(EpilogueTile{});
@@ -23,47 +30,13 @@ struct ColumnSums {
   struct SharedStorage {
     alignas(16) float sums[kWarps][kColumns];
   };
-  struct Arguments {
-    float* rows = nullptr;
-  };
-  struct Params {
-    float* rows = nullptr;
-  };
-
-  template <class ProblemShape>
-  static constexpr Params to_underlying_arguments(ProblemShape const&, Arguments const& arguments,
-                                                  void*) {
-    return {arguments.rows};
-  }
-  template <class ProblemShape>
-  static bool can_implement(ProblemShape const&, Arguments const&) {
-    return true;
-  }
-  template <class ProblemShape>
-  static size_t get_workspace_size(ProblemShape const&, Arguments const&) {
-    return 0;
-  }
-  template <class ProblemShape>
-  static cutlass::Status initialize_workspace(ProblemShape const&, Arguments const&, void*,
-                                              cudaStream_t, cutlass::CudaHostAdapter* = nullptr) {
-    return cutlass::Status::kSuccess;
-  }
 
   CUTLASS_HOST_DEVICE ColumnSums() {}
-  CUTLASS_HOST_DEVICE ColumnSums(Params const& params, SharedStorage const& storage)
+  CUTLASS_HOST_DEVICE ColumnSums(ColumnSumsArguments const& params, SharedStorage const& storage)
       : rows(params.rows), shared(const_cast<SharedStorage*>(&storage)) {}
 
   float* rows = nullptr;
   SharedStorage* shared = nullptr;
-
-  CUTLASS_DEVICE bool is_producer_load_needed() const { return false; }
-  CUTLASS_DEVICE bool is_C_load_needed() const { return false; }
-
-  template <class... Args>
-  CUTLASS_DEVICE auto get_producer_load_callbacks(
-      cutlass::epilogue::fusion::detail::ProducerLoadArgs<Args...> const&) {
-    return cutlass::epilogue::fusion::EmptyProducerLoadCallbacks{};
-  }
 
   template <class Sums, class Coordinates>
   struct ConsumerStoreCallbacks : cutlass::epilogue::fusion::EmptyConsumerStoreCallbacks {
@@ -152,6 +125,69 @@ struct ColumnSums {
     float* row = inside ? rows + m * pitch + n * kTileN : nullptr;
     return ConsumerStoreCallbacks<decltype(sums), decltype(coordinates)>(sums, coordinates, row,
                                                                           shared, args.thread_idx);
+  }
+};
+
+template <class ElementD>
+struct SumRowsParams {
+  float const* partials; /* [rows, pitch] */
+  ElementD* sums;        /* [columns] */
+  int32_t rows, columns;
+  int64_t pitch;
+};
+
+constexpr int kSumColumns = 32, kSumSlices = 16;
+
+/* A block adds up 32 columns: each warp every sixteenth row, the first warp their sums. */
+template <class ElementD>
+__global__ void __launch_bounds__(kSumColumns* kSumSlices)
+    sum_rows(CUTLASS_GRID_CONSTANT SumRowsParams<ElementD> const params) {
+  __shared__ float partial[kSumSlices][kSumColumns];
+  cutlass::arch::launch_dependent_grids();
+  int lane = threadIdx.x % kSumColumns, slice = threadIdx.x / kSumColumns;
+  int column = blockIdx.x * kSumColumns + lane;
+  bool inside = column < params.columns;
+  float sum = 0.0f;
+  cutlass::arch::wait_on_dependent_grids();
+  if (inside) {
+#pragma unroll 4
+    for (int row = slice; row < params.rows; row += kSumSlices) {
+      sum += __ldcg(params.partials + row * params.pitch + column);
+    }
+  }
+  partial[slice][lane] = sum;
+  __syncthreads();
+  if (slice != 0 || !inside) return;
+  for (int other = 1; other < kSumSlices; ++other) sum += partial[other][lane];
+  params.sums[column] = static_cast<ElementD>(sum);
+}
+
+/* The sums of the tiles' rows of a kernel with these tiles: the first bytes of its workspace. */
+template <class TileShape, class ElementD>
+struct TileSums {
+  using SumRows = Launcher<SumRowsParams<ElementD>, sum_rows<ElementD>, 0, Start::kOverlaps>;
+  static constexpr int64_t kTileM = cute::size<0>(TileShape{});
+  static constexpr int64_t kTileN = cute::size<1>(TileShape{});
+
+  static int64_t tiles_m(gs_arguments const& g) { return (g.m + kTileM - 1) / kTileM; }
+
+  static int64_t pitch(gs_arguments const& g) { return (g.n + kTileN - 1) / kTileN * kTileN; }
+
+  /* A multiple of what workspaces are aligned to. */
+  static int64_t bytes(gs_arguments const& g) {
+    int64_t bytes = tiles_m(g) * pitch(g) * int64_t(sizeof(float));
+    return (bytes + 255) / 256 * 256;
+  }
+
+  static int32_t add_up(gs_arguments const& g, void const* workspace, void* stream) {
+    DeviceScope device(g.device);
+    if (device.error() != cudaSuccess) return status_code(device.error());
+    SumRowsParams<ElementD> params{static_cast<float const*>(workspace),
+                                   static_cast<ElementD*>(g.bias_gradient), int32_t(tiles_m(g)),
+                                   g.n, pitch(g)};
+    auto blocks = static_cast<unsigned>((g.n + kSumColumns - 1) / kSumColumns);
+    return status_code(SumRows::launch(params, dim3(blocks), dim3(kSumColumns * kSumSlices),
+                                       dim3(1), g.device, static_cast<cudaStream_t>(stream)));
   }
 };
 

@@ -5,19 +5,20 @@
  * is D = silu(alpha * acc + bias), with what the activation is applied to stored in aux. FP32
  * throughout; D is rounded once. Python writes the expression (tuner/backends/cutlass3x/build.py).
  *
- * A node has four members. `kExtras`: the operands that it reads or writes. `Visitor<Build, Out>`:
- * CUTLASS's visitor, whose results have the type Out. `arguments`: what a launch gives that visitor.
- * `check`: whether the launch has the operands, aligned to their elements.
+ * A node has five members. `kExtras`: the operands that it reads or writes. `kSource`: which of them
+ * takes the place of CUTLASS's C and is loaded as that is, if any. `Visitor<Build, Out>`: CUTLASS's
+ * visitor, whose results have the type Out. `arguments`: what a launch gives that visitor.
+ * `check<Op>`: whether the launch has the operands, aligned as the visitor reads them.
  *
- * The residual takes the place of CUTLASS's C, and is loaded as that is; there is no beta. A kernel
- * without a residual has a void C, and keeps no shared memory for it. Swapped kernels compute Dᵀ:
- * there a vector of the problem's columns runs along the rows, and aux and residual are
- * column-major.
+ * There is no beta. A kernel without a source has a void C, and keeps no shared memory for it.
+ * Swapped kernels compute Dᵀ: there a vector of the problem's columns runs along the rows, and aux
+ * and residual are column-major.
  */
 #pragma once
 
 #include "gemmsmith/activations.hpp"
 #include "gemmsmith/amax.hpp"
+#include "gemmsmith/column_sums.hpp"
 #include "gemmsmith/gemm3x.hpp"
 
 namespace gemmsmith {
@@ -31,42 +32,38 @@ struct Fused : cutlass::epilogue::fusion::FusionOperation {
   using ElementOutput = ElementD;
   using ElementCompute = ElementCompute_;
   using ElementScalar = ElementCompute_;
-  static constexpr bool kHasBias = Expression::kExtras & kBias;
-  static constexpr bool kHasResidual = Expression::kExtras & kResidual;
-  static constexpr bool kHasAux = Expression::kExtras & kAux;
+  static constexpr bool kHasSource = Expression::kSource != 0;
   static constexpr bool kIsSwapped = Swapped;
-  using ElementSource = std::conditional_t<kHasResidual, ElementD, void>;
-  using ElementBias = ElementD;
-  using ElementAux = std::conditional_t<kHasAux, ElementD, void>;
-  using GmemLayoutTagAux =
-      std::conditional_t<Swapped, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
-  using StrideAux = cutlass::gemm::TagToStrideC_t<GmemLayoutTagAux>;
-  static constexpr bool IsSourceSupported = kHasResidual;
-  static constexpr bool IsPerRowBiasSupported = kHasBias && Swapped;
-  static constexpr bool IsPerColBiasSupported = kHasBias && !Swapped;
-  static constexpr bool IsAuxOutSupported = kHasAux;
-  static constexpr int AlignmentAux = 128 / cutlass::sizeof_bits<ElementD>::value;
+  using ElementSource = std::conditional_t<kHasSource, ElementD, void>;
+  using Stride = cutlass::gemm::TagToStrideC_t<
+      std::conditional_t<Swapped, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>>;
+  static constexpr bool IsSourceSupported = kHasSource;
+  static constexpr int kAlignment = 128 / cutlass::sizeof_bits<ElementD>::value;
 };
 
-/* What the builder chose. `Copies` are aux's shared-memory layout and copy, if there is an aux. */
-template <class Op_, int StagesD_, class CtaTile_, class EpilogueTile_, class... Copies>
+/* What the builder chose, and how matrices beside C and D pass through shared memory. */
+template <class Op_, int StagesC, int StagesD, class CtaTile_, class EpilogueTile_>
 struct Build {
   using Op = Op_;
   using Compute = typename Op::ElementCompute;
   using CtaTile = CtaTile_;
   using EpilogueTile = EpilogueTile_;
-  static constexpr int StagesD = StagesD_;
+  using D = typename Op::ElementOutput;
+  using Stride = typename Op::Stride;
+  using SmemAtom =
+      decltype(cutlass::epilogue::collective::detail::sm90_get_epilogue_smem_swizzle_layout_atom<
+               Stride, D, EpilogueTile>());
+  using CopyOut =
+      decltype(cutlass::epilogue::collective::detail::sm90_get_smem_store_op_for_accumulator<
+               Stride, D, EpilogueTile>());
+  using CopyIn = decltype(cutlass::epilogue::collective::detail::sm90_get_smem_load_op_for_source<
+                          Stride, D, EpilogueTile>());
 
-  template <class...>
-  struct Aux {};
-  template <class Layout, class Copy>
-  struct Aux<Layout, Copy> {
-    using Store =
-        fusion::Sm90AuxStore<StagesD, EpilogueTile, typename Op::ElementOutput,
-                             cutlass::FloatRoundStyle::round_to_nearest, typename Op::StrideAux,
-                             Layout, Copy, Op::AlignmentAux, false>;
-  };
-  using AuxOf = Aux<Copies...>;
+  using Load = fusion::Sm90AuxLoad<StagesC, EpilogueTile, D, Stride, SmemAtom, CopyIn,
+                                   Op::kAlignment, false>;
+  using Store =
+      fusion::Sm90AuxStore<StagesD, EpilogueTile, D, cutlass::FloatRoundStyle::round_to_nearest,
+                           Stride, SmemAtom, CopyOut, Op::kAlignment, false>;
 };
 
 /* What a launch gives the tree. */
@@ -84,8 +81,7 @@ struct FusedArguments {
 };
 
 template <class Op, class Build>
-constexpr uint32_t kExtrasOf<FusedArguments<Op, Build>> =
-    Op::Expression::kExtras & ~uint32_t(kResidual); /* which is C by then */
+constexpr uint32_t kExtrasOf<FusedArguments<Op, Build>> = Op::Expression::kExtras;
 
 /* Found by its argument where `Gemm3x` copies the scalars. */
 template <bool Swapped = false, class Op, class Build>
@@ -95,12 +91,33 @@ void set_scalars(FusedArguments<Op, Build>& epilogue, gs_arguments const& g) {
   epilogue.launch = g;
 }
 
+/* A matrix of D's type beside it, in the problem's orientation; TMA loads or stores it. */
+template <class Op>
+Operand matrix_of(const void* data, gs_arguments const& g, int64_t columns, int64_t leading) {
+  return {data, g.m, columns, leading, 0, Op::kAlignment, int(sizeof(typename Op::ElementOutput))};
+}
+
+inline cutlass::Status check_matrix(Operand const& matrix) {
+  return matrix.data ? matrix.check(1) : cutlass::Status::kErrorInvalidProblem;
+}
+
+/* A vector, read or written element by element. */
+inline cutlass::Status check_vector(const void* data, size_t element_bytes) {
+  if (!data) return cutlass::Status::kErrorInvalidProblem;
+  return reinterpret_cast<uintptr_t>(data) % element_bytes
+             ? cutlass::Status::kErrorMisalignedOperand
+             : cutlass::Status::kSuccess;
+}
+
 /* ---- Leaves ---- */
 
 template <uint32_t Extras = 0>
 struct Leaf {
-  static constexpr uint32_t kExtras = Extras;
-  static cutlass::Status check(gs_arguments const&) { return cutlass::Status::kSuccess; }
+  static constexpr uint32_t kExtras = Extras, kSource = 0;
+  template <class Op>
+  static cutlass::Status check(gs_arguments const&) {
+    return cutlass::Status::kSuccess;
+  }
 };
 
 struct Accumulator : Leaf<> {
@@ -112,15 +129,18 @@ struct Accumulator : Leaf<> {
   }
 };
 
-struct Alpha : Leaf<> {
+template <class BatchStride>
+struct Scalar : Leaf<> {
   template <class Build, class Out>
   using Visitor = fusion::Sm90ScalarBroadcast<typename Build::Compute,
-                                              cute::Stride<cute::_0, cute::_0, int64_t>>;
+                                              cute::Stride<cute::_0, cute::_0, BatchStride>>;
   template <class Build, class Out>
   static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const& g) {
     return {{g.alpha}};
   }
 };
+
+using Alpha = Scalar<int64_t>;
 
 /* alpha times the factors of A and B. */
 struct ScaledAlpha : Leaf<kScales> {
@@ -146,7 +166,7 @@ struct OutputScale : Leaf<kOutputScale> {
 /* A vector with an element for each of the problem's columns, or rows, read element by element. */
 template <uint32_t Extra, class Element, bool OfRows, auto Member>
 struct Vector {
-  static constexpr uint32_t kExtras = Extra;
+  static constexpr uint32_t kExtras = Extra, kSource = 0;
   template <class Build, class Out>
   using Visitor = std::conditional_t<
       OfRows != Build::Op::kIsSwapped,
@@ -158,11 +178,9 @@ struct Vector {
   static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const& g) {
     return {static_cast<Element const*>(g.*Member), Element(0), {}};
   }
+  template <class Op>
   static cutlass::Status check(gs_arguments const& g) {
-    if (!(g.*Member)) return cutlass::Status::kErrorInvalidProblem;
-    return reinterpret_cast<uintptr_t>(g.*Member) % sizeof(Element)
-               ? cutlass::Status::kErrorMisalignedOperand
-               : cutlass::Status::kSuccess;
+    return check_vector(g.*Member, sizeof(Element));
   }
 };
 
@@ -173,12 +191,17 @@ using ColumnScale = Vector<kColumnFactors, Element, false, &gs_arguments::column
 using RowScale = Vector<kRowFactors, float, true, &gs_arguments::row_scale>;
 
 template <class Element>
-struct Residual : Leaf<kResidual> {
+struct Residual {
+  static constexpr uint32_t kExtras = kResidual, kSource = kResidual;
   template <class Build, class Out>
   using Visitor = fusion::Sm90SrcFetch<Element>;
   template <class Build, class Out>
   static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const&) {
     return {};
+  }
+  template <class Op>
+  static cutlass::Status check(gs_arguments const& g) {
+    return g.residual ? cutlass::Status::kSuccess : cutlass::Status::kErrorInvalidProblem;
   }
 };
 
@@ -188,6 +211,7 @@ struct Residual : Leaf<kResidual> {
 template <template <class Build, class Out> class Own, class... Inputs>
 struct Node {
   static constexpr uint32_t kExtras = (Inputs::kExtras | ... | 0u);
+  static constexpr uint32_t kSource = (Inputs::kSource | ... | 0u);
   template <class Build, class Out>
   using Visitor =
       fusion::Sm90EVT<Own<Build, Out>,
@@ -196,9 +220,10 @@ struct Node {
   static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const& g) {
     return {Inputs::template arguments<Build, typename Build::Compute>(g)..., {}};
   }
+  template <class Op>
   static cutlass::Status check(gs_arguments const& g) {
     cutlass::Status status = cutlass::Status::kSuccess;
-    ((status = status == cutlass::Status::kSuccess ? Inputs::check(g) : status), ...);
+    ((status = status == cutlass::Status::kSuccess ? Inputs::template check<Op>(g) : status), ...);
     return status;
   }
 };
@@ -219,29 +244,30 @@ using Add = Apply<cutlass::plus, Left, Right>;
 template <class Factor, class Input, class Addend>
 using MultiplyAdd = Apply<cutlass::homogeneous_multiply_add, Factor, Input, Addend>;
 
-/* Aux in the problem's orientation; TMA stores it. */
-template <class Op>
-Operand aux_of(gs_arguments const& g) {
-  return {g.aux, g.m, g.n, g.ld_aux, 0, Op::AlignmentAux,
-          int(sizeof(typename Op::ElementOutput))};
-}
-
 /* Stores its input in aux, and passes it on. */
 template <class Input>
-struct Store {
+struct Store : Input {
   static constexpr uint32_t kExtras = Input::kExtras | kAux;
   template <class Build, class Out>
-  using Visitor = fusion::Sm90EVT<typename Build::AuxOf::Store,
+  using Visitor = fusion::Sm90EVT<typename Build::Store,
                                   typename Input::template Visitor<Build, typename Build::Compute>>;
   template <class Build, class Out>
   static typename Visitor<Build, Out>::Arguments arguments(gs_arguments const& g) {
     using Op = typename Build::Op;
-    typename Op::StrideAux stride{};
-    set_row_stride(stride, aux_of<Op>(g).row_stride());
     return {Input::template arguments<Build, typename Build::Compute>(g),
-            {static_cast<typename Op::ElementOutput*>(g.aux), stride}};
+            {static_cast<typename Op::ElementOutput*>(g.aux), stride_of<typename Op::Stride>(aux<Op>(g), 1)}};
   }
-  static cutlass::Status check(gs_arguments const& g) { return Input::check(g); }
+  template <class Op>
+  static cutlass::Status check(gs_arguments const& g) {
+    cutlass::Status status = Input::template check<Op>(g);
+    return status == cutlass::Status::kSuccess ? check_matrix(aux<Op>(g)) : status;
+  }
+
+ private:
+  template <class Op>
+  static Operand aux(gs_arguments const& g) {
+    return matrix_of<Op>(g.aux, g, g.n, g.ld_aux);
+  }
 };
 
 /* Adds its input's largest absolute value to amax, if there is an amax, and passes the input on. */
@@ -257,11 +283,17 @@ struct StoreAmax : Input {
   }
 };
 
-/* The adapter: what an epilogue reads and writes is checked, and its residual becomes C. */
+/* ---- The adapter ---- */
+
+/* What an epilogue reads and writes is checked, its source becomes C, and the sums of its tiles'
+ * rows, if it has them, are added up. */
 template <class Kernel, class Traits, bool Swapped>
 struct FusedGemm3x {
   using Product = Gemm3x<Kernel, Traits, Swapped>;
   using Op = typename Kernel::CollectiveEpilogue::ThreadEpilogueOp;
+  using Expression = typename Op::Expression;
+  using Sums = TileSums<typename Kernel::TileShape, typename Op::ElementOutput>;
+  static constexpr bool kHasSums = Expression::kExtras & kBiasGradient;
 
   static int32_t describe(gs_kernel_info& info) { return Product::describe(info); }
 
@@ -273,35 +305,46 @@ struct FusedGemm3x {
 
   static int64_t workspace_bytes(gs_arguments const& g) {
     cutlass::Status status = check(g);
-    return status == cutlass::Status::kSuccess ? Product::workspace_bytes(product_of(g))
-                                               : -int64_t(status_code(status));
+    if (status != cutlass::Status::kSuccess) return -int64_t(status_code(status));
+    int64_t bytes = Product::workspace_bytes(product_of(g));
+    if constexpr (kHasSums) {
+      if (bytes >= 0) bytes += Sums::bytes(g);
+    }
+    return bytes;
   }
 
   static int32_t run(gs_arguments const& g, void* workspace, void* stream) {
     cutlass::Status status = check(g);
-    return status == cutlass::Status::kSuccess ? Product::run(product_of(g), workspace, stream)
-                                               : status_code(status);
+    if (status != cutlass::Status::kSuccess) return status_code(status);
+    gs_arguments product = product_of(g);
+    if constexpr (!kHasSums) {
+      return Product::run(product, workspace, stream);
+    } else {
+      if (workspace == nullptr) return status_code(cutlass::Status::kErrorWorkspaceNull);
+      product.bias_gradient = workspace; /* the tiles' */
+      int32_t code =
+          Product::run(product, static_cast<char*>(workspace) + Sums::bytes(g), stream);
+      return code == 0 ? Sums::add_up(g, workspace, stream) : code;
+    }
   }
 
  private:
   static cutlass::Status check(gs_arguments const& g) {
     using cutlass::Status;
     if (g.batch != 1 || g.beta != 0.0f) return Status::kErrorNotSupported;
-    if (!takes_only(g, Op::Expression::kExtras)) return Status::kErrorNotSupported;
-    if (Op::kHasResidual && !g.residual) return Status::kErrorInvalidProblem;
-    Status status = Op::Expression::check(g);
-    if (status != Status::kSuccess || !Op::kHasAux) return status;
-    return g.aux ? aux_of<Op>(g).check(1) : Status::kErrorInvalidProblem;
+    if (!takes_only(g, Expression::kExtras)) return Status::kErrorNotSupported;
+    if (g.m <= 0 || g.n <= 0) return Status::kErrorInvalidProblem;
+    return Expression::template check<Op>(g);
   }
 
-  /* The launch that CUTLASS knows: C is the residual. */
+  /* The launch that CUTLASS knows. */
   static gs_arguments product_of(gs_arguments const& g) {
     gs_arguments product = g;
-    if (Op::kHasResidual) {
-      product.c = g.residual;
-      product.ldc = g.ld_residual;
+    if constexpr (Op::kHasSource) {
+      constexpr bool kIsResidual = Expression::kSource == kResidual;
+      product.c = kIsResidual ? g.residual : g.aux;
+      product.ldc = kIsResidual ? g.ld_residual : g.ld_aux;
       product.beta = 1.0f;
-      product.residual = nullptr;
     }
     return product;
   }
@@ -314,21 +357,21 @@ namespace cutlass::epilogue::fusion {
 /* TMA epilogue only. */
 template <int StagesC, int StagesD, int FragmentSize, bool ReuseSmemC, bool DelayTmaStore,
           class Expression, bool Swapped, class ElementD, class ElementCompute,
-          class CtaTileShapeMNK, class EpilogueTile, class... Copies>
+          class CtaTileShapeMNK, class EpilogueTile>
 struct FusionCallbacks<
     Sm90TmaWarpSpecialized<StagesC, StagesD, FragmentSize, ReuseSmemC, DelayTmaStore>,
-    gemmsmith::Fused<Expression, Swapped, ElementD, ElementCompute>, CtaTileShapeMNK, EpilogueTile,
-    Copies...>
+    gemmsmith::Fused<Expression, Swapped, ElementD, ElementCompute>, CtaTileShapeMNK, EpilogueTile>
     : gemmsmith::FusedArguments<
           gemmsmith::Fused<Expression, Swapped, ElementD, ElementCompute>,
           gemmsmith::Build<gemmsmith::Fused<Expression, Swapped, ElementD, ElementCompute>,
-                           StagesD, CtaTileShapeMNK, EpilogueTile, Copies...>>::Tree {
+                           StagesC, StagesD, CtaTileShapeMNK, EpilogueTile>>::Tree {
   using Operation = gemmsmith::Fused<Expression, Swapped, ElementD, ElementCompute>;
   using Arguments = gemmsmith::FusedArguments<
-      Operation,
-      gemmsmith::Build<Operation, StagesD, CtaTileShapeMNK, EpilogueTile, Copies...>>;
+      Operation, gemmsmith::Build<Operation, StagesC, StagesD, CtaTileShapeMNK, EpilogueTile>>;
   using Impl = typename Arguments::Tree;
   using Impl::Impl;
+  static_assert(!(DelayTmaStore && (Expression::kExtras & gemmsmith::kBiasGradient)),
+                "the stores of each part are barriers between sums of columns");
 };
 
 }  // namespace cutlass::epilogue::fusion
