@@ -1,4 +1,4 @@
-"""Gated kernels: tensor maps of TMA, and layouts of the weight. `test_kernels` has the sizes."""
+"""Gated kernels: layouts of the weight. `test_kernels` has the sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gemmsmith.core.activations import ACTIVATIONS
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import DType
 from gemmsmith.ops.engine.forms import Form, Spec, shapes
-from tests.gpu.support.building import output_of, plan_of
+from tests.gpu.support.building import plan_of
 from tests.gpu.support.families import GATED
 from tests.gpu.support.layers import near
 from tuner.backends import refusal
@@ -21,25 +21,6 @@ from tuner.backends import refusal
 @pytest.fixture(scope="module")
 def built() -> dict[str, Path]:
     return GATED.built()
-
-
-def test_layouts_and_descriptors_are_as_the_kernel_takes_them(tmp_path: Path) -> None:
-    """A host program goes through every element of a tile, and prints the tensor maps."""
-    lines = iter(output_of(Path(__file__).with_name("gated_layouts.cu"), tmp_path / "layouts"))
-    for tile, rows, columns, swizzle in (
-        ("tile 128 192 cluster 2", 48, 32, 2),
-        ("tile 256 128 cluster 1", 64, 64, 3),
-    ):
-        assert next(lines) == tile
-        m = int(tile.split()[1])
-        # address, then extent/bytes to the next/box, innermost first
-        assert next(lines) == f"map 10000 swizzle 3 520/2/64 1000/1056/{m} 1/0/1"
-        assert next(lines) == f"map 20000 swizzle 3 520/2/64 504/2080/{rows} 1/0/1"
-        assert next(lines) == f"map 30000 swizzle 3 520/2/64 504/2080/{rows} 1/0/1"
-        assert next(lines) == f"map 40000 swizzle {swizzle} 504/2/{columns} 1000/1024/64"
-        assert next(lines) == f"map 50000 swizzle {swizzle} 504/2/{columns} 1000/2032/64"
-        assert next(lines) == f"map 503f0 swizzle {swizzle} 504/2/{columns} 1000/2032/64"
-    assert next(lines, None) is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -34,28 +33,3 @@ def plan_of(kernel: Kernel, shape: Shape, built: dict[str, Path]) -> Plan:
     config = Config(kernel=kernel, launch=Launch(), pack="a" * 64)
     loaded = LoadedPack.open(built[kernel.name]).kernel(kernel.name)
     return Plan(config, shape, loaded, Cuda(), torch.device("cuda", 0), 0)
-
-
-def output_of(source: Path, program: Path) -> list[str]:
-    """The lines that a host program prints. It needs no GPU, but minutes of nvcc."""
-    toolchain = find_toolchain()
-    subprocess.run(
-        [
-            str(toolchain.nvcc),
-            "-std=c++17",
-            "-arch=sm_90a",
-            "--expt-relaxed-constexpr",
-            "-O0",
-            "-DNDEBUG",
-            "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
-            *toolchain.search,
-            str(source),
-            "-o",
-            str(program),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return subprocess.run(
-        [str(program)], check=True, capture_output=True, text=True
-    ).stdout.splitlines()

@@ -73,3 +73,4 @@ def test_the_source_names_the_whole_epilogue() -> None:
     assert "FusedGemm3x<" in source
     source = unit_source([kernels(problem("drelu2_bgrad"))[0]])
     assert "gemmsmith::Differentiate<gemmsmith::slope::relu2, false, false, true>" in source
+    assert "SummingGemm3x<" in source

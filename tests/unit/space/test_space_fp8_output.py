@@ -78,7 +78,7 @@ def test_the_text_holds_the_epilogue_as_an_expression() -> None:
     )
 
 
-def test_gated_kernels_have_a_header_of_their_own() -> None:
+def test_gated_kernels_store_fp8() -> None:
     fast, precise = (
         next(
             unit_source([each])
@@ -88,7 +88,7 @@ def test_gated_kernels_have_a_header_of_their_own() -> None:
         for fast in (True, False)
     )
     for text in (fast, precise):
-        assert '#include "gemmsmith/gated_fp8_3x.hpp"' in text
-        assert "gemmsmith::GatedFp8Epilogue<" in text
+        assert '#include "gemmsmith/gated3x.hpp"' in text
+        assert "cutlass::float_e4m3_t>;" in text
     assert "PromotingMainloop" in precise
     assert "PromotingMainloop" not in fast

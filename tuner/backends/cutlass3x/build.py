@@ -23,8 +23,8 @@ _ROW_SCALED_EPILOGUE = _SCALED_EPILOGUE.replace("::Scaled", "::RowScaled")
 _FUSED_EPILOGUE = "gemmsmith::Fused<{expression}, {swapped}, ${{element_d}}, ${{element_epilogue}}>"
 
 _GATED = """using {name}_tile = cute::Shape<{tile}>;
-using {name}_epilogue = gemmsmith::{epilogue}<
-    {name}_tile, gemmsmith::activation::{activation}, {stored}{pingpong}, {d}>;
+using {name}_epilogue = gemmsmith::GatedEpilogue<
+    {name}_tile, gemmsmith::activation::{activation}, {aux}, {scaled}, {pingpong}, {d}>;
 using {name}_mainloop = gemmsmith::GatedMainloop<{promoting}
   typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
@@ -61,12 +61,12 @@ def part(kernel: CutlassKernel) -> Part:
     elif kernel.operation.epilogue.is_gated:
         return text.part(
             kernel,
-            header=(
-                "gated_fp8_3x" if kernel.operation.stores_fp8 or _promotes(kernel) else "gated3x"
-            ),
+            header="gated3x",
             definition=_gated(kernel),
             adapter=f"GatedGemm3x<{struct}, {traits}>",
         )
+    elif (backward := kernel.operation.epilogue.backward) and backward.bias_gradient:
+        adapter = f"SummingGemm3x<{struct}, {traits}, {swapped}>"
     elif kernel.operation.is_fused:
         adapter = f"FusedGemm3x<{struct}, {traits}, {swapped}>"
     else:
@@ -92,20 +92,18 @@ def part(kernel: CutlassKernel) -> Part:
 
 
 def _gated(kernel: CutlassKernel) -> str:
-    """CUTLASS's kernel with the mainloop and epilogue of `gated3x.hpp` or `gated_fp8_3x.hpp`.
+    """CUTLASS's kernel with the mainloop of `gated_mainloop.hpp` and the epilogue of `gated3x.hpp`.
 
     CUTLASS's emitter cannot write it: it writes collectives by their builders only.
     """
     operation, epilogue = described(kernel), kernel.operation.epilogue
-    stores_fp8 = kernel.operation.stores_fp8
-    stored = (text.boolean(epilogue.stores_aux), text.boolean(kernel.operation.is_scaled))
     return _GATED.format(
         name=text.struct(kernel),
         tile=text.static(kernel.tile),
         cluster=text.static(kernel.cluster),
         activation=epilogue.activation,
-        epilogue="GatedFp8Epilogue" if stores_fp8 else "GatedEpilogue",
-        stored="" if stores_fp8 else f"{', '.join(stored)}, ",
+        aux=text.boolean(epilogue.stores_aux),
+        scaled=text.boolean(kernel.operation.is_scaled),
         pingpong=text.boolean(kernel.mainloop is MainloopSchedule.PINGPONG),
         a=text.operand(operation.A),
         b=text.operand(operation.B),

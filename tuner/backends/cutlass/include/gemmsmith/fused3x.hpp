@@ -285,50 +285,13 @@ struct StoreAmax : Input {
 
 /* ---- The adapter ---- */
 
-/* What an epilogue reads and writes is checked, its source becomes C, and the sums of its tiles'
- * rows, if it has them, are added up. */
+/* What an epilogue reads and writes is checked, and its source becomes C. */
 template <class Kernel, class Traits, bool Swapped>
-struct FusedGemm3x {
-  using Product = Gemm3x<Kernel, Traits, Swapped>;
+struct FusedGemm3x
+    : CheckedGemm<Gemm3x<Kernel, Traits, Swapped>, FusedGemm3x<Kernel, Traits, Swapped>> {
   using Op = typename Kernel::CollectiveEpilogue::ThreadEpilogueOp;
   using Expression = typename Op::Expression;
-  using Sums = TileSums<typename Kernel::TileShape, typename Op::ElementOutput>;
-  static constexpr bool kHasSums = Expression::kExtras & kBiasGradient;
 
-  static int32_t describe(gs_kernel_info& info) { return Product::describe(info); }
-
-  static int32_t can_implement(gs_arguments const& g) {
-    cutlass::Status status = check(g);
-    return status == cutlass::Status::kSuccess ? Product::can_implement(product_of(g))
-                                               : status_code(status);
-  }
-
-  static int64_t workspace_bytes(gs_arguments const& g) {
-    cutlass::Status status = check(g);
-    if (status != cutlass::Status::kSuccess) return -int64_t(status_code(status));
-    int64_t bytes = Product::workspace_bytes(product_of(g));
-    if constexpr (kHasSums) {
-      if (bytes >= 0) bytes += Sums::bytes(g);
-    }
-    return bytes;
-  }
-
-  static int32_t run(gs_arguments const& g, void* workspace, void* stream) {
-    cutlass::Status status = check(g);
-    if (status != cutlass::Status::kSuccess) return status_code(status);
-    gs_arguments product = product_of(g);
-    if constexpr (!kHasSums) {
-      return Product::run(product, workspace, stream);
-    } else {
-      if (workspace == nullptr) return status_code(cutlass::Status::kErrorWorkspaceNull);
-      product.bias_gradient = workspace; /* the tiles' */
-      int32_t code =
-          Product::run(product, static_cast<char*>(workspace) + Sums::bytes(g), stream);
-      return code == 0 ? Sums::add_up(g, workspace, stream) : code;
-    }
-  }
-
- private:
   static cutlass::Status check(gs_arguments const& g) {
     using cutlass::Status;
     if (g.batch != 1 || g.beta != 0.0f) return Status::kErrorNotSupported;
@@ -347,6 +310,28 @@ struct FusedGemm3x {
       product.beta = 1.0f;
     }
     return product;
+  }
+};
+
+/* The same, and the tiles' sums of rows, which lie first in the workspace, are added up. */
+template <class Kernel, class Traits, bool Swapped>
+struct SummingGemm3x : FusedGemm3x<Kernel, Traits, Swapped> {
+  using Base = FusedGemm3x<Kernel, Traits, Swapped>;
+  using Sums = TileSums<typename Kernel::TileShape, typename Base::Op::ElementOutput>;
+
+  static int64_t workspace_bytes(gs_arguments const& g) {
+    int64_t bytes = Base::workspace_bytes(g);
+    return bytes < 0 ? bytes : bytes + Sums::bytes(g);
+  }
+
+  static int32_t run(gs_arguments const& g, void* workspace, void* stream) {
+    cutlass::Status status = Base::check(g);
+    if (status != cutlass::Status::kSuccess) return status_code(status);
+    if (workspace == nullptr) return status_code(cutlass::Status::kErrorWorkspaceNull);
+    gs_arguments product = g;
+    product.bias_gradient = workspace;
+    int32_t code = Base::run(product, static_cast<char*>(workspace) + Sums::bytes(g), stream);
+    return code == 0 ? Sums::add_up(g, workspace, stream) : code;
   }
 };
 

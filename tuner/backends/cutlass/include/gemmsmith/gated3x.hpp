@@ -1,16 +1,7 @@
 /* CUTLASS 3.x kernels whose D = activation(gate) * up, gate and up halves of one product (SwiGLU,
- * GeGLU), and which store gate and up as well where the backward pass wants them.
- *
- * The tile's B has gate rows in its first half and up rows in its second, each half filled by a TMA
- * copy of its own from wherever it lies:
- *
- *   B's tile    [ gate j … j + N/2 | up j … j + N/2 ]      one wgmma operand, N wide
- *   sums        [ columns 0 … N/2  | N/2 … N        ]
- *
- * In a wgmma accumulator columns j and j + N/2 belong to the same thread, so what gates an element
- * lies beside it in registers. Nothing else differs from a plain product: the mainloop, its pipeline,
- * clusters and schedulers are CUTLASS's own. The kernel's N is the product's, gate and up together;
- * a tile N wide gives N/2 columns of D.
+ * GeGLU), and which store gate and up as well if the backward pass wants them. An FP8 D, for the next
+ * product, is multiplied by scale_d and saturated; on demand the kernel notes the largest absolute
+ * value before scale_d.
  *
  * D, gate and up leave in boxes of 64 rows by way of shared memory, two buffers a warpgroup, by TMA,
  * which clips what is beyond the matrix.
@@ -22,193 +13,77 @@
 #include "cutlass/epilogue/collective/detail.hpp"
 #include "cutlass/numeric_conversion.h"
 #include "gemmsmith/activations.hpp"
-#include "gemmsmith/gemm3x.hpp"
+#include "gemmsmith/amax.hpp"
+#include "gemmsmith/gated_mainloop.hpp"
 
 namespace gemmsmith {
 
-/* `Base` is CUTLASS's collective for a tile of gate and up together, B K-major. */
-template <class Base>
-struct GatedMainloop : Base {
-  using typename Base::ElementA;
-  using typename Base::ElementB;
-  using typename Base::InternalElementA;
-  using typename Base::InternalElementB;
-  using typename Base::MainloopPipeline;
-  using typename Base::PipelineState;
-  using typename Base::StrideA;
-  using typename Base::StrideB;
-  using typename Base::TensorStorage;
-  using typename Base::TileShape;
-  using ClusterShape = typename Base::DispatchPolicy::ClusterShape;
-  using CopyA = typename Base::GmemTiledCopyA;
-  using CopyB = typename Base::GmemTiledCopyB;
-
-  static constexpr int kHalf = cute::size<1>(TileShape{}) / 2;
-  static constexpr int kTileK = cute::size<2>(TileShape{});
-  static constexpr int kStages = Base::DispatchPolicy::Stages;
-  using HalfTile = decltype(cute::replace<1>(TileShape{}, cute::Int<kHalf>{}));
-  /* A stage's B is two matrices of N/2 rows, one after the other: gate, then up. */
-  using SmemLayoutHalf = decltype(cute::tile_to_shape(
-      typename Base::SmemLayoutAtomB{},
-      cute::make_shape(cute::Int<kHalf>{}, cute::Int<kTileK>{}, cute::Int<2 * kStages>{})));
-  static_assert(!kFirstModeContiguous<StrideB>, "B is K-major");
-  static_assert(kHalf % 8 == 0, "columns j and j + N/2 belong to one thread");
-  static_assert(kTileK == cute::size<1>(typename Base::SmemLayoutAtomB{}),
-                "a half is contiguous where rows of the tile are those of a swizzle atom");
-  static_assert(cute::cosize_v<SmemLayoutHalf> == cute::cosize_v<typename Base::SmemLayoutB>,
-                "the halves are the tile");
-
-  struct Arguments : Base::Arguments {
-    ElementB const* ptr_up = nullptr; /* with ptr_B's strides */
-  };
-
-  struct Params {
-    using TMA_A = typename Base::Params::TMA_A;
-    using TMA_B = decltype(cute::make_tma_copy_B_sm90(
-        CopyB{},
-        cute::make_tensor(static_cast<InternalElementB const*>(nullptr),
-                          cute::repeat_like(StrideB{}, int32_t(0)), StrideB{}),
-        SmemLayoutHalf{}(cute::_, cute::_, cute::_0{}), HalfTile{}, ClusterShape{}));
-    TMA_A tma_load_a;
-    TMA_B tma_load_b; /* the gate */
-    TMA_B tma_load_up;
-    uint32_t tma_transaction_bytes = Base::TmaTransactionBytes;
-    uint32_t tma_transaction_bytes_mk = Base::TmaTransactionBytesMK;
-    uint32_t tma_transaction_bytes_nk = Base::TmaTransactionBytesNK;
-  };
-
-  template <class ProblemShape>
-  static Params to_underlying_arguments(ProblemShape const& shape, Arguments const& arguments,
-                                        void*) {
-    using namespace cute;
-    auto [M, N, K, L] = append<4>(shape, 1);
-    auto of_half = make_layout(make_shape(N / 2, K, L), arguments.dB);
-    auto copy_of = [&](ElementB const* from) {
-      return make_tma_copy_B_sm90(
-          CopyB{}, make_tensor(reinterpret_cast<InternalElementB const*>(from), of_half),
-          SmemLayoutHalf{}(_, _, _0{}), HalfTile{}, ClusterShape{});
-    };
-    Tensor a = make_tensor(reinterpret_cast<InternalElementA const*>(arguments.ptr_A),
-                           make_layout(make_shape(M, K, L), arguments.dA));
-    Params params{make_tma_copy_A_sm90(CopyA{}, a, typename Base::SmemLayoutA{}(_, _, _0{}),
-                                       TileShape{}, ClusterShape{}),
-                  copy_of(arguments.ptr_B), copy_of(arguments.ptr_up)};
-    return params;
-  }
-
-  CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
-    cute::prefetch_tma_descriptor(params.tma_load_a.get_tma_descriptor());
-    cute::prefetch_tma_descriptor(params.tma_load_b.get_tma_descriptor());
-    cute::prefetch_tma_descriptor(params.tma_load_up.get_tma_descriptor());
-  }
-
-  /* Tiles of A, of the gate and of up: as many of each as the product has. */
-  template <class ProblemShape>
-  CUTLASS_DEVICE auto load_init(ProblemShape const& shape, Params const& params) const {
-    using namespace cute;
-    using X = Underscore;
-    auto [M, N, K, L] = shape;
-    auto half = make_shape(N / 2, K, L);
-    Tensor a = local_tile(params.tma_load_a.get_tma_tensor(make_shape(M, K, L)), TileShape{},
-                          make_coord(_, _, _), Step<_1, X, _1>{});
-    Tensor gate = local_tile(params.tma_load_b.get_tma_tensor(half), HalfTile{},
-                             make_coord(_, _, _), Step<X, _1, _1>{});
-    Tensor up = local_tile(params.tma_load_up.get_tma_tensor(half), HalfTile{},
-                           make_coord(_, _, _), Step<X, _1, _1>{});
-    return make_tuple(a, gate, up);
-  }
-
-  /* As the base's, with one copy more a stage: together they bring as many bytes. */
-  template <class Inputs, class Tile, class KTiles>
-  CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState write,
-                           Inputs const& inputs, Tile const& tile, KTiles k_tile, int k_tiles,
-                           int, uint32_t block_rank, TensorStorage& shared) {
-    using namespace cute;
-    if (!elect_one_sync()) return;
-    Tensor sA = make_tensor(make_smem_ptr(shared.smem_A.data()), typename Base::SmemLayoutA{});
-    Tensor sB = make_tensor(make_smem_ptr(shared.smem_B.data()), SmemLayoutHalf{});
-    constexpr uint32_t kClusterM = get<0>(ClusterShape{});
-    uint32_t along_m = block_rank % kClusterM, along_n = block_rank / kClusterM;
-    auto copy_a = params.tma_load_a.get_slice(along_n);
-    auto copy_gate = params.tma_load_b.get_slice(along_m);
-    auto copy_up = params.tma_load_up.get_slice(along_m);
-    auto [m, n, k, l] = tile;
-    Tensor from_a = copy_a.partition_S(get<0>(inputs)(_, _, m, _, l));
-    Tensor from_gate = copy_gate.partition_S(get<1>(inputs)(_, _, n, _, l));
-    Tensor from_up = copy_up.partition_S(get<2>(inputs)(_, _, n, _, l));
-    Tensor to_a = copy_a.partition_D(sA);
-    Tensor to_b = copy_gate.partition_D(sB);
-
-    uint16_t blocks_of_a = 0, blocks_of_b = 0;
-    auto block_at = Layout<ClusterShape>{};
-    if constexpr (is_same_v<CopyA, SM90_TMA_LOAD_MULTICAST>) {
-      for (int each = 0; each < size<1>(block_at); ++each) {
-        blocks_of_a |= uint16_t(1) << block_at(along_m, each, _0{});
-      }
-    }
-    if constexpr (is_same_v<CopyB, SM90_TMA_LOAD_MULTICAST>) {
-      for (int each = 0; each < size<0>(block_at); ++each) {
-        blocks_of_b |= uint16_t(1) << block_at(each, along_n, _0{});
-      }
-    }
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (; k_tiles > 0; --k_tiles, ++k_tile, ++write) {
-      pipeline.producer_acquire(write);
-      auto* barrier = pipeline.producer_get_barrier(write);
-      int stage = write.index();
-      copy(params.tma_load_a.with(*barrier, blocks_of_a), from_a(_, _, _, *k_tile),
-           to_a(_, _, _, stage));
-      copy(params.tma_load_b.with(*barrier, blocks_of_b), from_gate(_, _, _, *k_tile),
-           to_b(_, _, _, 2 * stage));
-      copy(params.tma_load_up.with(*barrier, blocks_of_b), from_up(_, _, _, *k_tile),
-           to_b(_, _, _, 2 * stage + 1));
-    }
-  }
-
-  /* The base's: how B came is nothing to it. Of its parameters it reads the default ones at most. */
-  template <class Sums>
-  CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState read, Sums& sums, int k_tiles,
-                          int thread, TensorStorage& shared, Params const&) {
-    Base::mma(pipeline, read, sums, k_tiles, thread, shared, typename Base::Params{});
-  }
-};
-
-/* What a launch says to the epilogue. */
-template <class ElementD, bool Aux, bool Scaled>
-struct GateArguments {
+struct GateFactors {
   float alpha = 1.0f;
   float const* scale_a = nullptr;
   float const* scale_b = nullptr;
+};
+
+struct Fp8GateFactors : GateFactors {
+  float const* scale_d = nullptr;
+  float* amax = nullptr;
+};
+
+template <class ElementD>
+constexpr bool kIsFp8 = sizeof(ElementD) == 1;
+
+template <class ElementD>
+using GateFactorsOf = std::conditional_t<kIsFp8<ElementD>, Fp8GateFactors, GateFactors>;
+
+/* What a launch says to the epilogue. */
+template <class ElementD, bool Aux, bool Scaled>
+struct GateArguments : GateFactorsOf<ElementD> {
   ElementD* aux = nullptr; /* gate, and up N/2 columns on */
   int64_t ld_aux = 0;
 };
 
-/* A box that leaves at once: 64 rows of a warpgroup, as many columns as divide a tile's half. */
+/* A box that leaves at once: 64 rows of a warpgroup, and the most columns, at most 128 bytes, that
+ * divide a tile's half. */
 template <int Half, class ElementD>
 struct GateBox {
   static constexpr int kRows = 64;
-  static constexpr int kColumns = Half % 64 == 0 ? 64 : Half % 32 == 0 ? 32 : 16;
+  static constexpr int kColumns = Half % 128 == 0 && kIsFp8<ElementD> ? 128
+                                  : Half % 64 == 0                    ? 64
+                                  : Half % 32 == 0                    ? 32
+                                                                      : 16;
   static constexpr int kRowBytes = kColumns * int(sizeof(ElementD));
   using Atom = std::conditional_t<
-      kColumns == 64, cute::GMMA::Layout_K_SW128_Atom<ElementD>,
-      std::conditional_t<kColumns == 32, cute::GMMA::Layout_K_SW64_Atom<ElementD>,
-                         cute::GMMA::Layout_K_SW32_Atom<ElementD>>>;
+      kRowBytes == 128, cute::GMMA::Layout_K_SW128_Atom<ElementD>,
+      std::conditional_t<kRowBytes == 64, cute::GMMA::Layout_K_SW64_Atom<ElementD>,
+                         std::conditional_t<kRowBytes == 32, cute::GMMA::Layout_K_SW32_Atom<ElementD>,
+                                            cute::GMMA::Layout_K_INTER_Atom<ElementD>>>>;
   using Shape = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>>;
   using Layout = decltype(cute::tile_to_shape(Atom{}, Shape{}));
-  static_assert(Half % kColumns == 0 && sizeof(ElementD) == 2, "boxes of 16-bit elements");
+  static_assert(Half % kColumns == 0 && sizeof(ElementD) <= 2, "boxes of 16-bit or 8-bit elements");
 
-  /* Where 16 bytes of a row start, in bytes: CuTe's swizzle of that atom, which spreads eight rows
-   * over all banks. */
+  /* Where an element lies, in bytes: CuTe's swizzle of that atom, which spreads eight rows over all
+   * banks. 16 bytes of a row stay together. */
   CUTLASS_HOST_DEVICE static constexpr int at(int row, int column) {
     int place = row * kRowBytes + column * int(sizeof(ElementD));
     return place ^ ((place >> 7 & (kRowBytes / 16 - 1)) << 4);
   }
 };
 
+/* TMA's copies. The latter two are D's if there is no aux; FP8 kernels have no aux. */
+template <class Copy>
+struct GateCopies {
+  Copy d, gate, up;
+};
+
+template <class Copy>
+struct GateCopy {
+  Copy d;
+};
+
 /* The part of the epilogue that CUTLASS's adapter makes a collective of. */
 template <class TileShape, template <class> class Activation, bool Aux, bool Scaled, bool Pingpong,
           class ElementD_>
-class GateStore {
+class GateStore : public WithoutWorkspace {
  public:
   using ElementC = void;
   using ElementD = ElementD_;
@@ -236,17 +111,14 @@ class GateStore {
     StrideD dD{};
   };
 
-  struct Params {
-    using Copy = decltype(cute::make_tma_copy(
-        cute::SM90_TMA_STORE{},
-        cute::make_tensor(static_cast<ElementD*>(nullptr),
-                          cute::make_layout(cute::Shape<int32_t, int32_t>{},
-                                            cute::Stride<int64_t, cute::_1>{})),
-        typename Box::Layout{}, typename Box::Shape{}, cute::_1{}));
-    Copy d, gate, up; /* the latter two are D's where there is no aux */
-    float alpha;
-    float const* scale_a;
-    float const* scale_b;
+  using Copy = decltype(cute::make_tma_copy(
+      cute::SM90_TMA_STORE{},
+      cute::make_tensor(static_cast<ElementD*>(nullptr),
+                        cute::make_layout(cute::Shape<int32_t, int32_t>{},
+                                          cute::Stride<int64_t, cute::_1>{})),
+      typename Box::Layout{}, typename Box::Shape{}, cute::_1{}));
+  struct Params : std::conditional_t<kIsFp8<ElementD>, GateCopy<Copy>, GateCopies<Copy>> {
+    GateFactorsOf<ElementD> factors;
   };
 
   template <class ProblemShape>
@@ -262,32 +134,19 @@ class GateStore {
     };
     auto const& thread = arguments.thread;
     auto d = copy_of(arguments.ptr_D, cute::get<0>(arguments.dD));
-    Params params{d, d, d, thread.alpha, thread.scale_a, thread.scale_b};
-    if constexpr (Aux) {
-      params.gate = copy_of(thread.aux, thread.ld_aux);
-      params.up = copy_of(thread.aux + columns, thread.ld_aux);
+    if constexpr (kIsFp8<ElementD>) {
+      return {{d}, thread};
+    } else if constexpr (Aux) {
+      return {{d, copy_of(thread.aux, thread.ld_aux), copy_of(thread.aux + columns, thread.ld_aux)},
+              thread};
+    } else {
+      return {{d, d, d}, thread};
     }
-    return params;
-  }
-
-  template <class ProblemShape>
-  static size_t get_workspace_size(ProblemShape const&, Arguments const&) {
-    return 0;
-  }
-
-  template <class ProblemShape>
-  static cutlass::Status initialize_workspace(ProblemShape const&, Arguments const&, void*,
-                                              cudaStream_t, cutlass::CudaHostAdapter* = nullptr) {
-    return cutlass::Status::kSuccess;
-  }
-
-  template <class ProblemShape>
-  static bool can_implement(ProblemShape const&, Arguments const&) {
-    return true;
   }
 
   CUTLASS_HOST_DEVICE explicit GateStore(Params const& params) : params_(params) {}
 
+  /* Rows and columns beyond the problem are zeros, which no largest value is. */
   template <class ProblemShape, class Tile, class Coord, class Sums, class TiledMma, class Residue>
   CUTLASS_DEVICE void operator()(ProblemShape shape, Tile, Coord tile, Sums const& sums, TiledMma,
                                  Residue, int thread, char* memory) {
@@ -298,10 +157,11 @@ class GateStore {
     auto& shared = *reinterpret_cast<SharedStorage*>(memory);
     int warpgroup = thread / kThreads;
     auto extents = make_shape(get<0>(shape), get<1>(shape) / 2);
-    float factor = params_.alpha;
+    auto const& factors = params_.factors;
+    float factor = factors.alpha;
     if constexpr (Scaled) {
-      if (params_.scale_a) factor *= *params_.scale_a;
-      if (params_.scale_b) factor *= *params_.scale_b;
+      if (factors.scale_a) factor *= *factors.scale_a;
+      if (factors.scale_b) factor *= *factors.scale_b;
     }
     int box = 0;
     /* Leaves by `copy`, box after box, what `value` makes of gate and up. */
@@ -335,48 +195,68 @@ class GateStore {
       leave(params_.gate, [](float gate, float) { return gate; });
       leave(params_.up, [](float, float up) { return up; });
     }
-    leave(params_.d, [](float gate, float up) { return Activation<float>{}(gate) * up; });
+    auto gated = [](float gate, float up) { return Activation<float>{}(gate) * up; };
+    if constexpr (kIsFp8<ElementD>) {
+      float scale_d = factors.scale_d ? *factors.scale_d : 1.0f;
+      Largest largest;
+      leave(params_.d, [&](float gate, float up) {
+        float value = gated(gate, up);
+        largest.see(value);
+        return scale_d * value;
+      });
+      if (factors.amax) largest.leave(factors.amax);
+    } else {
+      leave(params_.d, gated);
+    }
   }
 
  private:
   Params const& params_;
 
-  /* A warp's 16 rows of a box, by 8×8 blocks. */
+  /* A warp's 16 rows of a box, by 8×8 blocks: of each a thread has two columns in two rows. */
   template <class Sums, class Value>
   CUTLASS_DEVICE static void stage(ElementD* staged, Sums const& sums, int atom, int part,
                                    int thread, float factor, Value value) {
     using namespace cute;
     int lane = thread % 32, first = thread % kThreads / 32 * 16;
-    CUTLASS_PRAGMA_UNROLL
-    for (int block = 0; block < Box::kColumns / 8; block += 2) {
-      uint32_t packed[4];
+    auto pair = [&](int block, int half) {
+      int gate = part * (Box::kColumns / 8) + block, up = gate + kHalf / 8;
+      cutlass::Array<float, 2> values;
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        int gate = part * (Box::kColumns / 8) + block + i / 2, up = gate + kHalf / 8;
-        float pair[2];
-        CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < 2; ++j) {
-          pair[j] = value(factor * sums(make_coord(j, i % 2, gate), atom, 0),
-                          factor * sums(make_coord(j, i % 2, up), atom, 0));
-        }
-        packed[i] = pack(pair[0], pair[1]);
+      for (int j = 0; j < 2; ++j) {
+        values[j] = value(factor * sums(make_coord(j, half, gate), atom, 0),
+                          factor * sums(make_coord(j, half, up), atom, 0));
       }
-      /* Lane 8·i + r names the address of row r of block i. */
-      int i = lane / 8;
-      int row = first + i % 2 * 8 + lane % 8, column = (block + i / 2) * 8;
-      auto to = reinterpret_cast<char*>(staged) + Box::at(row, column);
-      SM90_U32x4_STSM_N::copy(packed[0], packed[1], packed[2], packed[3],
-                              *reinterpret_cast<uint128_t*>(to));
+      return cutlass::NumericArrayConverter<ElementD, float, 2>{}(values); /* FP8 saturates */
+    };
+    auto bytes = reinterpret_cast<char*>(staged);
+    if constexpr (kIsFp8<ElementD>) {
+      /* Two bytes that a thread stores by itself: stmatrix takes elements of 16 bits. */
+      CUTLASS_PRAGMA_UNROLL
+      for (int block = 0; block < Box::kColumns / 8; ++block) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          auto narrow = pair(block, i);
+          int place = Box::at(first + i * 8 + lane / 4, block * 8 + lane % 4 * 2);
+          *reinterpret_cast<uint16_t*>(bytes + place) = reinterpret_cast<uint16_t const&>(narrow);
+        }
+      }
+    } else {
+      CUTLASS_PRAGMA_UNROLL
+      for (int block = 0; block < Box::kColumns / 8; block += 2) {
+        uint32_t packed[4];
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          auto narrow = pair(block + i / 2, i % 2);
+          packed[i] = reinterpret_cast<uint32_t const&>(narrow);
+        }
+        /* Lane 8·i + r names the address of row r of block i. */
+        int i = lane / 8;
+        int row = first + i % 2 * 8 + lane % 8, column = (block + i / 2) * 8;
+        SM90_U32x4_STSM_N::copy(packed[0], packed[1], packed[2], packed[3],
+                                *reinterpret_cast<uint128_t*>(bytes + Box::at(row, column)));
+      }
     }
-  }
-
-  CUTLASS_DEVICE static uint32_t pack(float low, float high) {
-    cutlass::NumericArrayConverter<ElementD, float, 2> convert;
-    cutlass::Array<float, 2> pair;
-    pair[0] = low;
-    pair[1] = high;
-    auto narrow = convert(pair);
-    return reinterpret_cast<uint32_t const&>(narrow);
   }
 };
 
@@ -408,7 +288,8 @@ struct GatedEpilogue
 
 template <class ElementD, bool Aux, bool Scaled>
 constexpr uint32_t kExtrasOf<GateArguments<ElementD, Aux, Scaled>> =
-    uint32_t(kGate) | (Aux ? uint32_t(kAux) : 0u) | (Scaled ? uint32_t(kScales) : 0u);
+    uint32_t(kGate) | (Aux ? uint32_t(kAux) : 0u) | (Scaled ? uint32_t(kScales) : 0u) |
+    (kIsFp8<ElementD> ? uint32_t(kOutputScale) | uint32_t(kAmax) : 0u);
 
 /* Gate and up side by side, in the problem's orientation; TMA stores both. */
 template <class ElementD>
@@ -423,38 +304,24 @@ void set_scalars(GateArguments<ElementD, Aux, Scaled>& epilogue, gs_arguments co
   epilogue.alpha = g.alpha;
   epilogue.scale_a = g.scale_a;
   epilogue.scale_b = g.scale_b;
+  if constexpr (kIsFp8<ElementD>) {
+    epilogue.scale_d = g.scale_d;
+    epilogue.amax = g.amax;
+  }
   epilogue.aux = static_cast<ElementD*>(g.aux);
   epilogue.ld_aux = gate_and_up<ElementD>(g).row_stride();
 }
 
 /* The adapter: up and aux are checked beside what every kernel has. */
 template <class Kernel, class Traits>
-struct GatedGemm3x {
+struct GatedGemm3x : CheckedGemm<Gemm3x<Kernel, Traits, false>, GatedGemm3x<Kernel, Traits>> {
   using Product = Gemm3x<Kernel, Traits, false>;
   using ElementB = typename Kernel::ElementB;
   using ElementD = typename Kernel::ElementD;
   static constexpr bool kHasAux = Kernel::CollectiveEpilogue::kHasAux;
 
-  static int32_t describe(gs_kernel_info& info) { return Product::describe(info); }
+  static gs_arguments const& product_of(gs_arguments const& g) { return g; }
 
-  static int32_t can_implement(gs_arguments const& g) {
-    cutlass::Status status = check(g);
-    return status == cutlass::Status::kSuccess ? Product::can_implement(g) : status_code(status);
-  }
-
-  static int64_t workspace_bytes(gs_arguments const& g) {
-    cutlass::Status status = check(g);
-    return status == cutlass::Status::kSuccess ? Product::workspace_bytes(g)
-                                               : -int64_t(status_code(status));
-  }
-
-  static int32_t run(gs_arguments const& g, void* workspace, void* stream) {
-    cutlass::Status status = check(g);
-    return status == cutlass::Status::kSuccess ? Product::run(g, workspace, stream)
-                                               : status_code(status);
-  }
-
- private:
   static cutlass::Status check(gs_arguments const& g) {
     using cutlass::Status;
     if (g.batch != 1 || g.beta != 0.0f) return Status::kErrorNotSupported;

@@ -239,4 +239,30 @@ struct Gemm3x {
   }
 };
 
+/* An adapter around `Product`: `Rules::check` comes before all that the product checks, which gets
+ * the launch that `Rules::product_of` makes of the caller's. */
+template <class Product, class Rules>
+struct CheckedGemm {
+  static int32_t describe(gs_kernel_info& info) { return Product::describe(info); }
+
+  static int32_t can_implement(gs_arguments const& g) {
+    cutlass::Status status = Rules::check(g);
+    return status == cutlass::Status::kSuccess ? Product::can_implement(Rules::product_of(g))
+                                               : status_code(status);
+  }
+
+  static int64_t workspace_bytes(gs_arguments const& g) {
+    cutlass::Status status = Rules::check(g);
+    return status == cutlass::Status::kSuccess ? Product::workspace_bytes(Rules::product_of(g))
+                                               : -int64_t(status_code(status));
+  }
+
+  static int32_t run(gs_arguments const& g, void* workspace, void* stream) {
+    cutlass::Status status = Rules::check(g);
+    return status == cutlass::Status::kSuccess
+               ? Product::run(Rules::product_of(g), workspace, stream)
+               : status_code(status);
+  }
+};
+
 }  // namespace gemmsmith

@@ -1,21 +1,22 @@
-/* What gated3x.hpp takes for granted of CuTe's layouts, checked on the host, and the TMA descriptors
+/* What gated kernels assume about CuTe's layouts, checked on the host, and the TMA descriptors
  * that it asks the driver for, printed: one line each, as cuTensorMapEncodeTiled gets them. */
 #include <cstdio>
 #include <cstdlib>
 
 #include "gemmsmith/gated3x.hpp"
 
-extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t rank,
+extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType type, cuuint32_t rank,
                                            void* address, const cuuint64_t* extents,
                                            const cuuint64_t* strides, const cuuint32_t* box,
                                            const cuuint32_t*, CUtensorMapInterleave,
                                            CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
                                            CUtensorMapFloatOOBfill) {
+  int bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
   std::printf("map %llx swizzle %d", static_cast<unsigned long long>(
                                          reinterpret_cast<uintptr_t>(address)), int(swizzle));
   for (cuuint32_t i = 0; i < rank; ++i) {
     std::printf(" %llu/%llu/%u", static_cast<unsigned long long>(extents[i]),
-                static_cast<unsigned long long>(i ? strides[i - 1] : 2), box[i]);
+                static_cast<unsigned long long>(i ? strides[i - 1] : bytes), box[i]);
   }
   std::printf("\n");
   return CUDA_SUCCESS;
@@ -25,6 +26,34 @@ static void require(bool holds, char const* what) {
   if (holds) return;
   std::printf("not so: %s\n", what);
   std::exit(1);
+}
+
+/* `at` is asked for an FP8 element, and for the first of the 16 bytes that stmatrix writes. */
+template <class Box>
+void check_box() {
+  auto box = cute::as_position_independent_swizzle_layout(typename Box::Layout{});
+  constexpr int kElementBytes = Box::kRowBytes / Box::kColumns;
+  constexpr int kTogether = kElementBytes == 1 ? 1 : 16 / kElementBytes;
+  for (int row = 0; row < Box::kRows; ++row) {
+    for (int column = 0; column < Box::kColumns; ++column) {
+      int first = column / kTogether * kTogether;
+      int at = Box::at(row, first) / kElementBytes + column - first;
+      require(box(row, column) == at, "an element's place in a box");
+    }
+  }
+}
+
+template <int N>
+void check_fp8() {
+  using namespace cute;
+  using Element = cutlass::float_e4m3_t;
+  using Store = gemmsmith::GateStore<Shape<_128, Int<N>, _128>, gemmsmith::activation::silu, false,
+                                     true, true, Element>;
+  check_box<typename Store::Box>();
+  typename Store::Arguments arguments{};
+  arguments.ptr_D = reinterpret_cast<Element*>(0x40000);
+  get<0>(arguments.dD) = 528;
+  Store::to_underlying_arguments(make_shape(1000, 2 * 512, 640, 1), arguments, nullptr);
 }
 
 template <int M, int N, int ClusterM, bool Pingpong>
@@ -39,7 +68,8 @@ void check() {
       Element, cutlass::layout::ColumnMajor, 8, float, Tile, Shape<Int<ClusterM>, _1, _1>,
       cutlass::gemm::collective::StageCount<3>, Schedule>::CollectiveOp;
   using Mainloop = gemmsmith::GatedMainloop<Collective>;
-  using Epilogue = gemmsmith::GatedEpilogue<Tile, gemmsmith::SiLU, true, false, Pingpong, Element>;
+  using Epilogue = gemmsmith::GatedEpilogue<Tile, gemmsmith::activation::silu, true, false,
+                                            Pingpong, Element>;
   using Box = typename Epilogue::Store::Box;
   constexpr int kHalf = Mainloop::kHalf, kWarpgroups = Epilogue::Store::kWarpgroups;
   std::printf("tile %d %d cluster %d\n", M, N, ClusterM);
@@ -53,13 +83,7 @@ void check() {
       }
     }
   }
-  auto box = as_position_independent_swizzle_layout(typename Box::Layout{});
-  for (int row = 0; row < Box::kRows; ++row) {
-    for (int column = 0; column < Box::kColumns; ++column) {
-      int at = Box::at(row, column / 8 * 8) / 2 + column % 8;
-      require(box(row, column) == at, "16 bytes of a box");
-    }
-  }
+  check_box<Box>();
   typename Collective::TiledMma mma;
   for (int thread = 0; thread < size(mma); ++thread) {
     auto places = mma.get_slice(thread).partition_C(make_identity_tensor(Shape<Int<M>, Int<N>>{}));
@@ -99,4 +123,8 @@ void check() {
 int main() {
   check<128, 192, 2, true>();
   check<256, 128, 1, false>();
+  check_fp8<256>();
+  check_fp8<128>();
+  check_fp8<192>();
+  check_fp8<96>();
 }
