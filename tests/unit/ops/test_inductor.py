@@ -80,6 +80,8 @@ FUSED: dict[str, tuple[Function, list[str]]] = {
         lambda net, x: x + net.gamma * net.down(F.silu(net.gate(x)) * net.raised(x)),
         ["silu_gate", "scale_residual"],
     ),
+    "relu of a residual": (lambda net, x: F.relu(net.out(x) + x), ["bias_residual_relu"]),
+    "silu of a residual": (lambda net, x: F.silu(x + net.out(x)), ["bias_residual_silu"]),
     "mlp": (lambda net, x: x + net.down(F.gelu(net.up(x))), ["bias_gelu", "residual"]),
     "gated mlp": (
         lambda net, x: net.down(F.silu(net.gate(x)) * net.raised(x)) + x,
@@ -96,6 +98,9 @@ ALONE: dict[str, Function] = {
     "two inputs": lambda net, x: F.silu(net.gate(x)) * net.raised(x + 1),
     "the product is wanted, too": lambda net, x: (lambda out: (out, out + x))(net.out(x)),
     "a number is added": lambda net, x: net.out(x) + 1,
+    "what a residual is added to is wanted, too": lambda net, x: (
+        lambda out: (out, F.silu(out + x))
+    )(net.out(x)),
     "a row is multiplied, and nothing added": lambda net, x: net.out(x) * net.gamma,
     "what is scaled is wanted, too": lambda net, x: (lambda out: (out, out + x))(
         net.out(x) * net.gamma
