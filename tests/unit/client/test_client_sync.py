@@ -6,8 +6,6 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -39,16 +37,8 @@ from tests.unit.client.misbehaving import (
     Misbehaving,
     Say,
     job,
-    never_wait,
     stream,
 )
-
-
-@pytest.fixture
-def client(server: Misbehaving, tmp_path: Path) -> Iterator[Client]:
-    with Client(server.url, timeout=5, retries=2, cache_dir=tmp_path) as opened:
-        never_wait(opened)
-        yield opened
 
 
 def test_best_asks_and_understands(
