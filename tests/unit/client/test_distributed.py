@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 import gemmsmith
 from gemmsmith import Client, PackUntrusted, ServiceUnavailable, Snapshot, SnapshotUnavailable
 from gemmsmith.distributed import agreed_snapshot, shared_snapshot
+from tests.support.processes import in_threads
 from tests.support.snapshots import BIG, row, snapshot
 from tests.unit.client.misbehaving import Misbehaving, Say
 
@@ -235,11 +236,7 @@ def agree(
         except SnapshotUnavailable as error:
             outcomes[number] = str(error)
 
-    threads = [threading.Thread(target=rank, args=one) for one in enumerate(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(rank, *numbered) for numbered in enumerate(ranks)))
     return [outcomes[number] for number in range(len(ranks))]
 
 

@@ -15,7 +15,7 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.legality import refusal
 from gemmsmith.core.problem import DType, Problem
 from gemmsmith.ops.below.dispatch import Dispatch
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
 from tests.gpu.support.choosing import Ground
 from tests.support import fake_nvcc, stand_in
 from tests.support.serving import H200, own_signer
@@ -62,9 +62,8 @@ def chooser() -> Chooser:
 @pytest.fixture
 def engine(chooser: Chooser, pack: Path, host: Host) -> Iterator[Engine]:
     made = Engine(chooser, Packs(pack), platform=host)
-    before = install(made)
-    yield made
-    install(before)
+    with stand_in.installed(made):
+        yield made
     torch._dynamo.reset()
 
 

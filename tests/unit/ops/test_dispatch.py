@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
 import timeit
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
 from tests.support.below import BF16, Swapping, close, layers, made, of_types, operands, trains
+from tests.support.processes import in_threads
 from tests.support.stand_in import Chooser, Host, Packs
 
 Runs = Callable[[], int]
@@ -190,11 +191,7 @@ def test_threads_share_the_decisions(patched: Engine, runs: Runs) -> None:
             if not torch.allclose((a @ b).float(), a.float() @ b.float(), rtol=3e-2, atol=6e-2):
                 wrong.append(f"{m}x{k}")
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, seed) for seed in range(8)))
     assert not wrong
     assert runs() == 8 * 4 * len(sizes)
 

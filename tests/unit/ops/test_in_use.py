@@ -99,10 +99,8 @@ def engine(
     if request.param == "python":
         monkeypatch.setattr(Dispatch, "of", lambda kind: None)
     made = engine_of(chooser, pack)
-    before = install(made)
-    with torch.no_grad():
+    with stand_in.installed(made), torch.no_grad():
         yield made
-    install(before)
 
 
 def engine_of(chooser: Chooser, pack: Path) -> Engine:
@@ -213,15 +211,12 @@ def test_an_engine_that_says_so_does_not_ask_torch(
     chooser.deterministic = False
     host = Host()
     host.kind = "cpu"
-    before = install(Engine(chooser, Packs(pack), platform=host, deterministic=engine_says))
-    try:
-        with gemmsmith.patch():
-            for how in ("default", "error"):
-                with deterministic(how):
-                    A @ B
-                assert (runs() > 0) is not engine_says
-    finally:
-        install(before)
+    engine = Engine(chooser, Packs(pack), platform=host, deterministic=engine_says)
+    with stand_in.installed(engine), gemmsmith.patch():
+        for how in ("default", "error"):
+            with deterministic(how):
+                A @ B
+            assert (runs() > 0) is not engine_says
 
 
 # What torch permits.

@@ -30,7 +30,7 @@ from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.models.layers import recognized
 from tests.support.patched import is_patched
-from tests.support.stand_in import Chooser
+from tests.support.stand_in import Chooser, deterministic
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]
@@ -646,12 +646,8 @@ def test_deterministic_programs_run_what_is_deterministic(
     net = made("torchtitan")
     expected = step(net)
     chooser.deterministic = False
-    torch.use_deterministic_algorithms(True)
-    try:
-        with gemmsmith.patch(net):
-            assert equal(step(net), expected)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    with deterministic(), gemmsmith.patch(net):
+        assert equal(step(net), expected)
     assert runs() == 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith.core.problem import Layout
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
 from tests.support import stand_in
 from tests.support.replacing import replace
 from tests.support.stand_in import Chooser
@@ -343,9 +342,7 @@ def test_tensors_of_other_libraries_are_torchs(engine: Engine, runs: Runs) -> No
 
 
 def test_without_use_everything_is_torchs() -> None:
-    before = install(None)
-    with contextlib.ExitStack() as stack:
-        stack.callback(install, before)
+    with stand_in.installed(None):
         x, w = random(4, 16), random(8, 16)
         assert torch.equal(gemmsmith.linear(x, w), functional.linear(x, w))
         assert torch.equal(gemmsmith.matmul(x, w.t()), x @ w.t())

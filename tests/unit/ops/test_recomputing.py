@@ -29,7 +29,7 @@ from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import engine as engines
 from gemmsmith.ops.engine.engine import Engine, in_use, install
 from tests.support.below import Swapping
-from tests.support.stand_in import Host, Packs
+from tests.support.stand_in import Host, Packs, installed
 
 BF16 = torch.bfloat16
 WIDTH, INNER, TOKENS = 32, 48, 6
@@ -302,10 +302,8 @@ WAYS: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
 @pytest.fixture
 def world(pack: Path, binding: Dispatch, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(pack, monkeypatch)
-    before = install(world.engine())
-    with world.opened:
+    with installed(world.engine()), world.opened:
         yield world
-    install(before)
     torch._dynamo.reset()
 
 
