@@ -24,7 +24,7 @@ from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
 from tests.support.below import BF16, Swapping, close, layers, made, of_types, operands, trains
 from tests.support.processes import in_threads
-from tests.support.stand_in import Chooser, Host, Packs
+from tests.support.stand_in import Chooser, Host, Packs, deterministic
 
 Runs = Callable[[], int]
 
@@ -468,10 +468,6 @@ def test_what_was_decided_outlasts_the_block(engine: Engine, chooser: Chooser, r
     with gemmsmith.patch():
         a @ b
     assert not asked
-    torch.use_deterministic_algorithms(True)
-    try:
-        with gemmsmith.patch():
-            a @ b
-    finally:
-        torch.use_deterministic_algorithms(False)
+    with deterministic(), gemmsmith.patch():
+        a @ b
     assert len(asked) == 1

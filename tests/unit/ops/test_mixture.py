@@ -42,17 +42,9 @@ def layer(tokens: int = TOKENS, dtype: torch.dtype = torch.bfloat16) -> Layer:
 
 @pytest.mark.parametrize("of_others", [0, 3])
 def test_the_layer_and_its_gradients(of_others: int) -> None:
-    x, shares, gate_up, down = operands = layer()
-    chosen, gradient = index(of_others), torch.randn(TOKENS, WIDTH)
-    exact = [one.detach().double().requires_grad_() for one in operands]
-    wanted = reference(exact[0], chosen, *exact[1:])
-    found = gemmsmith.experts(x, chosen, shares, gate_up, down)
-    assert found.dtype is torch.bfloat16
-    close(found, wanted.detach())
-    theirs = torch.autograd.grad(wanted, exact, gradient.double())
-    ours = torch.autograd.grad(found, operands, gradient.bfloat16())
-    for mine, exactly in zip(ours, theirs, strict=True):
-        close(mine, exactly)
+    for found, exactly in compared(gemmsmith.experts, layer(), index(of_others)):
+        assert found.dtype is torch.bfloat16
+        close(found, exactly)
 
 
 def test_the_same_bits_compiled_and_again() -> None:
@@ -103,18 +95,12 @@ def test_one_kernel_opens_the_layer_where_it_wins(
     gated: Chooser, runs: Callable[[], int], of_others: int
 ) -> None:
     operands, chosen = layer(), index(of_others)
-    exact = [one.detach().double().requires_grad_() for one in operands]
-    wanted = reference(exact[0], chosen, *exact[1:])
-    found = gemmsmith.experts(operands[0], chosen, *operands[1:])
-    assert runs() == 1
-    close(found, wanted.detach())
-    gradient = torch.randn(TOKENS, WIDTH)
-    theirs = torch.autograd.grad(wanted, exact, gradient.double())
-    ours = torch.autograd.grad(found, operands, gradient.bfloat16())
-    for mine, exactly in zip(ours, theirs, strict=True):
-        close(mine, exactly)
+    (_, exact), *_ = results = list(compared(gemmsmith.experts, operands, chosen))
+    for found, exactly in results:
+        close(found, exactly)
+    assert runs() == 1  # forwards: no kernel of the backward pass has won
     with torch.no_grad():
-        close(gemmsmith.experts(operands[0], chosen, *operands[1:]), wanted.detach())
+        close(gemmsmith.experts(operands[0], chosen, *operands[1:]), exact)
     assert runs() == 1
     asked = [one.dtype for one in gated.asked if one.operation.epilogue.is_gated]
     assert asked == ["bf16.group_rows.then_silu_gate_aux", "bf16.group_rows.then_silu_gate"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,7 +35,14 @@ from gemmsmith.ops.products import norms
 from tests.support.programs import data, parameters, same
 from tests.support.stand_in import Host
 from tests.unit.ops.test_layers import BF16, WIDTH, close, given, loss
-from tests.unit.ops.test_programs_observed import AUTOGRAD, VIEWS, _inference, _negated, _zero
+from tests.unit.ops.test_programs_observed import (
+    AUTOGRAD,
+    VIEWS,
+    _inference,
+    _negated,
+    _zero,
+    gradients_of,
+)
 
 FEED, EXPERTS, CHOSEN = 24, 4, 2
 
@@ -150,12 +158,7 @@ def test_operands_and_parameters_of_any_kind(kind: str, view: Any) -> None:
 @pytest.mark.parametrize("view", [_negated, _zero])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_gradients_of_any_kind(kind: str, view: Any) -> None:
-    def act(net: nn.Module) -> Any:
-        operands = given(net)
-        out = net(*operands)
-        return torch.autograd.grad(out, [*operands, *net.parameters()], view(torch.ones_like(out)))
-
-    same(made(kind), act)
+    same(made(kind), partial(gradients_of, view))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -293,15 +294,17 @@ def test_parameters_of_any_kind(engine: Engine, kind: str, view: Any) -> None:
         same(net, act)
 
 
+def gradients_of(view: Any, net: nn.Module) -> Any:
+    """The gradients for a gradient that lies in memory in another way."""
+    operands = given(net)
+    out = net(*operands)
+    return torch.autograd.grad(out, [*operands, *net.parameters()], view(torch.ones_like(out)))
+
+
 @pytest.mark.parametrize("view", [_negated, _expanded, _strided, _zero])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_gradients_of_any_kind(engine: Engine, kind: str, view: Any) -> None:
-    def act(net: nn.Module) -> Any:
-        operands = given(net)
-        out = net(*operands)
-        return torch.autograd.grad(out, [*operands, *net.parameters()], view(torch.ones_like(out)))
-
-    same(made(kind), act)
+    same(made(kind), partial(gradients_of, view))
 
 
 @pytest.mark.parametrize("kind", LAYERS)
