@@ -36,12 +36,7 @@ class NotKnownHere(ValueError):
 
 
 def decode(document: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """The row of that kind in a JSON document.
-
-    Raises:
-        NotKnownHere: a value is not known to this library.
-        msgspec.DecodeError: it is not JSON, or has another shape.
-    """
+    """The row in a JSON document; raises as `convert`, and msgspec.DecodeError if it is no JSON."""
     return convert(msgspec.json.decode(document), kind)
 
 

@@ -32,6 +32,7 @@ import sys
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -222,7 +223,7 @@ class Patch(AbstractContextManager[None]):
         layers.take_over_linear(forwards, linears)
         layers.take_over(forwards, recognized)
         if self._report is not None:
-            self._report.recognized(layers.counts(recognized))
+            self._report.recognized(Counter(map(str, recognized)))
 
 
 class _Patches:

@@ -10,7 +10,6 @@ or after the module was recognized (`gemmsmith.ops.models.originals`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -314,11 +313,3 @@ def _residual(module: nn.Module, of: Combined, then: tuple[str, ...]) -> Residua
         if layer is not None:
             return ResidualRecipe(layer=layer, dropout=dropout, then=then)
     return None
-
-
-def recipes(model: nn.Module) -> Iterator[tuple[str, nn.Module, Recipe]]:
-    """The recognized modules of a model: their names, the modules, and their recipes."""
-    for name, module in model.named_modules():
-        recipe = recipe_of(module)
-        if recipe is not None:
-            yield name, module, recipe
