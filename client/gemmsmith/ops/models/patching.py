@@ -36,7 +36,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from types import TracebackType
 from typing import TextIO
 
 import torch
@@ -125,12 +124,7 @@ class Patch(AbstractContextManager[None]):
         # The patch lasts until the end of the block, and `unpatch` does not end it.
         self._is_block = True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

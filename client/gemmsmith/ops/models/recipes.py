@@ -271,11 +271,11 @@ def _applied(module: nn.Module, of: Expression) -> tuple[Activation, str | None,
     return None if activation is None else (activation, of.child, of.argument)
 
 
-def _layer(module: nn.Module, of: Expression, position: int = 0) -> str | None:
-    """Matches a linear layer that is called with an argument of the forward. Returns its name."""
+def _layer(module: nn.Module, of: Expression) -> str | None:
+    """Matches a linear layer that is called with the forward's first argument. Returns its name."""
     if not isinstance(of, Called) or not isinstance(of.argument, Given):
         return None
-    known = of.argument.position == position and is_linear(module._modules.get(of.child))
+    known = of.argument.position == 0 and is_linear(module._modules.get(of.child))
     return of.child if known else None
 
 
