@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.kernel import Kernel
@@ -47,6 +48,21 @@ def runs(pack: Path) -> Callable[[], int]:
         return count
 
     return since
+
+
+@pytest.fixture
+def mesh() -> Iterator[dist.DeviceMesh]:
+    """A single rank on the CPU."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def without_binding(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Winners are of the host, and only Python replaces products."""
+    host.kind = "cpu"
+    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - as models name it
 from torch import nn
 
 import gemmsmith
@@ -25,6 +24,7 @@ from gemmsmith.ops.engine import settings
 from gemmsmith.ops.engine.engine import Engine, install
 from tests.support import stand_in
 from tests.support.stand_in import Chooser, Host, Packs
+from tests.unit.ops.test_layers import FeedForward
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 M, N, K, EXPERTS = 8, 24, 16, 2
@@ -41,18 +41,7 @@ GROUPS = bf16(EXPERTS, N, K).mT, torch.tensor([3, M], dtype=torch.int32)
 FP8 = A.to(E4M3), bf16(N, K).to(E4M3).t(), torch.tensor(0.5), torch.tensor(0.5)
 
 
-class Gated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(K, N, bias=False)
-        self.w2 = nn.Linear(N, K, bias=False)
-        self.w3 = nn.Linear(K, N, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
-
-
-LAYERS = nn.Sequential(Gated(), nn.Linear(K, K)).to(BF16)
+LAYERS = nn.Sequential(FeedForward(K, N), nn.Linear(K, K)).to(BF16)
 
 PRODUCTS: dict[str, Callable[[], torch.Tensor]] = {
     "mm": lambda: A @ B,

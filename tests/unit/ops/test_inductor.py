@@ -24,6 +24,7 @@ from gemmsmith.core.epilogue import Activation
 from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.engine.engine import Engine, install
 from tests.support.stand_in import Chooser, Host, Packs, deterministic, installed
+from tests.unit.ops.test_layers import close
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]
@@ -157,12 +158,6 @@ def step(net: Net, function: Function, x: torch.Tensor) -> list[torch.Tensor]:
     loss = (out.float().square() * torch.linspace(-1, 1, out.shape[-1])).sum()
     grads = torch.autograd.grad(loss, [x, *net.parameters()], allow_unused=True)
     return [out.detach(), *(one for one in grads if one is not None)]
-
-
-def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        bound = 0.05 * max(float(theirs.abs().max()), 0.1)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("leading", [(6,), (2, 3)])

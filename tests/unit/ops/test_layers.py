@@ -6,12 +6,11 @@ import copy
 import io
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - as models name it
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -40,11 +39,11 @@ WIDTH, INNER = 16, 24
 class FeedForward(nn.Module):
     """As torchtitan's."""
 
-    def __init__(self, *, bias: bool = False) -> None:
+    def __init__(self, width: int = WIDTH, inner: int = INNER, *, bias: bool = False) -> None:
         super().__init__()
-        self.w1 = nn.Linear(WIDTH, INNER, bias=bias)
-        self.w2 = nn.Linear(INNER, WIDTH, bias=False)
-        self.w3 = nn.Linear(WIDTH, INNER, bias=bias)
+        self.w1 = nn.Linear(width, inner, bias=bias)
+        self.w2 = nn.Linear(inner, width, bias=False)
+        self.w3 = nn.Linear(width, inner, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
@@ -511,14 +510,6 @@ def test_a_layer_that_was_wrapped_while_patched(
         step(net)
         assert runs() == 2
     assert equal(step(net), expected)
-
-
-@pytest.fixture
-def mesh() -> Iterator[Any]:
-    """One rank on the CPU."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.device_mesh.init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own

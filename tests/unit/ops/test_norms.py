@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
@@ -24,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 
 import gemmsmith
 from gemmsmith.answers.snapshot import Snapshot
-from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models import norms as recipes
 from gemmsmith.ops.models.automatic import every_model, every_norm
@@ -133,10 +131,10 @@ def of_others_torch() -> type[Copied]:
 
 
 @pytest.fixture
-def calls(engine: Engine, host: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+def calls(
+    engine: Engine, without_binding: None, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], int]:
     """How many norms torch's own function computed since this was last called."""
-    host.kind = "cpu"
-    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
     count, own = [0], functional.rms_norm
 
     def counted(*given: Any, **named: Any) -> torch.Tensor:
@@ -457,24 +455,19 @@ def test_a_norm_that_was_wrapped_while_patched(calls: Callable[[], int]) -> None
 
 @pytest.mark.filterwarnings("ignore")  # torch's own
 @pytest.mark.parametrize("first", ["patch", "shard"])
-def test_under_fsdp2(calls: Callable[[], int], first: str) -> None:
+def test_under_fsdp2(calls: Callable[[], int], mesh: Any, first: str) -> None:
     net = made()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
-        if first == "patch":
-            gemmsmith.patch(net)
-        fully_shard(net, mesh=mesh)
-        if first == "shard":
-            gemmsmith.patch(net)
-        net(given()).float().sum().backward()
-        assert calls() == 1
-        assert net.weight.grad is not None
-        gemmsmith.unpatch(net)
-        net(given())
-        assert calls() == 0
-    finally:
-        dist.destroy_process_group()
+    if first == "patch":
+        gemmsmith.patch(net)
+    fully_shard(net, mesh=mesh)
+    if first == "shard":
+        gemmsmith.patch(net)
+    net(given()).float().sum().backward()
+    assert calls() == 1
+    assert net.weight.grad is not None
+    gemmsmith.unpatch(net)
+    net(given())
+    assert calls() == 0
 
 
 def test_a_capture_of_products_has_no_norms(calls: Callable[[], int]) -> None:

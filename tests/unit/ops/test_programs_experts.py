@@ -28,12 +28,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 import gemmsmith
-from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, install
 from gemmsmith.ops.models import expert_layers
 from gemmsmith.ops.products import norms
 from tests.support.programs import data, parameters, same
-from tests.support.stand_in import Host
 from tests.unit.ops.test_layers import BF16, WIDTH, close, given, loss
 from tests.unit.ops.test_programs_observed import (
     AUTOGRAD,
@@ -85,10 +83,8 @@ def made(kind: str) -> nn.Module:
 
 
 @pytest.fixture(autouse=True)
-def here(engine: Engine, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Winners are of the host, and every norm with a gradient is one of ours."""
-    host.kind = "cpu"
-    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
+def here(engine: Engine, without_binding: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every norm with a gradient is one of ours."""
     monkeypatch.setattr(
         norms,
         "is_ours",
