@@ -38,16 +38,22 @@ class Say:
     drop: bool = False
 
 
+Reply = Say | Callable[[Seen], Say]
+
+
 @dataclass
 class Misbehaving:
-    """Sends the scripted replies in order, and repeats the last one."""
+    """Sends the scripted replies in order, and repeats the last one.
 
-    script: list[Say] = field(default_factory=list)
+    A reply may be a function of the request.
+    """
+
+    script: list[Reply] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     url: str = ""
     stop: Callable[[], None] = lambda: None
 
-    def say(self, *replies: Say) -> None:
+    def say(self, *replies: Reply) -> None:
         self.script[:] = replies
 
 
@@ -111,8 +117,10 @@ class Handler(BaseHTTPRequestHandler):
         owner: Misbehaving = self.server.owner  # type: ignore[attr-defined]
         length = int(self.headers.get("content-length", 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        owner.seen.append(Seen(self.command, self.path, headers, self.rfile.read(length)))
-        reply = owner.script.pop(0) if len(owner.script) > 1 else owner.script[0]
+        seen = Seen(self.command, self.path, headers, self.rfile.read(length))
+        owner.seen.append(seen)
+        scripted = owner.script.pop(0) if len(owner.script) > 1 else owner.script[0]
+        reply = scripted if isinstance(scripted, Say) else scripted(seen)
         self.send_response(reply.status)
         for name, value in reply.headers.items():
             self.send_header(name, value)

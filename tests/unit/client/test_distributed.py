@@ -101,16 +101,12 @@ def _from_caches(rank: int, url: str, folders: tuple[str, str]) -> tuple[str, st
     return shared.revision, choice.config.kernel.name, asked
 
 
-def _failing(rank: int) -> object:
+AWAY = ServiceUnavailable("no answer from anywhere")
+
+
+def _failing(rank: int, error: BaseException) -> object:
     def fetch() -> Snapshot:
-        raise ServiceUnavailable("no answer from anywhere")
-
-    return shared_snapshot(fetch)
-
-
-def _interrupted(rank: int) -> object:
-    def fetch() -> Snapshot:
-        raise KeyboardInterrupt
+        raise error
 
     return shared_snapshot(fetch)
 
@@ -147,7 +143,7 @@ def test_a_warm_and_a_cold_rank_choose_the_same(
 
 @pytest.mark.long
 def test_all_ranks_raise_the_same_error(tmp_path: Path) -> None:
-    kinds, messages, _ = zip(*on_two_ranks(tmp_path, _failing), strict=True)
+    kinds, messages, _ = zip(*on_two_ranks(tmp_path, _failing, AWAY), strict=True)
     assert set(kinds) == {"SnapshotUnavailable"}
     assert set(messages) == {
         "rank 0 could not fetch the snapshot: ServiceUnavailable: no answer from anywhere"
@@ -156,7 +152,7 @@ def test_all_ranks_raise_the_same_error(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_an_interrupt_on_rank_0_lets_the_others_go(tmp_path: Path) -> None:
-    results = on_two_ranks(tmp_path, _interrupted)
+    results = on_two_ranks(tmp_path, _failing, KeyboardInterrupt())
     assert [kind for kind, *_ in results] == ["KeyboardInterrupt", "SnapshotUnavailable"]
 
 
@@ -190,7 +186,7 @@ def test_without_a_process_group_this_process_is_rank_0() -> None:
     assert shared_snapshot(lambda: WINNERS) == WINNERS
     assert shared_snapshot(lambda: None) is None
     with pytest.raises(SnapshotUnavailable, match="no answer") as caught:
-        _failing(0)
+        _failing(0, AWAY)
     assert isinstance(caught.value.__cause__, ServiceUnavailable)
 
 

@@ -259,25 +259,20 @@ def test_operands_that_lie_in_memory_in_other_ways(engine: Engine, host: Host) -
 def test_what_does_not_go_together_is_named() -> None:
     x, shares, gate_up, down = layer()
     chosen = index()
-    with pytest.raises(ValueError, match=r"gate_up must be \[5, 32, 32\]"):
-        gemmsmith.experts(x, chosen, shares, gate_up[:, :-2], down)
-    with pytest.raises(ValueError, match="one type"):
-        gemmsmith.experts(x.float(), chosen, shares, gate_up, down)
-    with pytest.raises(ValueError, match="36 rows for 37 tokens"):
-        gemmsmith.experts(x, chosen[1:], shares[1:], gate_up, down)
-    with pytest.raises(ValueError, match="takes hidden_states"):
-        gemmsmith.experts(x[None], chosen, shares, gate_up, down)
-    with pytest.raises(ValueError, match="at least one expert"):
-        gemmsmith.experts(x, chosen, shares, gate_up[:0], down[:0])
-    with pytest.raises(ValueError, match=r"top_k_weights must be floats, not torch\.int64"):
-        gemmsmith.experts(x, chosen, chosen, gate_up, down)
-    with pytest.raises(ValueError, match=r"top_k_index must be integers, not torch\.bfloat16"):
-        gemmsmith.experts(x, shares, shares, gate_up, down)
-    with pytest.raises(ValueError, match=r"one device, not on cpu, meta, cpu"):
-        gemmsmith.experts(x, chosen.to("meta"), shares, gate_up, down)
     wide = [one.double() for one in (x, gate_up, down)]
-    with pytest.raises(ValueError, match=r"16 or 32 bit floats, not torch\.float64"):
-        gemmsmith.experts(wide[0], chosen, shares, *wide[1:])
+    for message, operands in (
+        (r"gate_up must be \[5, 32, 32\]", (x, chosen, shares, gate_up[:, :-2], down)),
+        ("one type", (x.float(), chosen, shares, gate_up, down)),
+        ("36 rows for 37 tokens", (x, chosen[1:], shares[1:], gate_up, down)),
+        ("takes hidden_states", (x[None], chosen, shares, gate_up, down)),
+        ("at least one expert", (x, chosen, shares, gate_up[:0], down[:0])),
+        (r"top_k_weights must be floats, not torch\.int64", (x, chosen, chosen, gate_up, down)),
+        (r"top_k_index must be integers, not torch\.bfloat16", (x, shares, shares, gate_up, down)),
+        ("one device, not on cpu, meta, cpu", (x, chosen.to("meta"), shares, gate_up, down)),
+        (r"16 or 32 bit floats, not torch\.float64", (wide[0], chosen, shares, *wide[1:])),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gemmsmith.experts(*operands)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
