@@ -18,6 +18,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.products import backward
 from tests.support.stand_in import Chooser, deterministic
+from tests.unit.ops.test_layers import kept_bytes
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]
@@ -276,23 +277,6 @@ def test_a_kernel_that_is_refused_later_leaves_the_steps_to_torch(
     monkeypatch.setattr(backward, "by_kernel", lambda *_: None)
     gradients_agree(out, given, "silu")
     gradients_agree(gated_out, other, "silu")
-
-
-def kept_bytes(call: Callable[[], torch.Tensor], *but: torch.Tensor | None) -> int:
-    """Bytes of what the backward pass keeps beside these."""
-    kept: dict[int, int] = {}
-    known = {one.untyped_storage().data_ptr() for one in but if one is not None}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = call()
-    assert out.requires_grad
-    return sum(kept.values())
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -555,6 +555,23 @@ def test_under_tensor_parallelism(
     gemmsmith.unpatch(net)
 
 
+def kept_bytes(call: Callable[[], torch.Tensor], *but: torch.Tensor | None) -> int:
+    """Bytes of what the backward pass keeps beside these."""
+    kept: dict[int, int] = {}
+    known = {one.untyped_storage().data_ptr() for one in but if one is not None}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = call()
+    assert out.requires_grad
+    return sum(kept.values())
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 def test_no_more_is_kept_for_the_backward_pass(
     engine: Engine, chooser: Chooser, runs: Runs, kind: str
@@ -562,21 +579,8 @@ def test_no_more_is_kept_for_the_backward_pass(
     net = made(kind)
 
     def kept() -> int:
-        """Bytes beside parameters and operands."""
         operands = given(net)
-        known = {one.untyped_storage().data_ptr() for one in (*operands, *net.parameters())}
-        found: dict[int, torch.UntypedStorage] = {}
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known:
-                found[storage.data_ptr()] = storage
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            out = net(*operands)
-        assert out.requires_grad
-        return sum(one.nbytes() for one in found.values())
+        return kept_bytes(lambda: net(*operands), *operands, *net.parameters())
 
     own = kept()
     only_fused(chooser)

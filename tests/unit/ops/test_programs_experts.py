@@ -176,41 +176,16 @@ def test_a_tangent_of_the_gradient_alone(kind: str) -> None:
 # Hooks and replaced functions
 
 
-def own_hook(register: str) -> Callable[[nn.Module, list[str]], Any]:
-    def put(net: nn.Module, seen: list[str]) -> Any:
-        act = net[0].experts.act_fn  # type: ignore[index]
-        return getattr(act, register)(lambda module, *_: seen.append(type(module).__name__))
-
-    return put
-
-
-def global_hook(register: str) -> Callable[[nn.Module, list[str]], Any]:
-    def put(net: nn.Module, seen: list[str]) -> Any:
-        return getattr(hooks, register)(lambda module, *_: seen.append(type(module).__name__))
-
-    return put
+HOOKS = tuple(
+    f"register{of}_{kind}"
+    for of in ("", "_module")  # of the activation, and of all modules
+    for kind in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook")
+)
 
 
-HOOKS = {
-    **{
-        name: own_hook(name)
-        for name in (
-            "register_forward_hook",
-            "register_forward_pre_hook",
-            "register_full_backward_hook",
-            "register_full_backward_pre_hook",
-        )
-    },
-    **{
-        name: global_hook(name)
-        for name in (
-            "register_module_forward_hook",
-            "register_module_forward_pre_hook",
-            "register_module_full_backward_hook",
-            "register_module_full_backward_pre_hook",
-        )
-    },
-}
+def put_hook(register: str, net: nn.Module, seen: list[str]) -> Any:
+    owner = hooks if "module" in register else net[0].experts.act_fn  # type: ignore[index]
+    return getattr(owner, register)(lambda module, *_: seen.append(type(module).__name__))
 
 
 @pytest.mark.parametrize("when", ["before", "within"])
@@ -223,10 +198,10 @@ def test_hooks_on_parts_of_experts_are_called(ran: Callable[[], int], put: str, 
     calls: list[list[str]] = []
     for patched in (False, True):
         net, seen = made("experts"), []
-        handle = HOOKS[put](net, seen) if when == "before" or not patched else None
+        handle = put_hook(put, net, seen) if when == "before" or not patched else None
         if patched:
             with gemmsmith.patch(net):
-                handle = HOOKS[put](net, seen) if handle is None else handle
+                handle = put_hook(put, net, seen) if handle is None else handle
                 step(net)
                 assert ran() == 0
                 handle.remove()
