@@ -331,16 +331,10 @@ def test_a_bias_keeps_no_tensor(patched: Engine, runs: Runs) -> None:
     assert all(one() is None for one in kept)
 
 
-def test_a_bias_layer_trains_by_three_kernels(patched: Engine, runs: Runs) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_bias_layer_trains_by_three_kernels(patched: Engine, runs: Runs, compiled: bool) -> None:
     model = layers(16, 24, bias=True)
-    trains(model, 16)
-    assert runs() == 3
-
-
-def test_a_compiled_bias_layer_calls_them_too(patched: Engine, runs: Runs) -> None:
-    model = layers(16, 24, bias=True)
-    compiled = torch.compile(model, backend="aot_eager")
-    trains(model, 16, compiled)
+    trains(model, 16, torch.compile(model, backend="aot_eager") if compiled else model)
     assert runs() == 3
 
 

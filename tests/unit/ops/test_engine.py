@@ -82,15 +82,6 @@ def test_a_kernel_that_does_not_run_is_torchs_from_then_on(
     )
 
 
-def test_a_neighbours_algorithm_that_is_none_here_is_torchs_without_a_word(
-    engine: Engine, chooser: Chooser, runs: Runs, caplog: pytest.LogCaptureFixture
-) -> None:
-    chooser.name = "no_algorithm"
-    same(random(4, 16), random(8, 16))
-    assert runs() == 0
-    assert not caplog.records
-
-
 def test_a_librarys_kernel_gets_its_algorithm(
     engine: Engine, chooser: Chooser, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,11 +168,13 @@ def test_another_architecture_is_not_run(
     assert runs() == 0
 
 
-def test_rows_that_are_not_aligned_are_torchs_without_a_word(
-    engine: Engine, runs: Runs, caplog: pytest.LogCaptureFixture
+def test_what_a_kernel_does_not_take_is_torchs_without_a_word(
+    engine: Engine, chooser: Chooser, runs: Runs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    same(random(4, 17)[:, :16], random(8, 16))
+    same(random(4, 17)[:, :16], random(8, 16))  # rows that are not aligned
     same(random(4, 15), random(8, 15))
+    chooser.name = "no_algorithm"  # a neighbour's, which this library does not have
+    same(random(4, 16), random(8, 16))
     assert runs() == 0
     assert not caplog.records
 
