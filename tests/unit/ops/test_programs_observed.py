@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.autograd import functional as eager
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,9 +45,8 @@ def _dual_parameters(net: nn.Module) -> Any:
         return forward_ad.unpack_dual(functional_call(net, duals, tuple(data(net)))).tangent
 
 
-def _jvp(net: nn.Module) -> Any:
-    operands = tuple(data(net))
-    return jvp(net, operands, tuple(torch.ones_like(one) for one in operands))
+def _ones(net: nn.Module) -> tuple[torch.Tensor, ...]:
+    return tuple(map(torch.ones_like, data(net)))
 
 
 def _vjp(net: nn.Module) -> Any:
@@ -90,29 +90,9 @@ def _penalty(net: nn.Module) -> Any:
     return torch.autograd.grad(norm, [*operands, *net.parameters()], allow_unused=True)
 
 
-def _jacobian(net: nn.Module) -> Any:
-    return torch.autograd.functional.jacobian(
-        lambda *operands: total(net, *operands), tuple(data(net)), vectorize=True
-    )
-
-
-def _hvp(net: nn.Module) -> Any:
-    operands = tuple(data(net))
-    return torch.autograd.functional.hvp(
-        lambda *inputs: total(net, *inputs), operands, tuple(torch.ones_like(x) for x in operands)
-    )
-
-
-def _autograd_jvp(net: nn.Module) -> Any:
-    operands = tuple(data(net))
-    ones = tuple(torch.ones_like(x) for x in operands)
-    return torch.autograd.functional.jvp(net, operands, ones)
-
-
 def _linearized(net: nn.Module) -> Any:
-    operands = tuple(data(net))
-    out, push = linearize(net, *operands)
-    return out, push(*(torch.ones_like(one) for one in operands))
+    out, push = linearize(net, *data(net))
+    return out, push(*_ones(net))
 
 
 def _hessian(net: nn.Module) -> Any:
@@ -196,21 +176,21 @@ def _flops_of_backward(net: nn.Module) -> Any:
 AUTOGRAD: dict[str, Callable[[nn.Module], Any]] = {
     "forward mode": _dual,
     "forward mode, parameters": _dual_parameters,
-    "jvp": _jvp,
+    "jvp": lambda net: jvp(net, tuple(data(net)), _ones(net)),
     "vjp": _vjp,
     "grad": _grad,
     "vmap": lambda net: vmap(net)(*data(net)),
     "per sample": _per_sample,
     "ensemble": _ensemble,
-    "jacrev": lambda net: jacrev(lambda *x: total(net, *x))(*data(net)),
-    "jacfwd": lambda net: jacfwd(lambda x, *y: total(net, x, *y))(*data(net)),
+    "jacrev": lambda net: jacrev(partial(total, net))(*data(net)),
+    "jacfwd": lambda net: jacfwd(partial(total, net))(*data(net)),
     "hessian": _hessian,
     "linearize": _linearized,
     "batched gradients": _batched_gradients,
     "penalty": _penalty,
-    "jacobian": _jacobian,
-    "hvp": _hvp,
-    "autograd's jvp": _autograd_jvp,
+    "jacobian": lambda net: eager.jacobian(partial(total, net), tuple(data(net)), vectorize=True),
+    "hvp": lambda net: eager.hvp(partial(total, net), tuple(data(net)), _ones(net)),
+    "autograd's jvp": lambda net: eager.jvp(net, tuple(data(net)), _ones(net)),
     "compiled grad": _compiled_grad,
     "selective checkpoint": _selective,
     "operators": _operators,
