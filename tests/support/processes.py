@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,15 @@ def until(condition: Callable[[], bool], what: str, patience_s: float = 60.0) ->
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
+
+
+def in_threads(*tasks: Callable[[], object]) -> None:
+    """Runs all tasks at once, a thread for each, until all have ended."""
+    threads = [threading.Thread(target=task) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def as_user(user: int, task: Callable[[], None], folder: Path | None = None) -> int:

@@ -120,11 +120,7 @@ class Foreseen:
 
 
 def _with_epilogue(problem: Problem, epilogue: Epilogue, *, doubled: bool = False) -> Problem:
-    """The product with an epilogue. If `doubled`, it has two weights.
-
-    Raises:
-        InvalidProblem: there is no such operation.
-    """
+    """The product with an epilogue, and two weights if `doubled`; may raise InvalidProblem."""
     operation = replace(problem.operation, epilogue=epilogue)
     return Problem.of(operation, problem.m, problem.n * (1 + doubled), problem.k)
 
