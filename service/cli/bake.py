@@ -21,7 +21,6 @@ from service.cli.output import (
     writable_bytes,
 )
 from service.cli.session import model_of
-from service.cli.tasks import load_suite
 
 if TYPE_CHECKING:
     from gemmsmith.answers.snapshot import Snapshot
@@ -179,8 +178,9 @@ def _entries(suite: Path, dtypes: Sequence[str]) -> list[list[Problem]]:
     that there are, and those that the suite names.
     """
     from gemmsmith.core.operation import DType, in_order
+    from tuner.suites import load
 
-    loaded = load_suite(suite)
+    loaded = load(suite)
     entries: dict[object, list[Problem]] = {}
     for dtype in dtypes or in_order([*DType, *loaded.dtypes]):
         for entry, problem in loaded.problems(dtype):

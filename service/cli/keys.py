@@ -19,7 +19,7 @@ from service.cli.options import (
     complete_scopes,
     load_settings,
 )
-from service.cli.output import CommandError, MisuseError, emit, note, say, table
+from service.cli.output import MisuseError, emit, note, say, table
 from service.cli.session import existing_store, made_store
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def create(
 
     A running service accepts it at once.
     """
-    from tuner.errors import KeyNameTaken
     from tuner.store.keys import MOST_JOBS, NAME_RULE, Scope, is_name
 
     if not is_name(name):
@@ -72,10 +71,7 @@ def create(
         raise MisuseError(f"job-limit must be in 1 … {MOST_JOBS}, got {job_limit}")
     life = None if expires is None else _seconds(expires)
     with made_store(load_settings(database=database)) as store:
-        try:
-            key, secret = store.keys.create(name, checked, expires_in_s=life, job_limit=job_limit)
-        except KeyNameTaken as error:
-            raise CommandError(str(error)) from error
+        key, secret = store.keys.create(name, checked, expires_in_s=life, job_limit=job_limit)
     if as_json:
         emit({"key": secret, **_document(key)})
         return

@@ -62,10 +62,12 @@ _ADVICE = {
 
 def explain(error: BaseException) -> tuple[str, int] | None:
     """The line and the exit status for an expected failure; None if this is a bug of ours."""
-    from service.settings import SettingsError  # pydantic: most commands that fail have it by then
+    # Most commands that fail have imported these by then.
+    from service.settings import SettingsError
+    from tuner.suites import SuiteError
 
     match error:
-        case InvalidProblem() | SettingsError():
+        case InvalidProblem() | SettingsError() | SuiteError():
             return str(error), 2
         case CommandError():
             return str(error), error.exit_code

@@ -235,7 +235,7 @@ class DataOptions:
     sweeps: Sweeps = None
 
     def settings(self, **others: Any) -> Settings:
-        """The settings with these places and `others`; raises MisuseError, see `load_settings`."""
+        """The settings with these places and `others`; raises SettingsError if one is wrong."""
         return load_settings(**vars(self), **others)
 
 
@@ -279,17 +279,9 @@ def flattened(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """The settings, with the options that were typed.
+    from service.settings import Settings  # pydantic: not every command needs it
 
-    Raises:
-        MisuseError: a value that cannot be used; names the variable.
-    """
-    from service.settings import Settings, SettingsError
-
-    try:
-        return Settings.load(**overrides)
-    except SettingsError as error:
-        raise MisuseError(str(error)) from error
+    return Settings.load(**overrides)
 
 
 def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str | None) -> Problem:
