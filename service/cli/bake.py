@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.options import AsJson, DataOptions, DeviceSlug, Workers, complete_suites, dtypes_of
+from service.cli.options import (
+    AsJson,
+    DataOptions,
+    DeviceSlug,
+    OnlyDTypes,
+    Workers,
+    complete_suites,
+    dtypes_of,
+)
 from service.cli.output import (
     CommandError,
     MisuseError,
@@ -42,14 +50,7 @@ class BakeOptions:
         ),
     ] = None
     winners: Annotated[bool, typer.Option("--winners", help="All current winners.")] = False
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dtype",
-            "--dtypes",
-            help="Only these element types; repeatable, or with commas. Default: all.",
-        ),
-    ] = None
+    dtype: OnlyDTypes = None
     device: DeviceSlug = None
 
 

@@ -63,17 +63,12 @@ def best(
     as_json: AsJson = False,
 ) -> None:
     """Look up the fastest known kernel for M N K, at a service or in the local database."""
+    from gemmsmith.http.requests import fields_of
+
     problem = shape.problem
     if source.url:
         with connect(source.url) as client:
-            answer = client.best(
-                *(problem.m, problem.n, problem.k),
-                batch=problem.batch,
-                dtype=problem.dtype,
-                layout=problem.layout,
-                device=device,
-                exact=exact,
-            )
+            answer = client.best(**fields_of(problem), device=device, exact=exact)
             if client.last_from_cache:
                 note("the service cannot be reached: this is its last known answer")
     else:
@@ -99,12 +94,7 @@ def _from_database(
             loaded = sum(imported.added for _, imported in prepare(settings))
             note(f"loaded {loaded} shipped winners into a database that had none")
         model = model_of(settings, device, store)
-        answer = find.find(
-            store,
-            problem,
-            model,
-            accepted=find.EXACT if exact else find.ANY,
-        )
+        answer = find.find(store, problem, model, accepted=find.EXACT if exact else find.ANY)
     if answer is None:
         tune = f"gemmsmith tune {typed(problem)}"
         raise CommandError(f"nothing known about {problem} on {model.name}. Tune it: {tune}")

@@ -36,6 +36,7 @@ from service.cli.output import (
     Reporter,
     emit,
     reporter,
+    result,
     say,
     table,
     writable,
@@ -101,7 +102,10 @@ def enumerate_(
                 "arch": model.arch,
                 "level": level,
                 "counts": {"kernels": len(kernels), "candidates": len(order)},
-                "candidates": [_document(*item) for item in order[:limit]],
+                "candidates": [
+                    {"kernel": c.kernel, "launch": c.launch, "key": c.key, "predicted_us": us}
+                    for us, c in order[:limit]
+                ],
             }
         )
         return
@@ -164,15 +168,6 @@ def predicted(problem: Problem, model: DeviceModel, level: Level) -> list[tuple[
     return [(times[candidate.key], candidate) for candidate in by_time(legal, times)]
 
 
-def _document(us: float, candidate: Candidate) -> dict[str, Any]:
-    return {
-        "kernel": candidate.kernel,
-        "launch": candidate.launch,
-        "key": candidate.key,
-        "predicted_us": us,
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
     """Which candidates are measured, and on which device."""
@@ -204,8 +199,11 @@ def record(
 
     After an interruption, the same command continues. The file appears when it is complete.
     """
+    from tuner.devices.recording import SUFFIX
+
     began = time.monotonic()
-    _check_output(output)
+    if not output.name.endswith(SUFFIX) or output.name == SUFFIX:
+        raise MisuseError(f"the output file must be called NAME{SUFFIX}, got {output.name!r}")
     tasks = problems.tasks(options.limit)
     level = level_of(options.level)
     settings = load_settings(device=options.device, database=options.database, packs=options.packs)
@@ -222,32 +220,21 @@ def record(
             )
         recorder = _SweepRecorder(session, says, stop, options.compiled_only)
         recorder.run(tasks, level, options.candidates, output)
-    if as_json:
-        emit(
-            {
-                "file": str(output),
-                "bytes": output.stat().st_size,
-                "problems": recorder.problems,
-                "trials": recorder.trials,
-                "failed_trials": recorder.failed_trials,
-                "failures": recorder.failures,
-                "seconds": round(time.monotonic() - began, 1),
-            }
-        )
-    else:
-        say(
-            f"{recorder.problems} problems, {recorder.trials} trials ({recorder.failed_trials} "
-            f"failed) written to {output}, {output.stat().st_size / 1e6:.1f} MB"
-        )
+    size = output.stat().st_size
+    document = {
+        "file": str(output),
+        "bytes": size,
+        "problems": recorder.problems,
+        "trials": recorder.trials,
+        "failed_trials": recorder.failed_trials,
+        "failures": recorder.failures,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    trials = f"{recorder.trials} trials ({recorder.failed_trials} failed)"
+    written = f"written to {output}, {size / 1e6:.1f} MB"
+    result(as_json, document, f"{recorder.problems} problems, {trials} {written}")
     if recorder.failures:
         raise typer.Exit(1)
-
-
-def _check_output(output: Path) -> None:
-    from tuner.devices.recording import SUFFIX
-
-    if not output.name.endswith(SUFFIX) or output.name == SUFFIX:
-        raise MisuseError(f"the output file must be called NAME{SUFFIX}, got {output.name!r}")
 
 
 @dataclass
@@ -264,7 +251,7 @@ class _SweepRecorder:
     failures: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, tasks: Sequence[Task], level: Level, most: int | None, output: Path) -> None:
-        from tuner.devices.recording import SweepWriter
+        from tuner.devices.recording import SCHEMA, Header, SweepWriter
         from tuner.errors import DeviceError, NoGpu
 
         model = self.session.device.model
@@ -277,7 +264,14 @@ class _SweepRecorder:
             for task in tasks
         }
         built = self._compile([c for listed in candidates.values() for c in listed])
-        with SweepWriter(output, self._header()) as writer:
+        header = Header(
+            schema=SCHEMA,
+            device=model,
+            environment=self.session.device.environment,
+            recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            gemmsmith=VERSION,
+        )
+        with SweepWriter(output, header) as writer:
             for i, (problem, listed) in enumerate(candidates.items()):
                 if problem in writer.done:
                     continue
@@ -337,14 +331,3 @@ class _SweepRecorder:
         recorded = device.sweep(problem, contenders, Policy())
         trials = sorted((*recorded.trials, *failed), key=lambda trial: trial.candidate.key)
         return replace(recorded, trials=tuple(trials))
-
-    def _header(self) -> Any:
-        from tuner.devices.recording import SCHEMA, Header
-
-        return Header(
-            schema=SCHEMA,
-            device=self.session.device.model,
-            environment=self.session.device.environment,
-            recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            gemmsmith=VERSION,
-        )

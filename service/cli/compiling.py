@@ -22,7 +22,7 @@ from service.cli.options import (
     dtypes_of,
 )
 from service.cli.output import MisuseError, Reporter, emit, note, reporter, say
-from service.cli.session import connect, device_called, made_store, model_of
+from service.cli.session import connect, device_of, made_store, model_of
 from service.cli.tasks import Task, TaskOptions
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _chosen(
         from tuner.exchange import of_types
 
         if device is not None:
-            device = device_called(device, [model.slug for model in store.devices()])
+            device = device_of(store, device)
         winners = of_types(store.winners(device=device), dtypes_of(dtypes) if dtypes else ())
         kernels = {w.runs.kernel.name: w.runs.kernel for w in winners if w.runs is not None}
         return list(kernels.values())[:limit]

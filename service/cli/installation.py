@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.options import AsJson, Database, DataOptions, load_settings
-from service.cli.output import MisuseError, emit, note, say, writable_bytes
+from service.cli.output import MisuseError, emit, note, result, say, writable_bytes
 
 if TYPE_CHECKING:
     from gemmsmith.signing import Trusted
@@ -208,12 +208,11 @@ def backup(
     schema = write(settings.database, file)
     number = archive(ArtifactStore(settings.packs), archived) if packs else None
     size = None if is_stream(file) else file.stat().st_size
-    if as_json:
-        emit({"file": str(file), "schema": schema, "bytes": size, "packs": number})
-        return
-    say(f"{file}: schema {schema}" + ("" if size is None else f", {size / 1e6:.1f} MB"))
+    lines = [f"{file}: schema {schema}" + ("" if size is None else f", {size / 1e6:.1f} MB")]
     if number is not None:
-        say(f"{archived}: {number} packs, {archived.stat().st_size / 1e6:.1f} MB")
+        lines.append(f"{archived}: {number} packs, {archived.stat().st_size / 1e6:.1f} MB")
+    document = {"file": str(file), "schema": schema, "bytes": size, "packs": number}
+    result(as_json, document, *lines)
 
 
 def restore(
@@ -244,12 +243,10 @@ def restore(
     schema = put_back(settings.database, file, force=force)
     number = unarchive(archived, ArtifactStore(settings.packs)) if packs else None
     where = settings.database
-    if as_json:
-        emit({"database": where, "schema": schema, "packs": number})
-        return
-    say(f"{where}: restored from {file}, schema {schema}")
+    lines = [f"{where}: restored from {file}, schema {schema}"]
     if number is not None:
-        say(f"{settings.packs}: {number} packs")
+        lines.append(f"{settings.packs}: {number} packs")
+    result(as_json, {"database": where, "schema": schema, "packs": number}, *lines)
 
 
 def _packs_file(file: Path) -> Path:

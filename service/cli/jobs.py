@@ -15,7 +15,17 @@ from gemmsmith.core.choices import member
 from gemmsmith.core.tuning import JobState
 from gemmsmith.errors import GemmsmithError
 from service.cli.options import AsJson, SourceOptions, complete_states, load_settings
-from service.cli.output import TUNING, CommandError, Reporter, emit, note, reporter, say, table
+from service.cli.output import (
+    TUNING,
+    CommandError,
+    Reporter,
+    emit,
+    note,
+    note_count,
+    reporter,
+    say,
+    table,
+)
 from service.cli.session import connect
 from tuner.errors import TunerError
 
@@ -60,7 +70,7 @@ def list_(
         return
     columns = ("job", "state", "problem", "effort", "phase", "best", "tries", "created")
     table("", columns, map(_row, statuses), left=5)
-    note(f"{len(statuses)} jobs" + (f" (--limit {limit})" if len(statuses) == limit else ""))
+    note_count(statuses, limit, "jobs")
 
 
 def show(job: Identifier, source: SourceOptions, as_json: AsJson = False) -> None:

@@ -19,7 +19,7 @@ from service.cli.options import (
     complete_scopes,
     load_settings,
 )
-from service.cli.output import MisuseError, emit, note, say, table
+from service.cli.output import MisuseError, emit, note, result, say, table
 from service.cli.session import existing_store, made_store
 
 if TYPE_CHECKING:
@@ -119,10 +119,7 @@ def revoke(
             key = store.keys.revoke(name)
         except KeyNotFound as error:
             raise MisuseError(f"{error}; see `gemmsmith keys list`") from error
-    if as_json:
-        emit(_document(key))
-    else:
-        say(f"{key.name} ({key.prefix}…) is revoked")
+    result(as_json, _document(key), f"{key.name} ({key.prefix}…) is revoked")
 
 
 def audit(
@@ -186,12 +183,10 @@ def audit(
 def _verify(database: str | None, head: str | None, *, as_json: bool) -> None:
     with existing_store(database) as store:
         chain = store.audit.verify(head)
-    if as_json:
-        emit({"entries": chain.entries, "head": chain.head, "fault": chain.fault})
-    elif chain.fault is None:
-        say(f"{chain.entries} entries, none changed or removed; head {chain.head or 'none'}")
-    else:
-        say(f"the audit log was altered: {chain.fault}")
+    intact = f"{chain.entries} entries, none changed or removed; head {chain.head or 'none'}"
+    text = f"the audit log was altered: {chain.fault}" if chain.fault else intact
+    document = {"entries": chain.entries, "head": chain.head, "fault": chain.fault}
+    result(as_json, document, text)
     if chain.fault is not None:
         raise typer.Exit(1)
 

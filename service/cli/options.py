@@ -151,6 +151,18 @@ OnlyDevice = Annotated[
     str | None,
     typer.Option(help="Only this device model, such as h200.", autocompletion=complete_slugs),
 ]
+OnlyDType = Annotated[
+    str | None, typer.Option(help="Only these element types.", autocompletion=complete_dtypes)
+]
+OnlyDTypes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dtype",
+        "--dtypes",
+        help="Only these element types; repeatable, or with commas. Default: all.",
+        autocompletion=complete_dtypes,
+    ),
+]
 Url = Annotated[
     str | None,
     typer.Option(envvar="GEMMSMITH_URL", help="Use this service instead of the local database."),

@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -171,6 +171,19 @@ def say(text: str) -> None:
 def note(text: str) -> None:
     """Print a line that is not the result to stderr."""
     _print(showing.line(text), sys.stderr)
+
+
+def result(as_json: bool, document: Any, *lines: str) -> None:
+    """Print a command's result: a JSON document, or lines for people."""
+    if as_json:
+        emit(document)
+        return
+    for line in lines:
+        say(line)
+
+
+def note_count(rows: Sized, limit: int, thing: str) -> None:
+    note(f"{len(rows)} {thing}" + (f" (--limit {limit})" if len(rows) == limit else ""))
 
 
 def say_made(winners: int) -> None:

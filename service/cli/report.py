@@ -18,7 +18,7 @@ from service.cli.options import (
     AsJson,
     Database,
     OnlyDevice,
-    complete_dtypes,
+    OnlyDTypes,
     dtypes_of,
     load_settings,
 )
@@ -53,13 +53,7 @@ class ReportOptions:
             metavar="FILE...", help="Winners files instead of the database's current winners."
         ),
     ] = None
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only these element types; repeatable, or with commas.",
-            autocompletion=complete_dtypes,
-        ),
-    ] = None
+    dtype: OnlyDTypes = None
     device: OnlyDevice = None
 
 

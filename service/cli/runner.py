@@ -17,7 +17,7 @@ from gemmsmith.core.tuning import JobState
 from gemmsmith.errors import JobCancelled, JobFailed
 from gemmsmith.http.client import Client
 from gemmsmith.http.handles import TuningJob
-from gemmsmith.http.requests import deadline_of, effort_of
+from gemmsmith.http.requests import deadline_of, effort_of, fields_of
 from service.cli.jobs import LOOK_S, abandoned, say_busy, show_progress, waiting
 from service.cli.outcomes import Status, TaskOutcome, not_served, report
 from service.cli.output import TUNING, CommandError, Reporter, emit, note, reporter, say
@@ -193,12 +193,9 @@ class _Service(_Requested):
         self.left = {job.id: task for task, job in self._handles}
 
     def _request(self, task: Task, until: float) -> TuningJob:
-        problem, tuning = task.problem, self.tuning
+        tuning = self.tuning
         return self._client.tune(
-            *(problem.m, problem.n, problem.k),
-            batch=problem.batch,
-            dtype=problem.dtype,
-            layout=problem.layout,
+            **fields_of(task.problem),
             effort=tuning.effort,
             priority=tuning.priority,
             device=tuning.device,

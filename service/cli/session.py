@@ -160,6 +160,11 @@ def device_called(name: str, slugs: Iterable[str]) -> str:
     raise CommandError(f"no device {name!r}; there is {', '.join(known) or 'none'}")
 
 
+def device_of(store: Store, name: str) -> str:
+    """The slug of the database's device model with this name; raises as `device_called`."""
+    return device_called(name, [model.slug for model in store.devices()])
+
+
 def model_of(settings: Settings, name: str | None, store: Store | None = None) -> DeviceModel:
     """The device model with this name, as people type it; without a name the first at hand.
 

@@ -22,19 +22,30 @@ from service.cli.options import (
     DeviceSlug,
     Limit,
     OnlyDevice,
+    OnlyDType,
     ProblemOptions,
     SourceOptions,
     Unsigned,
-    complete_dtypes,
     dtypes_of,
     load_settings,
 )
-from service.cli.output import TIMES, MisuseError, emit, note, readable, say, table, times, writable
+from service.cli.output import (
+    TIMES,
+    MisuseError,
+    emit,
+    note,
+    readable,
+    result,
+    say,
+    table,
+    times,
+    writable,
+)
 from service.cli.results import TableOptions, write_table
 from service.cli.session import (
     blaming,
     connect,
-    device_called,
+    device_of,
     existing_store,
     made_store,
     model_of,
@@ -169,12 +180,9 @@ def _opened(source: SourceOptions) -> Iterator[Client | _Local]:
 
 
 def _say_served(revision: Revision, as_json: bool) -> None:
-    if as_json:
-        emit(revision)
-        return
     answer = revision.answer
-    pinned = ", pinned" if answer.pinned else ""
-    say(f"{answer.problem} on {answer.device.name}: revision {answer.revision} is served{pinned}")
+    served = f"revision {answer.revision} is served{', pinned' if answer.pinned else ''}"
+    result(as_json, revision, f"{answer.problem} on {answer.device.name}: {served}")
 
 
 def _row(revision: Revision) -> tuple[object, ...]:
@@ -208,9 +216,7 @@ def export(
         ),
     ],
     device: OnlyDevice = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Only these element types.", autocompletion=complete_dtypes)
-    ] = None,
+    dtype: OnlyDType = None,
     *,
     columns: TableOptions,
     database: Database = None,
@@ -225,17 +231,15 @@ def export(
     chosen = columns.columns_of(tables.WINNERS)
     with existing_store(database) as store:
         if device:
-            device = device_called(device, [model.slug for model in store.devices()])
+            device = device_of(store, device)
         if form is tables.FileFormat.JSONL and columns.fields is None:
             count = export_winners(store, path, device=device, dtype=next(iter(dtypes), None))
         else:
             rows = tables.WINNERS.rows(of_types(store.winners(device=device), dtypes), chosen)
             write_table(tables.WINNERS, rows, chosen, form, path)
             count = len(rows)
-    if as_json:
-        emit({"file": str(path), "winners": count})
-    else:
-        say(f"{count} winners written to {path}")
+    document = {"file": str(path), "winners": count}
+    result(as_json, document, f"{count} winners written to {path}")
 
 
 def import_(
@@ -252,36 +256,42 @@ def import_(
     A file with an implausible winner is refused as a whole, with status 2. Winners without a
     trusted signature are stored, but not served.
     """
-    from service import identity
-    from tuner.exchange import ExchangeError, import_winners
-
     settings = load_settings(database=database, unsigned=unsigned)
-    trusted = identity.trusted(settings)
     counts = []
     with made_store(settings) as store:
         for path in paths:
-            try:
-                imported = import_winners(store, path, trusted, unsigned=settings.unsigned)
-            except ExchangeError as error:
-                raise MisuseError(str(error)) from error
+            imported = _import(store, path, settings, str(path), as_json)
             counts.append({"file": str(path), **asdict(imported)})
-            if not as_json:
-                say(f"{path}: {imported.added} winners added, {imported.kept} known already")
-            if imported.unbelieved:
-                note(f"{path}: {_unbelieved(imported, settings)}")
     if as_json:
         emit({"files": counts})
 
 
-def _unbelieved(imported: Imported, settings: Settings) -> str:
-    """What to do about winners that are stored and not served."""
-    keys = f", or by keys that are not trusted here ({', '.join(imported.keys)})"
-    return (
-        f"{imported.unbelieved} winners are stored and not served until they are measured here: "
-        f"they are not signed{keys if imported.keys else ''}. To trust a key, put its "
-        f"public half, NAME.pub, into {settings.trusted} and import again; to serve them "
-        "anyway, import with --unsigned"
-    )
+def _import(store: Store, path: Path, settings: Settings, source: str, as_json: bool) -> Imported:
+    """Import a file of winners from `source`, and print what came of it.
+
+    Raises:
+        MisuseError: the file is refused.
+    """
+    from service import identity
+    from tuner.exchange import ExchangeError, import_winners
+
+    trusted = identity.trusted(settings)
+    try:
+        imported = import_winners(store, path, trusted, unsigned=settings.unsigned)
+    except ExchangeError as error:
+        # `sync` imports a temporary file, of which the user knows nothing.
+        raise MisuseError(str(error).replace(str(path), source)) from error
+    if not as_json:
+        say(f"{source}: {imported.added} winners added, {imported.kept} known already")
+    if imported.unbelieved:
+        keys = f", or by keys that are not trusted here ({', '.join(imported.keys)})"
+        note(
+            f"{source}: {imported.unbelieved} winners are stored and not served until they are "
+            f"measured here: they are not signed{keys if imported.keys else ''}. To trust a key, "
+            f"put its public half, NAME.pub, into {settings.trusted} and import again; to serve "
+            "them anyway, import with --unsigned"
+        )
+    return imported
 
 
 def sync(
@@ -298,7 +308,7 @@ def sync(
     noise, a re-check is requested.
     """
     from service import identity
-    from tuner.exchange import ExchangeError, import_winners, write_winners
+    from tuner.exchange import write_winners
     from tuner.jobs import Queue
     from tuner.merge import Verdict, settle
     from tuner.store.statement import is_believed
@@ -309,32 +319,22 @@ def sync(
     with made_store(settings) as store, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "winners.jsonl"
         write_winners(path, winners)
-        try:
-            imported = import_winners(store, path, trusted, unsigned=settings.unsigned)
-        except ExchangeError as error:
-            # The message names the temporary file, of which the user knows nothing.
-            raise MisuseError(str(error).replace(str(path), url)) from error
+        imported = _import(store, path, settings, url, as_json)
         believed = [winner for winner in winners if is_believed(winner, trusted)]
         verdicts, rechecks = settle(store, Queue(store), believed)
     counts = {str(verdict): verdicts[verdict] for verdict in Verdict}
-    if as_json:
-        emit(
-            {
-                "url": url,
-                **asdict(imported),
-                "not_understood": skipped,
-                "compared": counts,
-                "rechecks": [job.id for job in rechecks],
-            }
-        )
-        return
-    say(f"{url}: {imported.added} winners added, {imported.kept} known already")
+    document = {
+        "url": url,
+        **asdict(imported),
+        "not_understood": skipped,
+        "compared": counts,
+        "rechecks": [job.id for job in rechecks],
+    }
     compared = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
-    say(f"compared with those here: {compared or 'none'}; {len(rechecks)} re-checks requested")
-    if skipped:
+    requested = f"{len(rechecks)} re-checks requested"
+    result(as_json, document, f"compared with those here: {compared or 'none'}; {requested}")
+    if skipped and not as_json:
         note(f"{skipped} winners need a newer gemmsmith, and were skipped")
-    if imported.unbelieved:
-        note(f"{url}: {_unbelieved(imported, settings)}")
 
 
 def _winners(url: str, device: str | None) -> tuple[list[Winner], int]:
