@@ -35,7 +35,9 @@ def lines(
         times = f"{item.median_us:.2f} µs{default}{source}"
         yield "regime", f"{item.regime.value:<11} {ratio}{times}"
     if power_penalty is not None:
-        yield "penalty", f"{power_penalty:.3f}{_against(regimes)}"
+        average = mean(regimes)
+        said = ", and was not kept" if average is None else f": {average:.3f}"
+        yield "penalty", f"{power_penalty:.3f}; the mean of the regimes must exceed it{said}"
 
 
 def summary(regimes: Sequence[InRegime], power_penalty: float | None) -> str:
@@ -53,13 +55,6 @@ def mean(regimes: Sequence[InRegime]) -> float | None:
     if not ratios or len(ratios) < len(regimes):
         return None
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
-
-
-def _against(regimes: Sequence[InRegime]) -> str:
-    ratio = mean(regimes)
-    if ratio is None:
-        return "; the mean of the regimes must exceed it, and was not kept"
-    return f"; the mean of the regimes must exceed it: {ratio:.3f}"
 
 
 def _ratio(ratio: Ratio) -> str:
