@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from service.cli.main import app
 from service.cli.options import dtypes_of
 from service.cli.output import MisuseError
+from tests.support.commands import invoke as run
 from tuner.store import upgrade
 
 COMMANDS = (
@@ -30,10 +29,6 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("GEMMSMITH_DATABASE", url)
     upgrade(url)
     return url
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def used() -> float:

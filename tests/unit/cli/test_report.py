@@ -16,7 +16,7 @@ from gemmsmith.core.problem import DType, Problem
 from service.pages.render import STATIC
 from service.pages.report import page
 from service.report.problem_rows import device_report
-from tests.support.commands import run
+from tests.support.commands import run, use
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, winner
 from tuner.exchange import read_winners
@@ -31,11 +31,8 @@ VOID = {"meta", "br", "hr", "img", "link", "input"}
 @pytest.fixture(autouse=True)
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """An empty database, and a folder to work in."""
-    settings = new_settings(tmp_path)
-    for name, value in settings.environment().items():
-        monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    return settings
+    return use(new_settings(tmp_path), monkeypatch)
 
 
 class Page(HTMLParser):
