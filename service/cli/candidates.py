@@ -6,7 +6,7 @@ A record is an exhaustive sweep of a real GPU, to be replayed elsewhere.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +41,7 @@ from service.cli.output import (
     table,
     writable,
 )
-from service.cli.session import StopFlag, TuningSession, model_of, signed_store, tuning_session
+from service.cli.session import TuningSession, model_of, signed_store, stop_flag, tuning_session
 from service.cli.tasks import Task, TaskOptions
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def record(
     level = level_of(options.level)
     settings = load_settings(device=options.device, database=options.database, packs=options.packs)
     with (
-        StopFlag() as stop,
+        stop_flag() as stop,
         signed_store(settings) as store,
         tuning_session(settings, store) as session,
         reporter() as says,
@@ -243,7 +243,7 @@ class _SweepRecorder:
 
     session: TuningSession
     says: Reporter
-    stop: StopFlag
+    stop: Callable[[], bool]
     compiled_only: bool
     problems: int = 0
     trials: int = 0

@@ -58,7 +58,7 @@ def doctor(
                 say(f"{'':<8} {'':<{width}}  → {check.fix}")
         say("")
         for ability, possible in can.items():
-            say(f"{'yes' if possible else 'no':<8} {checks.ABILITIES[ability].label}")
+            say(f"{'yes' if possible else 'no':<8} {checks.ABILITIES[ability][0]}")
         for line in altered:
             say(f"wrong    {line}")
     if not can["serve"] or altered:

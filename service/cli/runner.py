@@ -22,11 +22,11 @@ from service.cli.jobs import LOOK_S, abandoned, say_busy, show_progress, waiting
 from service.cli.outcomes import Status, TaskOutcome, not_served, report
 from service.cli.output import TUNING, CommandError, Reporter, emit, note, reporter, say
 from service.cli.session import (
-    StopFlag,
     connect,
     device_called,
     made_store,
     signed_store,
+    stop_flag,
     tuning_session,
 )
 from service.cli.tasks import Task, TuningOptions, by_stake
@@ -110,7 +110,7 @@ def on_device(settings: Settings, store: Store, tuning: TuningOptions) -> Iterat
     from service.cli.local import Here
 
     began = time.monotonic()  # the time limit includes opening the device
-    with StopFlag() as stop, tuning_session(settings, store) as session:
+    with stop_flag() as stop, tuning_session(settings, store) as session:
         yield Here(session, tuning, stop, began)
 
 

@@ -32,6 +32,7 @@ from service.http.connections import raise_file_limit
 from service.http.server import server_config
 from service.lookup.devices import Catalogue
 from service.settings import Settings, SettingsError
+from service.signals import handled
 from service.worker.gpu import usable_gpu
 from service.worker.supervisor import WorkerSupervisor
 from tuner.compile import ArtifactStore
@@ -73,7 +74,9 @@ def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None
         prepare(settings)
         supervisor = WorkerSupervisor(settings) if worker else None
         server = _Server(settings, lambda: say(_banner(settings, listener)))
-        with _quiet_signals():
+        # uvicorn stops at these signals, and then raises them again: the process would end before
+        # the worker is stopped.
+        with handled((signal.SIGINT, signal.SIGTERM), lambda *_: None):
             if supervisor is not None:
                 supervisor.start()
             try:
@@ -182,20 +185,6 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
                 f"cannot listen on {settings.host}:{settings.port}: {error.strerror}. {advice}"
             ) from None
         yield listener
-
-
-@contextmanager
-def _quiet_signals() -> Iterator[None]:
-    """Ignore the signals that uvicorn raises again after it has stopped for them."""
-    # Without this the process would end before the worker is stopped.
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda *_: None)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _banner(settings: Settings, listener: socket.socket) -> str:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from gemmsmith.core.device import DeviceModel, called
 from service.cli.options import load_settings
 from service.cli.output import CommandError, MisuseError, say_made
+from service.signals import handled
 
 if TYPE_CHECKING:
     from gemmsmith.http.client import Client
@@ -219,30 +220,20 @@ def _models(settings: Settings, store: Store | None) -> Iterator[Sequence[Device
 _STOPPING = b"stopping after the current candidate; once more to stop at once\n"
 
 
-class StopFlag:
-    """Ctrl-C or SIGTERM asks for a clean stop; a second one interrupts at once."""
+@contextmanager
+def stop_flag() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C or SIGTERM has asked for a clean stop; a second one interrupts at once."""
+    stopping = False
 
-    def __init__(self) -> None:
-        self._set = False
-        self._before: dict[int, object] = {}
-
-    def __call__(self) -> bool:
-        return self._set
-
-    def __enter__(self) -> StopFlag:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._stop)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        if self._set:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal stopping
+        if stopping:
             raise KeyboardInterrupt
-        self._set = True
+        stopping = True
         # Not by `sys.stderr`: the signal may have come while that was being written to, and a
         # second write within the first one raises.
         with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), _STOPPING)
+
+    with handled((signal.SIGINT, signal.SIGTERM), stop):
+        yield lambda: stopping
