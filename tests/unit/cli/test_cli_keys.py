@@ -94,11 +94,6 @@ def test_wrong_input_is_one_line(
     assert message in result.stderr
 
 
-@pytest.mark.parametrize("command", [("keys", "create"), ("keys", "list"), ("audit",)])
-def test_the_commands_explain_themselves(command: tuple[str, ...]) -> None:
-    assert "--json" in run(*command, "--help").stdout
-
-
 def test_remote_commands_take_the_key_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

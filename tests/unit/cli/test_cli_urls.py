@@ -8,9 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from service.cli.main import app
+from tests.support.commands import run
 from tests.support.serving import new_settings, running
 from tests.unit.client.misbehaving import Say, misbehaving
 
@@ -39,8 +38,7 @@ def stranger() -> Iterator[str]:
 
 
 def error(*words: str, code: int) -> str:
-    result = CliRunner().invoke(app, list(words))
-    assert result.exit_code == code, result.output
+    result = run(*words, code=code)
     assert result.stderr.count("\n") == 1
     return result.stderr
 
