@@ -271,11 +271,6 @@ def demo(
 
 
 def _open(settings: Settings) -> ReplayDevice:
-    """The recorded GPU.
-
-    Raises:
-        MisuseError: the device that was named is not a recording.
-    """
     from tuner.devices import open_device
     from tuner.devices.replay import ReplayDevice
 

@@ -147,11 +147,6 @@ def _list_kernels(problem: Problem, arch: str, level: Level, limit: int, *, as_j
 
 
 def level_of(name: str) -> Level:
-    """The level with this name.
-
-    Raises:
-        InvalidProblem: names what is accepted.
-    """
     from tuner.backends import Level
 
     return member("level", Level, name)

@@ -134,21 +134,16 @@ def _gpu() -> _Result:
 
 
 def _driver() -> _Result:
-    version = _driver_version()
-    if version is None:
-        return _missing("no NVIDIA driver", "to measure, install driver 580 or newer (CUDA 13)")
-    if int(version.split(".")[0]) < 580:
-        return _missing(version, "CUDA 13 kernels need driver 580 or newer: upgrade it")
-    return _ok(version)
-
-
-def _driver_version() -> str | None:
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:
-        return None
-    version = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
-    return version[1] if version else None
+        text = ""
+    version = re.search(r"\b(\d{3,})\.\d+(?:\.\d+)?\b", text)
+    if version is None:
+        return _missing("no NVIDIA driver", "to measure, install driver 580 or newer (CUDA 13)")
+    if int(version[1]) < 580:
+        return _missing(version[0], "CUDA 13 kernels need driver 580 or newer: upgrade it")
+    return _ok(version[0])
 
 
 def _compiler() -> _Result:

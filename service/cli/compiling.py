@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +17,6 @@ from service.cli.options import (
     DeviceSlug,
     LevelName,
     Workers,
-    complete_suites,
     dtypes_of,
 )
 from service.cli.output import MisuseError, Reporter, emit, note, reporter, say
@@ -40,10 +38,6 @@ if TYPE_CHECKING:
 class CompileTaskOptions(TaskOptions):
     """The problems of `compile`, or the winners, or the base."""
 
-    suite: Annotated[
-        Path | None,
-        typer.Option(help="For every problem of this file.", autocompletion=complete_suites),
-    ] = None
     winners: Annotated[
         bool, typer.Option("--winners", help="The kernels that current winners run.")
     ] = False

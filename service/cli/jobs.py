@@ -219,7 +219,10 @@ class _OfDatabase:
         self.place = place
 
     def show(self, job: str) -> JobStatus:
-        current = self._newest() if job == LATEST else self._queue.get(job)
+        jobs = self._queue.list(None, limit=1) if job == LATEST else [self._queue.get(job)]
+        if not jobs:
+            raise CommandError("this database has no jobs")
+        current = jobs[0]
         if current.state is not JobState.WAITING:
             return _status(current)
         from service.report.waiting import waiting as reason
@@ -232,12 +235,6 @@ class _OfDatabase:
                 show_progress(status, says)
                 time.sleep(LOOK_S)
         return status
-
-    def _newest(self) -> Job:
-        newest = self._queue.list(None, limit=1)
-        if not newest:
-            raise CommandError("this database has no jobs")
-        return newest[0]
 
     def cancel(self, job: str) -> JobStatus:
         return _status(self._queue.cancel(job))

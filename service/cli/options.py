@@ -78,11 +78,7 @@ complete_suites = _values(_suites)
 
 
 def extent(text: str | int) -> int:
-    """A size as typed.
-
-    Raises:
-        MisuseError: it is not an integer. Its range is checked by `Problem`.
-    """
+    """A size as typed; its range is checked by `Problem`."""
     try:
         return int(text)
     except ValueError:
@@ -213,11 +209,7 @@ class SizeOptions:
     k: Annotated[int | None, _K] = None
 
     def three(self, instead: str) -> tuple[int, int, int]:
-        """All three sizes; `instead` ends the error with what the command also takes.
-
-        Raises:
-            MisuseError: some are missing.
-        """
+        """All three sizes; `instead` ends the error with what the command also takes."""
         if self.m is None or self.n is None or self.k is None:
             count = 3 - (self.m, self.n, self.k).count(None)
             raise MisuseError(f"three sizes M N K are needed, got {count}; {instead}")

@@ -83,11 +83,7 @@ def readable(paths: Sequence[Path]) -> list[Path]:
 
 
 def writable_bytes(path: Path | None) -> Path | None:
-    """As `writable`, for a binary file.
-
-    Raises:
-        MisuseError: it cannot be written, or would be printed on a terminal.
-    """
+    """As `writable`, for a binary file, which is not for a terminal."""
     path = writable(path)
     if Stdout.is_a_file and sys.stdout.isatty():
         raise MisuseError("the file is not for a terminal: name a file, or redirect")
@@ -95,11 +91,7 @@ def writable_bytes(path: Path | None) -> Path | None:
 
 
 def writable_folder(path: Path) -> Path:
-    """As `writable`, for a folder, which may not exist yet.
-
-    Raises:
-        MisuseError: it cannot be written to.
-    """
+    """As `writable`, for a folder, which may not exist yet."""
     real = Path(os.path.realpath(path))
     _check_folder(path, (real, *real.parents))
     return path

@@ -36,6 +36,7 @@ from service.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from gemmsmith.answers.answer import Statistics
     from service.report.problem_rows import DeviceReport
     from tuner.trial import Winner
 
@@ -144,11 +145,7 @@ def _from_database(database: str | None) -> list[Winner]:
 def _chosen(
     winners: Sequence[Winner], dtypes: Sequence[str] | None, device: str | None
 ) -> list[Winner]:
-    """The winners that the options select.
-
-    Raises:
-        CommandError: there are no such winners; names those there are.
-    """
+    """The winners that the options select, at least one."""
     fitting = called(device or "", {winner.device.slug for winner in winners})
     chosen = [
         winner
@@ -181,18 +178,10 @@ def _reports(winners: Sequence[Winner], folder: Path | None) -> list[DeviceRepor
 
 
 def _print(report: DeviceReport) -> None:
-    rows = [
-        (
-            summary.dtype,
-            summary.title,
-            summary.problems,
-            ratio(summary.geometric_mean),
-            ratio(summary.median),
-            ratio(summary.minimum),
-            summary.below,
-        )
-        for summary in report.summaries
-    ]
+    rows = []
+    for summary in report.summaries:
+        ratios = map(ratio, (summary.geometric_mean, summary.median, summary.minimum))
+        rows.append((summary.dtype, summary.title, summary.problems, *ratios, summary.below))
     columns = ("types", "problems", "count", "geometric mean", "median", "minimum", "below 0.97")
     table(report.device.slug, columns, rows, left=2)
 
@@ -217,7 +206,10 @@ def ceilings(
     from gemmsmith.files import private_folder
     from tuner.measure.ceilings import document, measure, own_folder, path_for, write_ceilings
 
-    measured = measure(_ordinal(device), on_step=note)
+    named = re.fullmatch(r"cuda(?::(\d{1,3}))?", device, re.ASCII)
+    if named is None:
+        raise MisuseError(f"ceilings are measured on a GPU: --device cuda:0, got {device!r}")
+    measured = measure(int(named[1] or 0), on_step=note)
     path = output
     if path is None:
         private_folder(own_folder())
@@ -226,35 +218,13 @@ def ceilings(
     if as_json:
         emit({"file": str(path)} | document(measured))
         return
-    rows: list[tuple[object, ...]] = [
-        (
-            f"copy of {copy.read_bytes / 1e6:g} MB",
-            f"{copy.bytes_per_second / 1e12:.3f} TB/s",
-            microseconds(copy.statistics.median_us),
-            copy.statistics.samples,
-        )
-        for copy in (*measured.copies, measured.copy)
-    ]
-    rows += [
-        (
-            peak.problem,
-            f"{peak.flops_per_second / 1e12:.1f} TFLOP/s",
-            microseconds(peak.statistics.median_us),
-            peak.statistics.samples,
-        )
-        for peak in measured.peaks
-    ]
+    lines: list[tuple[object, str, Statistics]] = []
+    for copy in (*measured.copies, measured.copy):
+        rate = f"{copy.bytes_per_second / 1e12:.3f} TB/s"
+        lines.append((f"copy of {copy.read_bytes / 1e6:g} MB", rate, copy.statistics))
+    for peak in measured.peaks:
+        rate = f"{peak.flops_per_second / 1e12:.1f} TFLOP/s"
+        lines.append((peak.problem, rate, peak.statistics))
+    rows = [(name, rate, microseconds(time.median_us), time.samples) for name, rate, time in lines]
     table(measured.device.name, ("measured", "value", "µs", "samples"), rows)
     say(str(path))
-
-
-def _ordinal(device: str) -> int:
-    """The number in `cuda:0`.
-
-    Raises:
-        MisuseError: this is not a name of a GPU.
-    """
-    named = re.fullmatch(r"cuda(?::(\d{1,3}))?", device, re.ASCII)
-    if named is None:
-        raise MisuseError(f"ceilings are measured on a GPU: --device cuda:0, got {device!r}")
-    return int(named[1] or 0)

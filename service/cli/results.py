@@ -108,11 +108,7 @@ class TableOptions:
     ] = None
 
     def format_of(self, path: Path | None) -> FileFormat:
-        """The format of the option, else that of the file's ending, else JSON lines.
-
-        Raises:
-            InvalidProblem: there is no such format; names those there are.
-        """
+        """The format of the option, else that of the file's ending, else JSON lines."""
         from service.tables import FileFormat
 
         if self.form is None:
@@ -121,11 +117,7 @@ class TableOptions:
         return member("format", FileFormat, self.form)
 
     def columns_of(self, kind: Table[Any]) -> tuple[str, ...]:
-        """The columns of the option, else all of the table.
-
-        Raises:
-            MisuseError: there is no such column; names those there are.
-        """
+        """The columns of the option, else all of the table."""
         from service.tables import UnknownField
 
         try:

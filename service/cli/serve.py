@@ -52,15 +52,10 @@ FALLBACK = Problem(m=4096, n=4096, k=4096)
 """The banner's lookup while there are no winners: a 404 that says how to tune it."""
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None] = _say) -> int:
+def serve(settings: Settings, *, worker: bool = False) -> int:
     """Run the service until SIGTERM or SIGINT; the exit status.
 
-    `say` gets the banner with the lines to try, once the service answers.
+    Once it answers, a banner with lines to try is printed.
 
     Raises:
         SettingsError: the address cannot be bound, or requests need API keys and none exist.
@@ -73,7 +68,7 @@ def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None
     with _listening(settings) as listener:
         prepare(settings)
         supervisor = WorkerSupervisor(settings) if worker else None
-        server = _Server(settings, lambda: say(_banner(settings, listener)))
+        server = _Server(settings, lambda: print(_banner(settings, listener), flush=True))
         # uvicorn stops at these signals, and then raises them again: the process would end before
         # the worker is stopped.
         with handled((signal.SIGINT, signal.SIGTERM), lambda *_: None):

@@ -118,12 +118,7 @@ def made_store(settings: Settings, signer: Signer | None = None) -> Store:
 
 
 def signed_store(settings: Settings) -> Store:
-    """As `made_store`; it signs the winners that are measured here.
-
-    Raises:
-        StoreError: the database cannot be used.
-        SettingsError: the signing key cannot be used.
-    """
+    """As `made_store`; it signs the winners that are measured here."""
     from service import identity
 
     settings.create_folders()
