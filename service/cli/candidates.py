@@ -17,7 +17,6 @@ import typer
 from gemmsmith.core.choices import member, not_one_of
 from gemmsmith.version import VERSION
 from service.cli.options import (
-    AsJson,
     CompiledOnly,
     Database,
     DeviceName,
@@ -34,9 +33,8 @@ from service.cli.output import (
     CommandError,
     MisuseError,
     Reporter,
-    emit,
+    Result,
     reporter,
-    result,
     say,
     table,
     writable,
@@ -78,8 +76,7 @@ def enumerate_(
     limit: Annotated[int, typer.Option(min=0, help="Candidates shown, fastest first.")] = 20,
     *,
     models: ModelOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """List the legal kernels and launches for M N K, by predicted time. Compiles nothing.
 
     With --arch only the kernels, unordered: launches depend on the device model.
@@ -89,37 +86,37 @@ def enumerate_(
     if arch is not None:
         if device is not None:
             raise MisuseError("--device has an architecture: give it or --arch, not both")
-        _list_kernels(problem, arch, checked, limit, as_json=as_json)
-        return
+        return _kernels(problem, arch, checked, limit)
     model = model_of(load_settings(**vars(models)), device)
     order = predicted(problem, model, checked)
     kernels = {candidate.kernel.name for _, candidate in order}
-    if as_json:
-        emit(
-            {
-                "problem": problem,
-                "device": model.slug,
-                "arch": model.arch,
-                "level": level,
-                "counts": {"kernels": len(kernels), "candidates": len(order)},
-                "candidates": [
-                    {"kernel": c.kernel, "launch": c.launch, "key": c.key, "predicted_us": us}
-                    for us, c in order[:limit]
-                ],
-            }
-        )
-        return
-    say(
+    document = {
+        "problem": problem,
+        "device": model.slug,
+        "arch": model.arch,
+        "level": level,
+        "counts": {"kernels": len(kernels), "candidates": len(order)},
+        "candidates": [
+            {"kernel": c.kernel, "launch": c.launch, "key": c.key, "predicted_us": us}
+            for us, c in order[:limit]
+        ],
+    }
+    line = (
         f"{problem} on {model.name} ({model.arch}), level {level}: "
         f"{len(kernels)} kernels, {len(order)} candidates"
     )
     rows = [(c.kernel.name, c.launch.key, f"{us:.2f}") for us, c in order[:limit]]
+    return Result(document, lambda: _print(line, ("kernel", "launch", "predicted µs"), rows))
+
+
+def _print(line: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    say(line)
     if rows:
-        table("", ("kernel", "launch", "predicted µs"), rows, left=2)
+        table("", columns, rows, left=2)
 
 
-def _list_kernels(problem: Problem, arch: str, level: Level, limit: int, *, as_json: bool) -> None:
-    """Print the legal kernels of an architecture."""
+def _kernels(problem: Problem, arch: str, level: Level, limit: int) -> Result:
+    """The legal kernels of an architecture."""
     from tuner.arch import ARCHITECTURES
     from tuner.backends import kernels
 
@@ -127,23 +124,18 @@ def _list_kernels(problem: Problem, arch: str, level: Level, limit: int, *, as_j
         raise not_one_of("arch", ARCHITECTURES, arch)
     legal = kernels(problem, arch, level=level)
     measured = ARCHITECTURES[arch].measured
-    if as_json:
-        emit(
-            {
-                "problem": problem,
-                "arch": arch,
-                "measured": measured,
-                "level": level,
-                "counts": {"kernels": len(legal)},
-                "kernels": legal[:limit],
-            }
-        )
-        return
+    document = {
+        "problem": problem,
+        "arch": arch,
+        "measured": measured,
+        "level": level,
+        "counts": {"kernels": len(legal)},
+        "kernels": legal[:limit],
+    }
     state = "measured" if measured else "can be compiled here, not measured"
-    say(f"{problem} on {arch} ({ARCHITECTURES[arch].gpus}), {state}: {len(legal)} kernels")
+    line = f"{problem} on {arch} ({ARCHITECTURES[arch].gpus}), {state}: {len(legal)} kernels"
     rows = [(kernel.name, kernel.backend) for kernel in legal[:limit]]
-    if rows:
-        table("", ("kernel", "backend"), rows, left=2)
+    return Result(document, lambda: _print(line, ("kernel", "backend"), rows))
 
 
 def level_of(name: str) -> Level:
@@ -188,8 +180,7 @@ def record(
     ],
     problems: TaskOptions,
     options: SweepOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Measure every candidate of the problems (at most --limit of them) and write a sweep file.
 
     After an interruption, the same command continues. The file appears when it is complete.
@@ -227,9 +218,8 @@ def record(
     }
     trials = f"{recorder.trials} trials ({recorder.failed_trials} failed)"
     written = f"written to {output}, {size / 1e6:.1f} MB"
-    result(as_json, document, f"{recorder.problems} problems, {trials} {written}")
-    if recorder.failures:
-        raise typer.Exit(1)
+    line = f"{recorder.problems} problems, {trials} {written}"
+    return Result(document, line, failed=bool(recorder.failures))
 
 
 @dataclass

@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.cli.candidates import level_of, predicted
-from service.cli.options import (
-    AsJson,
-    DataOptions,
-    DeviceSlug,
-    LevelName,
-    Workers,
-    dtypes_of,
-)
-from service.cli.output import MisuseError, Reporter, emit, note, reporter, say
+from service.cli.options import DataOptions, DeviceSlug, LevelName, Workers, dtypes_of
+from service.cli.output import MisuseError, Reporter, Result, note, reporter
 from service.cli.session import connect, device_of, made_store, model_of
 from service.cli.tasks import Task, TaskOptions
 
@@ -84,9 +77,7 @@ class KernelOptions:
     ] = None
 
 
-def compile_(
-    problems: CompileTaskOptions, options: KernelOptions, data: DataOptions, as_json: AsJson = False
-) -> None:
+def compile_(problems: CompileTaskOptions, options: KernelOptions, data: DataOptions) -> Result:
     """Compile kernels for M N K, for a suite, for the winners, or for new problems (--base).
 
     Kernels that are compiled already are skipped. If a kernel does not compile, it is reported, the
@@ -109,9 +100,7 @@ def compile_(
         store = stack.enter_context(made_store(settings))
         kernels = _chosen(settings, store, problems, options)
         outcome = _build(settings, store, kernels, options.workers, client)
-    code = _report(outcome, len(kernels), time.monotonic() - began, as_json)
-    if code:
-        raise typer.Exit(code)
+    return _result(outcome, len(kernels), time.monotonic() - began)
 
 
 def _chosen(
@@ -267,7 +256,7 @@ def _fetch(
     says.line(f"  {len(outcome.fetched)} kernels fetched from {client.url}")
 
 
-def _report(outcome: _Outcome, total: int, seconds: float, as_json: bool) -> int:
+def _result(outcome: _Outcome, total: int, seconds: float) -> Result:
     built = outcome.built
     packs = {item.pack.hash: item.pack for item in built if item.pack is not None}
     size = _bytes(packs.values())
@@ -287,18 +276,21 @@ def _report(outcome: _Outcome, total: int, seconds: float, as_json: bool) -> int
         "failed": len(failures),
         "packs": len(packs),
     }
-    if as_json:
-        kernels = {item.kernel.name: item.pack.hash for item in built if item.pack is not None}
-        document = {"counts": counts, "seconds": round(seconds, 1), "bytes": size}
-        emit(document | {"kernels": kernels, "failures": failures, "refused": outcome.refused})
-    else:
-        say(
-            f"{f'{fetched} fetched, ' if outcome.asked else ''}"
-            f"{counts['compiled']} compiled, {counts['cached']} compiled before, "
-            f"{counts['failed']} failed, of {total} kernels, in {counts['packs']} packs "
-            f"({size / 1e6:.1f} MB), {seconds:.0f} s"
-        )
-    return 1 if failures or len(built) < total else 0
+    document = {
+        "counts": counts,
+        "seconds": round(seconds, 1),
+        "bytes": size,
+        "kernels": {item.kernel.name: item.pack.hash for item in built if item.pack is not None},
+        "failures": failures,
+        "refused": outcome.refused,
+    }
+    line = (
+        f"{f'{fetched} fetched, ' if outcome.asked else ''}"
+        f"{counts['compiled']} compiled, {counts['cached']} compiled before, "
+        f"{counts['failed']} failed, of {total} kernels, in {counts['packs']} packs "
+        f"({size / 1e6:.1f} MB), {seconds:.0f} s"
+    )
+    return Result(document, line, failed=bool(failures) or len(built) < total)
 
 
 def _bytes(packs: Iterable[Pack]) -> int:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemmsmith.core.tuning import Effort
-from service.cli.options import AsJson, Sweeps, load_settings
-from service.cli.output import CommandError, MisuseError, emit, note, say, table, writable
+from service.cli.options import Sweeps, load_settings
+from service.cli.output import CommandError, MisuseError, Result, note, say, table, writable
 
 if TYPE_CHECKING:
     from gemmsmith.core.device import DeviceModel
@@ -28,8 +28,7 @@ def evaluate(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE.svg", help="Also draw it.", callback=writable),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Evaluate search strategies on recorded sweeps: the regret of their winner after N trials.
 
     Regret is how much longer than the recorded optimum the winner takes, in paired rounds.
@@ -44,12 +43,13 @@ def evaluate(
         from service.charts import regret
 
         write(output, regret.chart(judged.curves).encode())
-    if as_json:
-        emit(judged.summary())
-        return
-    judged.print()
-    if output is not None:
-        say(str(output))
+
+    def show() -> None:
+        judged.print()
+        if output is not None:
+            say(str(output))
+
+    return Result(judged.summary(), show)
 
 
 def load(folder: Path) -> list[Recording]:

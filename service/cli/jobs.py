@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,16 +15,15 @@ import typer
 from gemmsmith.core.choices import member
 from gemmsmith.core.tuning import JobState
 from gemmsmith.errors import GemmsmithError
-from service.cli.options import AsJson, SourceOptions, complete_states, load_settings
+from service.cli.options import SourceOptions, complete_states, load_settings
 from service.cli.output import (
     TUNING,
     CommandError,
     Reporter,
-    emit,
+    Result,
+    counted_rows,
     note,
-    note_count,
     reporter,
-    say,
     table,
 )
 from service.cli.session import connect
@@ -58,25 +58,24 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number.")] = 20,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """List jobs, newest first."""
     if state is not None:
         state = member("state", JobState, state)
     with _opened(source) as jobs:
         statuses = jobs.list(state, limit)
-    if as_json:
-        emit({"jobs": statuses})
-        return
     columns = ("job", "state", "problem", "effort", "phase", "best", "tries", "created")
-    table("", columns, map(_row, statuses), left=5)
-    note_count(statuses, limit, "jobs")
+    return Result(
+        {"jobs": statuses},
+        lambda: table("", columns, map(_row, statuses), left=5),
+        [counted_rows(statuses, limit, "jobs")],
+    )
 
 
-def show(job: Identifier, source: SourceOptions, as_json: AsJson = False) -> None:
+def show(job: Identifier, source: SourceOptions) -> Result:
     """Print the status of a job."""
     with _opened(source) as jobs:
-        _print(jobs.show(job), as_json)
+        return _result(jobs.show(job))
 
 
 def watch(
@@ -85,8 +84,7 @@ def watch(
     ] = LATEST,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Follow a job with a progress bar until it ends; status 1 if it ends without a winner.
 
     Ctrl-C stops watching, and the job goes on.
@@ -100,9 +98,7 @@ def watch(
                     status = jobs.watch(status.id, says)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(abandoned([status.id], jobs.place)) from None
-    _print(status, as_json)
-    if status.state is not JobState.DONE:
-        raise typer.Exit(1)
+    return replace(_result(status), failed=status.state is not JobState.DONE)
 
 
 def cancel(
@@ -110,16 +106,12 @@ def cancel(
         list[str], typer.Argument(metavar="ID...", help="The jobs' identifiers.")
     ],
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Cancel jobs: waiting ones at once, running ones after their current candidate."""
     with _opened(source) as jobs:
         statuses = [jobs.cancel(job) for job in identifiers]
-    if as_json and len(statuses) > 1:
-        emit({"jobs": statuses})
-        return
-    for status in statuses:
-        _print(status, as_json)
+    lines = [line for status in statuses for line in _lines(status)]
+    return Result({"jobs": statuses} if len(statuses) > 1 else statuses[0], lines)
 
 
 def retry(
@@ -129,11 +121,10 @@ def retry(
     ] = 0.0,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Request a failed or cancelled job again, as a new job."""
     with _opened(source) as jobs:
-        _print(jobs.retry(job, time_limit), as_json)
+        return _result(jobs.retry(job, time_limit))
 
 
 def say_busy(busy: Busy) -> None:
@@ -284,12 +275,13 @@ def _row(status: JobStatus) -> tuple[object, ...]:
     )
 
 
-def _print(status: JobStatus, as_json: bool) -> None:
-    if as_json:
-        emit(status)
-        return
-    say(f"{status.id}  {status.state}" + (f"  ({status.waits})" if status.waits else ""))
-    lines = {
+def _result(status: JobStatus) -> Result:
+    return Result(status, _lines(status))
+
+
+def _lines(status: JobStatus) -> list[str]:
+    waits = f"  ({status.waits})" if status.waits else ""
+    fields = {
         "problem": f"{status.problem}, effort {status.effort}",
         "device": status.device,
         "requested by": status.ordered_by,
@@ -303,6 +295,5 @@ def _print(status: JobStatus, as_json: bool) -> None:
         "deadline": status.deadline_at,
         "error": status.error,
     }
-    for name, value in lines.items():
-        if value:
-            say(f"  {name:<13}{value}")
+    shown = [f"  {name:<13}{value}" for name, value in fields.items() if value]
+    return [f"{status.id}  {status.state}{waits}", *shown]

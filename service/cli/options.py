@@ -20,7 +20,7 @@ from gemmsmith.core.names import named_layout
 from gemmsmith.core.operation import Layout, of_dtype
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.errors import InvalidProblem
-from service.cli.output import MisuseError
+from service.cli.output import MisuseError, Result
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -243,14 +243,16 @@ class DataOptions:
         return load_settings(**vars(self), **others)
 
 
-def flattened(function: Callable[..., None]) -> Callable[..., None]:
+def flattened(function: Callable[..., Result | None]) -> Callable[..., None]:
     """A command whose every option is a parameter, as typer reads them.
 
-    The function takes records: the fields of each become options at the record's place.
+    The function takes records: the fields of each become options at the record's place. If it
+    returns a `Result`, the command has the option `--json`, and prints the result.
     """
     records: dict[str, type] = {}
     parameters: list[Parameter] = []
-    for parameter in signature(function, eval_str=True).parameters.values():
+    declared = signature(function, eval_str=True)
+    for parameter in declared.parameters.values():
         record = parameter.annotation
         if not is_dataclass(record):
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
@@ -259,21 +261,24 @@ def flattened(function: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(record, include_extras=True)
         for field in fields(record):
             default = Parameter.empty if field.default is MISSING else field.default
-            parameters.append(
-                Parameter(
-                    field.name,
-                    Parameter.KEYWORD_ONLY,
-                    default=default,
-                    annotation=hints[field.name],
-                )
-            )
+            kind, annotation = Parameter.KEYWORD_ONLY, hints[field.name]
+            parameters.append(Parameter(field.name, kind, default=default, annotation=annotation))
+    prints = declared.return_annotation is Result
+    if prints:
+        json = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+        parameters.append(json)
 
     def command(**options: Any) -> None:
+        as_json = prints and options.pop("as_json")
         filled = {
             name: record(**{field.name: options.pop(field.name) for field in fields(record)})
             for name, record in records.items()
         }
-        function(**filled, **options)
+        result = function(**filled, **options)
+        if result is not None:
+            result.print(as_json)
+            if result.failed:
+                raise typer.Exit(1)
 
     update_wrapper(command, function)
     # typer reads the signature for the options and the annotations for their types.

@@ -16,7 +16,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -165,22 +166,37 @@ def note(text: str) -> None:
     _print(showing.line(text), sys.stderr)
 
 
-def result(as_json: bool, document: Any, *lines: str) -> None:
-    """Print a command's result: a JSON document, or lines for people."""
-    if as_json:
-        emit(document)
-        return
-    for line in lines:
-        say(line)
+@dataclass(frozen=True)
+class Result:
+    """What a command prints at its end: a JSON document with `--json`, else what is for people.
+
+    Attributes:
+        shown: lines, or a function that prints them.
+        notes: lines on stderr, which go with them.
+        failed: whether the exit status is 1.
+    """
+
+    document: Any
+    shown: str | Sequence[str] | Callable[[], None]
+    notes: Sequence[str] = ()
+    failed: bool = False
+
+    def print(self, as_json: bool) -> None:
+        """Print the document, or the rest."""
+        if as_json:
+            emit(self.document)
+            return
+        if callable(self.shown):
+            self.shown()
+        else:
+            for line in [self.shown] if isinstance(self.shown, str) else self.shown:
+                say(line)
+        for line in self.notes:
+            note(line)
 
 
-def note_count(rows: Sized, limit: int, thing: str) -> None:
-    note(f"{len(rows)} {thing}" + (f" (--limit {limit})" if len(rows) == limit else ""))
-
-
-def say_made(winners: int) -> None:
-    if winners:
-        note(f"created the database with {winners} shipped winners")
+def counted_rows(rows: Sized, limit: int, thing: str) -> str:
+    return f"{len(rows)} {thing}" + (f" (--limit {limit})" if len(rows) == limit else "")
 
 
 def _print(text: str, stream: TextIO) -> None:

@@ -14,18 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemmsmith.core.device import called
-from service.cli.options import (
-    AsJson,
-    Database,
-    OnlyDevice,
-    OnlyDTypes,
-    dtypes_of,
-    load_settings,
-)
+from service.cli.options import Database, OnlyDevice, OnlyDTypes, dtypes_of, load_settings
 from service.cli.output import (
     CommandError,
     MisuseError,
-    emit,
+    Result,
     microseconds,
     note,
     ratio,
@@ -73,8 +66,7 @@ def report(
         Path | None, typer.Option(help="Folder of measured ceilings (see `gemmsmith ceilings`).")
     ] = None,
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Compare the winners with cuBLAS, and with the limits of the GPU.
 
     Writes report.html, report.csv and report.json.
@@ -95,22 +87,21 @@ def report(
     }
     for path, content in written.values():
         write(path, content)
-    if as_json:
-        summaries = [
-            {"device": item.device.slug, "notes": notes(item), "summary": item.summaries}
-            for item in reports
-        ]
-        emit(
-            {"files": {name: str(path) for name, (path, _) in written.items()}}
-            | {"devices": summaries}
-        )
-        return
-    for item in reports:
-        _print(item)
-        for line in notes(item):
-            note(line)
-    for path, _ in written.values():
-        say(str(path))
+    files = {name: str(path) for name, (path, _) in written.items()}
+    summaries = [
+        {"device": item.device.slug, "notes": notes(item), "summary": item.summaries}
+        for item in reports
+    ]
+
+    def show() -> None:
+        for item in reports:
+            _print(item)
+            for line in notes(item):
+                note(line)
+        for file in files.values():
+            say(file)
+
+    return Result({"files": files, "devices": summaries}, show)
 
 
 def _from_files(paths: Sequence[Path]) -> list[Winner]:
@@ -197,8 +188,7 @@ def ceilings(
             callback=writable,
         ),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Measure copy bandwidth and the peak rate of cuBLAS on this machine's GPU.
 
     It takes about ten seconds, and waits while another process measures on the GPU.
@@ -215,9 +205,6 @@ def ceilings(
         private_folder(own_folder())
         path = path_for(measured.device.slug, own_folder())
     write_ceilings(measured, path)
-    if as_json:
-        emit({"file": str(path)} | document(measured))
-        return
     lines: list[tuple[object, str, Statistics]] = []
     for copy in (*measured.copies, measured.copy):
         rate = f"{copy.bytes_per_second / 1e12:.3f} TB/s"
@@ -226,5 +213,9 @@ def ceilings(
         rate = f"{peak.flops_per_second / 1e12:.1f} TFLOP/s"
         lines.append((peak.problem, rate, peak.statistics))
     rows = [(name, rate, microseconds(time.median_us), time.samples) for name, rate, time in lines]
-    table(measured.device.name, ("measured", "value", "µs", "samples"), rows)
-    say(str(path))
+
+    def show() -> None:
+        table(measured.device.name, ("measured", "value", "µs", "samples"), rows)
+        say(str(path))
+
+    return Result({"file": str(path)} | document(measured), show)

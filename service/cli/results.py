@@ -30,10 +30,10 @@ from service.cli.output import (
     TIMES,
     CommandError,
     MisuseError,
+    counted_rows,
     emit,
     microseconds,
     note,
-    note_count,
     table,
     times,
     writable,
@@ -193,7 +193,7 @@ def _write(
     else:
         rows = kind.rows(_stored(filters, winners, limit, source.database), columns)
     write_table(kind, rows, columns, form, file.output)
-    note_count(rows, limit, "rows")
+    note(counted_rows(rows, limit, "rows"))
 
 
 def write_table(
@@ -267,7 +267,7 @@ def _show_trials(filters: dict[str, Any], limit: int, source: SourceOptions, as_
     table("", columns, understood, left=5)
     if len(understood) < len(rows):
         note(f"{len(rows) - len(understood)} trials need a newer gemmsmith, and are left out")
-    note_count(rows, limit, "trials")
+    note(counted_rows(rows, limit, "trials"))
 
 
 def _row(row: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -315,4 +315,4 @@ def _show_winners(winners: list[Winner], limit: int, as_json: bool) -> None:
     ]
     columns = ("problem", "device", "origin", "use", "best CUTLASS kernel", *TIMES)
     table("", columns, rows, left=5)
-    note_count(winners, limit, "winners")
+    note(counted_rows(winners, limit, "winners"))

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from gemmsmith.core.device import DeviceModel, called
 from service.cli.options import load_settings
-from service.cli.output import CommandError, MisuseError, say_made
+from service.cli.output import CommandError, MisuseError, note
 from service.signals import handled
 
 if TYPE_CHECKING:
@@ -114,7 +114,11 @@ def made_store(settings: Settings, signer: Signer | None = None) -> Store:
     """This installation's database, which is made if it does not exist."""
     from service.database import open_store
 
-    return open_store(settings, signer=signer, on_made=say_made)
+    def on_made(winners: int) -> None:
+        if winners:
+            note(f"created the database with {winners} shipped winners")
+
+    return open_store(settings, signer=signer, on_made=on_made)
 
 
 def signed_store(settings: Settings) -> Store:

@@ -17,7 +17,6 @@ import typer
 
 from gemmsmith.core.device import recording_of
 from service.cli.options import (
-    AsJson,
     Database,
     DeviceSlug,
     Limit,
@@ -29,27 +28,9 @@ from service.cli.options import (
     dtypes_of,
     load_settings,
 )
-from service.cli.output import (
-    TIMES,
-    MisuseError,
-    emit,
-    note,
-    readable,
-    result,
-    say,
-    table,
-    times,
-    writable,
-)
+from service.cli.output import TIMES, MisuseError, Result, note, readable, table, times, writable
 from service.cli.results import TableOptions, write_table
-from service.cli.session import (
-    blaming,
-    connect,
-    device_of,
-    existing_store,
-    made_store,
-    model_of,
-)
+from service.cli.session import blaming, connect, device_of, existing_store, made_store, model_of
 
 if TYPE_CHECKING:
     from gemmsmith.answers.history import Revision
@@ -69,20 +50,19 @@ def history(
     limit: Limit = None,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """List all winners of M N K, newest first."""
     problem = shape.problem
     with _opened(source) as winners:
         revisions = winners.history(problem, device=device, limit=limit)
-    if as_json:
-        emit({"revisions": revisions})
-        return
+    title = f"{problem} on {revisions[0].answer.device.name}"
     columns = (
         *("revision", "served", "origin", "status", "use", "tile"),
         *(*TIMES, "driver", "promoted"),
     )
-    table(f"{problem} on {revisions[0].answer.device.name}", columns, map(_row, revisions), left=6)
+    return Result(
+        {"revisions": revisions}, lambda: table(title, columns, map(_row, revisions), left=6)
+    )
 
 
 def pin(
@@ -93,12 +73,11 @@ def pin(
     device: DeviceSlug = None,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Serve REVISION until it is unpinned, even if M N K is tuned, imported or re-checked."""
     problem = shape.problem
     with _opened(source) as winners:
-        _say_served(winners.pin(problem, revision, device=device), as_json)
+        return _served(winners.pin(problem, revision, device=device))
 
 
 def unpin(
@@ -106,12 +85,11 @@ def unpin(
     device: DeviceSlug = None,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Serve the newest winner of the best origin again: measured, imported, then replayed."""
     problem = shape.problem
     with _opened(source) as winners:
-        _say_served(winners.unpin(problem, device=device), as_json)
+        return _served(winners.unpin(problem, device=device))
 
 
 def rollback(
@@ -119,12 +97,11 @@ def rollback(
     device: DeviceSlug = None,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Serve and pin the previous revision. A second rollback undoes the first."""
     problem = shape.problem
     with _opened(source) as winners:
-        _say_served(winners.rollback(problem, device=device), as_json)
+        return _served(winners.rollback(problem, device=device))
 
 
 class _Local:
@@ -179,10 +156,10 @@ def _opened(source: SourceOptions) -> Iterator[Client | _Local]:
         yield _Local(store, settings)
 
 
-def _say_served(revision: Revision, as_json: bool) -> None:
+def _served(revision: Revision) -> Result:
     answer = revision.answer
     served = f"revision {answer.revision} is served{', pinned' if answer.pinned else ''}"
-    result(as_json, revision, f"{answer.problem} on {answer.device.name}: {served}")
+    return Result(revision, f"{answer.problem} on {answer.device.name}: {served}")
 
 
 def _row(revision: Revision) -> tuple[object, ...]:
@@ -220,8 +197,7 @@ def export(
     *,
     columns: TableOptions,
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Write the current winners to a file, atomically."""
     from service import tables
     from tuner.exchange import export_winners, of_types
@@ -239,7 +215,7 @@ def export(
             write_table(tables.WINNERS, rows, chosen, form, path)
             count = len(rows)
     document = {"file": str(path), "winners": count}
-    result(as_json, document, f"{count} winners written to {path}")
+    return Result(document, f"{count} winners written to {path}")
 
 
 def import_(
@@ -249,25 +225,21 @@ def import_(
     ],
     unsigned: Unsigned = None,
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Import winners from files into the database; winners measured here are kept.
 
     A file with an implausible winner is refused as a whole, with status 2. Winners without a
     trusted signature are stored, but not served.
     """
     settings = load_settings(database=database, unsigned=unsigned)
-    counts = []
     with made_store(settings) as store:
-        for path in paths:
-            imported = _import(store, path, settings, str(path), as_json)
-            counts.append({"file": str(path), **asdict(imported)})
-    if as_json:
-        emit({"files": counts})
+        imported = {str(path): _import(store, path, settings, str(path)) for path in paths}
+    files = [{"file": file, **asdict(counts)} for file, counts in imported.items()]
+    return Result({"files": files}, [_added(*item) for item in imported.items()])
 
 
-def _import(store: Store, path: Path, settings: Settings, source: str, as_json: bool) -> Imported:
-    """Import a file of winners from `source`, and print what came of it.
+def _import(store: Store, path: Path, settings: Settings, source: str) -> Imported:
+    """Import a file of winners from `source`, and note which are not served.
 
     Raises:
         MisuseError: the file is refused.
@@ -281,8 +253,6 @@ def _import(store: Store, path: Path, settings: Settings, source: str, as_json: 
     except ExchangeError as error:
         # `sync` imports a temporary file, of which the user knows nothing.
         raise MisuseError(str(error).replace(str(path), source)) from error
-    if not as_json:
-        say(f"{source}: {imported.added} winners added, {imported.kept} known already")
     if imported.unbelieved:
         keys = f", or by keys that are not trusted here ({', '.join(imported.keys)})"
         note(
@@ -294,13 +264,16 @@ def _import(store: Store, path: Path, settings: Settings, source: str, as_json: 
     return imported
 
 
+def _added(source: str, imported: Imported) -> str:
+    return f"{source}: {imported.added} winners added, {imported.kept} known already"
+
+
 def sync(
     url: Annotated[str, typer.Argument(help="Address of the service, such as https://HOST:8000.")],
     device: OnlyDevice = None,
     unsigned: Unsigned = None,
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Import the winners that another service serves; winners measured here are kept.
 
     The rules are those of `gemmsmith import`: implausible winners are refused, and winners without
@@ -319,7 +292,7 @@ def sync(
     with made_store(settings) as store, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "winners.jsonl"
         write_winners(path, winners)
-        imported = _import(store, path, settings, url, as_json)
+        imported = _import(store, path, settings, url)
         believed = [winner for winner in winners if is_believed(winner, trusted)]
         verdicts, rechecks = settle(store, Queue(store), believed)
     counts = {str(verdict): verdicts[verdict] for verdict in Verdict}
@@ -332,9 +305,9 @@ def sync(
     }
     compared = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
     requested = f"{len(rechecks)} re-checks requested"
-    result(as_json, document, f"compared with those here: {compared or 'none'}; {requested}")
-    if skipped and not as_json:
-        note(f"{skipped} winners need a newer gemmsmith, and were skipped")
+    lines = [_added(url, imported), f"compared with those here: {compared or 'none'}; {requested}"]
+    newer = f"{skipped} winners need a newer gemmsmith, and were skipped"
+    return Result(document, lines, [newer] if skipped else [])
 
 
 def _winners(url: str, device: str | None) -> tuple[list[Winner], int]:

@@ -23,15 +23,7 @@ from tests.support.commands import run, use
 from tests.support.machines import compile_, document, no_compiler
 from tests.support.recordings import record
 from tests.support.replacing import replace
-from tests.support.serving import (
-    H100,
-    H200,
-    new_settings,
-    packs_of,
-    promote,
-    running,
-    winner,
-)
+from tests.support.serving import H100, H200, new_settings, packs_of, promote, running, winner
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore
 from tuner.store import Store
