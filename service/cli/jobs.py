@@ -15,7 +15,7 @@ import typer
 from gemmsmith.core.choices import member
 from gemmsmith.core.tuning import JobState
 from gemmsmith.errors import GemmsmithError
-from service.cli.options import SourceOptions, complete_states, load_settings
+from service.cli.options import SourceOptions, complete_states
 from service.cli.output import (
     TUNING,
     CommandError,
@@ -26,14 +26,16 @@ from service.cli.output import (
     reporter,
     table,
 )
-from service.cli.session import connect
+from service.cli.session import opened
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
     from gemmsmith.errors import Busy
     from gemmsmith.http.client import Client
     from gemmsmith.http.jobs import JobStatus
-    from tuner.jobs import Job, Queue
+    from service.settings import Settings
+    from tuner.jobs import Job
+    from tuner.store import Store
 
 LATEST = "latest"
 """The newest job, as an identifier."""
@@ -62,8 +64,8 @@ def list_(
     """List jobs, newest first."""
     if state is not None:
         state = member("state", JobState, state)
-    with _opened(source) as jobs:
-        statuses = jobs.list(state, limit)
+    with opened(source, _LocalJobs) as jobs:
+        statuses = [*jobs.jobs(state=state, limit=limit)]
     columns = ("job", "state", "problem", "effort", "phase", "best", "tries", "created")
     return Result(
         {"jobs": statuses},
@@ -74,8 +76,8 @@ def list_(
 
 def show(job: Identifier, source: SourceOptions) -> Result:
     """Print the status of a job."""
-    with _opened(source) as jobs:
-        return _result(jobs.show(job))
+    with opened(source, _LocalJobs) as jobs:
+        return _result(jobs.job_status(job))
 
 
 def watch(
@@ -89,15 +91,19 @@ def watch(
 
     Ctrl-C stops watching, and the job goes on.
     """
-    with _opened(source) as jobs:
-        status = jobs.show(job)
+    with opened(source, _LocalJobs) as jobs:
+        status = jobs.job_status(job)
         try:
             if not status.state.terminal:
-                with reporter(TUNING) as says:
+                identifier = status.id
+                with (
+                    reporter(TUNING) as says,
+                    waiting(lambda: jobs.job_status(identifier), source.words, says),
+                ):
                     says.overall(0, 1, str(status.problem))
-                    status = jobs.watch(status.id, says)
+                    status = _follow(jobs, identifier, says)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(abandoned([status.id], jobs.place)) from None
+            raise KeyboardInterrupt(abandoned([status.id], source.words)) from None
     return replace(_result(status), failed=status.state is not JobState.DONE)
 
 
@@ -108,7 +114,7 @@ def cancel(
     source: SourceOptions,
 ) -> Result:
     """Cancel jobs: waiting ones at once, running ones after their current candidate."""
-    with _opened(source) as jobs:
+    with opened(source, _LocalJobs) as jobs:
         statuses = [jobs.cancel(job) for job in identifiers]
     lines = [line for status in statuses for line in _lines(status)]
     return Result({"jobs": statuses} if len(statuses) > 1 else statuses[0], lines)
@@ -123,8 +129,10 @@ def retry(
     source: SourceOptions,
 ) -> Result:
     """Request a failed or cancelled job again, as a new job."""
-    with _opened(source) as jobs:
-        return _result(jobs.retry(job, time_limit))
+    with opened(source, _LocalJobs) as jobs:
+        if isinstance(jobs, _LocalJobs):  # where a full queue is an error
+            return _result(jobs.retry(job))
+        return _result(jobs.retry(job, timeout=time_limit, on_busy=say_busy).status)
 
 
 def say_busy(busy: Busy) -> None:
@@ -175,41 +183,28 @@ def waiting(
         thread.join()
 
 
-class _OfService:
-    """The jobs of a service; `place` is the option that names it."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self.place: Sequence[str] = ("--url", client.url)
-
-    def show(self, job: str) -> JobStatus:
-        return self._client.job_status(job)
-
-    def watch(self, job: str, says: Reporter) -> JobStatus:
-        handle = self._client.job(job)
-        with waiting(lambda: self.show(job), self.place, says):
-            for _ in handle.events():
-                show_progress(handle.status, says)
-        return handle.refresh()
-
-    def cancel(self, job: str) -> JobStatus:
-        return self._client.cancel(job)
-
-    def retry(self, job: str, time_limit: float) -> JobStatus:
-        return self._client.retry(job, timeout=time_limit, on_busy=say_busy).status
-
-    def list(self, state: str | None, limit: int) -> list[JobStatus]:
-        return [*self._client.jobs(state=state, limit=limit)]
+def _follow(jobs: Client | _LocalJobs, job: str, says: Reporter) -> JobStatus:
+    """Show the progress of a job until it ends."""
+    if isinstance(jobs, _LocalJobs):
+        while not (status := jobs.job_status(job)).state.terminal:
+            show_progress(status, says)
+            time.sleep(LOOK_S)
+        return status
+    handle = jobs.job(job)
+    for _ in handle.events():
+        show_progress(handle.status, says)
+    return handle.refresh()
 
 
-class _OfDatabase:
-    """The jobs of the local database, with the same methods."""
+class _LocalJobs:
+    """The jobs of the local database, with the calls of a service's client."""
 
-    def __init__(self, queue: Queue, place: Sequence[str]) -> None:
-        self._queue = queue
-        self.place = place
+    def __init__(self, store: Store, settings: Settings) -> None:
+        from tuner.jobs import Queue
 
-    def show(self, job: str) -> JobStatus:
+        self._queue = Queue(store, limit=settings.queue_limit)
+
+    def job_status(self, job: str) -> JobStatus:
         jobs = self._queue.list(None, limit=1) if job == LATEST else [self._queue.get(job)]
         if not jobs:
             raise CommandError("this database has no jobs")
@@ -220,36 +215,15 @@ class _OfDatabase:
 
         return _status(current, reason(current, self._queue.workers.alive()))
 
-    def watch(self, job: str, says: Reporter) -> JobStatus:
-        with waiting(lambda: self.show(job), self.place, says):
-            while not (status := _status(self._queue.get(job))).state.terminal:
-                show_progress(status, says)
-                time.sleep(LOOK_S)
-        return status
-
     def cancel(self, job: str) -> JobStatus:
         return _status(self._queue.cancel(job))
 
-    def retry(self, job: str, time_limit: float) -> JobStatus:  # noqa: ARG002 - a full queue is an error here
+    def retry(self, job: str) -> JobStatus:
         return _status(self._queue.retry(job)[0])
 
-    def list(self, state: str | None, limit: int) -> list[JobStatus]:
+    def jobs(self, state: str | None, limit: int) -> list[JobStatus]:
         only = None if state is None else JobState(state)
         return [_status(job) for job in self._queue.list(only, limit=limit)]
-
-
-@contextmanager
-def _opened(source: SourceOptions) -> Iterator[_OfService | _OfDatabase]:
-    if source.url:
-        with connect(source.url) as client:
-            yield _OfService(client)
-        return
-    from tuner.jobs import Queue
-    from tuner.store import Store
-
-    settings = load_settings(database=source.database)
-    with Store.open(settings.database) as store:
-        yield _OfDatabase(Queue(store, limit=settings.queue_limit), source.words)
 
 
 def _status(job: Job, waits: str = "") -> JobStatus:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from gemmsmith.core.device import DeviceModel, called
-from service.cli.options import load_settings
+from service.cli.options import SourceOptions, load_settings
 from service.cli.output import CommandError, MisuseError, note
 from service.signals import handled
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tuner.compile import Builder
     from tuner.devices.base import Device
     from tuner.store import Store
+
+T = TypeVar("T")
 
 _NO_HOST = re.compile(r"Name or service not known|No address associated|failure in name resolution")
 _NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|wrong version number|RECORD_LAYER_FAILURE")
@@ -93,6 +95,20 @@ def blaming(url: str) -> Iterator[None]:
 def _root(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
+
+
+@contextmanager
+def opened(source: SourceOptions, here: Callable[[Store, Settings], T]) -> Iterator[Client | T]:
+    """A client of the source's service, else what `here` makes of the local database."""
+    if source.url:
+        with connect(source.url) as client:
+            yield client
+        return
+    from tuner.store import Store
+
+    settings = load_settings(database=source.database)
+    with Store.open(settings.database) as store:
+        yield here(store, settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,13 +29,12 @@ from service.cli.options import (
 )
 from service.cli.output import TIMES, MisuseError, Result, note, readable, table, times, writable
 from service.cli.results import TableOptions, write_table
-from service.cli.session import blaming, connect, device_of, existing_store, made_store, model_of
+from service.cli.session import blaming, device_of, existing_store, made_store, model_of, opened
 
 if TYPE_CHECKING:
     from gemmsmith.answers.history import Revision
     from gemmsmith.core.config import Config
     from gemmsmith.core.problem import Problem
-    from gemmsmith.http.client import Client
     from service.settings import Settings
     from tuner.exchange import Imported
     from tuner.store import Store
@@ -53,7 +51,7 @@ def history(
 ) -> Result:
     """List all winners of M N K, newest first."""
     problem = shape.problem
-    with _opened(source) as winners:
+    with opened(source, _LocalWinners) as winners:
         revisions = winners.history(problem, device=device, limit=limit)
     title = f"{problem} on {revisions[0].answer.device.name}"
     columns = (
@@ -76,7 +74,7 @@ def pin(
 ) -> Result:
     """Serve REVISION until it is unpinned, even if M N K is tuned, imported or re-checked."""
     problem = shape.problem
-    with _opened(source) as winners:
+    with opened(source, _LocalWinners) as winners:
         return _served(winners.pin(problem, revision, device=device))
 
 
@@ -88,7 +86,7 @@ def unpin(
 ) -> Result:
     """Serve the newest winner of the best origin again: measured, imported, then replayed."""
     problem = shape.problem
-    with _opened(source) as winners:
+    with opened(source, _LocalWinners) as winners:
         return _served(winners.unpin(problem, device=device))
 
 
@@ -100,11 +98,11 @@ def rollback(
 ) -> Result:
     """Serve and pin the previous revision. A second rollback undoes the first."""
     problem = shape.problem
-    with _opened(source) as winners:
+    with opened(source, _LocalWinners) as winners:
         return _served(winners.rollback(problem, device=device))
 
 
-class _Local:
+class _LocalWinners:
     """The local database, with the calls of a service's client."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
@@ -141,19 +139,6 @@ class _Local:
             origin=revision.origin,
             current=revision.current,
         )
-
-
-@contextmanager
-def _opened(source: SourceOptions) -> Iterator[Client | _Local]:
-    if source.url:
-        with connect(source.url) as client:
-            yield client
-        return
-    from tuner.store import Store
-
-    settings = load_settings(database=source.database)
-    with Store.open(settings.database) as store:
-        yield _Local(store, settings)
 
 
 def _served(revision: Revision) -> Result:
