@@ -80,10 +80,11 @@ def judge(recordings: Sequence[Recording]) -> tuple[list[Curve], list[str]]:
 
     default, quick = BUDGETS[Effort.DEFAULT], BUDGETS[Effort.QUICK]
     model = AnalyticModel()
+    base = frozenset[str]().union(*(_base_of(recording.model) for recording in recordings))
     left_out = []
     strategies: list[tuple[str, Strategy, Budget]] = [
         ("gemmsmith, default", planned(model, default, ()), default),
-        ("… after compile --base", planned(model, default, base(recordings)), default),
+        ("… after compile --base", planned(model, default, base), default),
         ("gemmsmith, quick", planned(model, quick, ()), quick),
     ]
     try:
@@ -95,14 +96,9 @@ def judge(recordings: Sequence[Recording]) -> tuple[list[Curve], list[str]]:
     return curves, left_out
 
 
-def base(recordings: Sequence[Recording]) -> set[str]:
-    """Names of the kernels that `gemmsmith compile --base` builds while there are no winners."""
-    models = {recording.model for recording in recordings}
-    return {name for model in models for name in _base_of(model)}
-
-
 @cache  # choosing the base enumerates all kernels, which takes seconds
 def _base_of(model: DeviceModel) -> frozenset[str]:
+    """Names of the kernels that `gemmsmith compile --base` builds while there are no winners."""
     from tuner.search.base import base_kernels
 
     return frozenset(kernel.name for kernel in base_kernels(model))

@@ -110,10 +110,10 @@ def run(
     settings = data.settings(device=options.device)
     url = options.url
     gpu = None if url else local_gpu()
-    kept = None if url else kept_bundle(settings.default_model if gpu is None else gpu.slug)
+    kept = kept_bundle(settings.default_model if gpu is None else gpu.slug)
 
     def winners() -> str | None:
-        return url or (str(kept) if kept is not None and kept.is_file() else None)
+        return url or (str(kept) if kept.is_file() else None)
 
     ended = run_captured(command, winners=winners(), steps=steps, stop=rehearse)
     # Imported only now: a database and all that goes with it take a second.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Path, Request
@@ -120,25 +120,21 @@ def pin(
     written = posted.get("revision", "")
     if not _REVISION.fullmatch(written):
         raise invalid_field("revision", f"is not a revision: {written!r:.40}", "1, 2, 3 …")
-    body = PinBody(**_body(problem, device), revision=int(written))
+    body = PinBody(**asdict(problem), device=device, revision=int(written))
     api.pin(service, caller, EVERYTHING, body)
     return _to_history(problem, device)
 
 
 @router.post(_PATH + "/unpin")
 def unpin(service: Service, caller: Admin, problem: Named, device: Device) -> Response:
-    api.unpin(service, caller, EVERYTHING, WinnerBody(**_body(problem, device)))
+    api.unpin(service, caller, EVERYTHING, WinnerBody(**asdict(problem), device=device))
     return _to_history(problem, device)
 
 
 @router.post(_PATH + "/rollback")
 def roll_back(service: Service, caller: Admin, problem: Named, device: Device) -> Response:
-    api.roll_back(service, caller, EVERYTHING, WinnerBody(**_body(problem, device)))
+    api.roll_back(service, caller, EVERYTHING, WinnerBody(**asdict(problem), device=device))
     return _to_history(problem, device)
-
-
-def _body(problem: Problem, device: str) -> dict[str, Any]:
-    return {**asdict(problem), "device": device}
 
 
 def _to_history(problem: Problem, device: str) -> Response:

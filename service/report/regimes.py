@@ -6,8 +6,8 @@ compared with the geometric mean of the regimes, so it may be above the answer's
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
+from statistics import geometric_mean
 
 from gemmsmith.answers.answer import InRegime, Ratio
 from gemmsmith.core.device import recording_of
@@ -54,7 +54,7 @@ def mean(regimes: Sequence[InRegime]) -> float | None:
     ratios = [item.speedup.median for item in regimes if item.speedup]
     if not ratios or len(ratios) < len(regimes):
         return None
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return geometric_mean(ratios)
 
 
 def _ratio(ratio: Ratio) -> str:

@@ -65,7 +65,6 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> list[Captured]:
     found: list[Captured] = []
 
     def tune(winners: of_run.ProgramWinners, captured: Captured, *_: object) -> int:
-        assert winners.bundle is not None
         winners.bundle.parent.mkdir(parents=True)
         winners.bundle.write_bytes(b"winners")
         found.append(captured)
