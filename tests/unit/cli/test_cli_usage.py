@@ -238,12 +238,3 @@ def test_doctor_prints_no_passwords() -> None:
         assert "postgresql://me:***@127.0.0.1:9/db" in result.stdout.replace("+psycopg", "")
         assert "http://me:***@127.0.0.1:9" in result.stdout
         assert "secret" not in result.output
-
-
-def test_the_service_being_away_is_one_line(database: str, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("gemmsmith.http.retry.RetryPolicy.delay", lambda *_: None)
-    result = run("best", 16, 16, 16, "--url", "http://127.0.0.1:9")
-    assert result.exit_code == 1
-    assert "gemmsmith serve" in result.stderr
-    assert result.stderr.count("\n") == 1
