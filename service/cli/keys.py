@@ -327,12 +327,15 @@ def sign_winners(
         signer = Signer.load(key) if key else identity.signer(load_settings())
     except ValueError as error:
         raise MisuseError(str(error)) from error
-    counts = []
+    counts: list[dict[str, object]] = []
+    lines: list[str] = []
     for path in paths:
         try:
-            counts.append({"file": str(path), "winners": sign(path, signer)})
+            count = sign(path, signer)
         except ExchangeError as error:
+            for line in lines:  # these stay signed
+                note(line)
             raise MisuseError(str(error)) from error
-    signed = f"winners signed with {signer.public.id}"
-    lines = [f"{item['file']}: {item['winners']} {signed}" for item in counts]
+        counts.append({"file": str(path), "winners": count})
+        lines.append(f"{path}: {count} winners signed with {signer.public.id}")
     return Result({"files": counts, "key": signer.public.id}, lines)

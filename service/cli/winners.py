@@ -217,8 +217,15 @@ def import_(
     trusted signature are stored, but not served.
     """
     settings = load_settings(database=database, unsigned=unsigned)
+    imported: dict[str, Imported] = {}
     with made_store(settings) as store:
-        imported = {str(path): _import(store, path, settings, str(path)) for path in paths}
+        for path in paths:
+            try:
+                imported[str(path)] = _import(store, path, settings, str(path))
+            except MisuseError:
+                for item in imported.items():  # these stay imported
+                    note(_added(*item))
+                raise
     files = [{"file": file, **asdict(counts)} for file, counts in imported.items()]
     return Result({"files": files}, [_added(*item) for item in imported.items()])
 

@@ -139,6 +139,10 @@ def test_winners_travel_as_files(tmp_path: Path) -> None:
     assert result.stderr.startswith("error: ")
     assert result.stderr.endswith("nothing of this file was taken\n")
     assert run("results", "--winners", "--json", "--database", third).stdout == ""
+    result = run("import", path, damaged, "--database", third, code=2)
+    assert f"{path}: 0 winners added, 0 known already" in result.stderr, "its winners are kept"
+    result = run("winners", "sign", path, damaged, code=2)
+    assert f"{path}: 4 winners signed with" in result.stderr
 
 
 def test_enumerate_counts_and_orders() -> None:
