@@ -194,7 +194,6 @@ class ProblemOptions:
 
     @property
     def problem(self) -> Problem:
-        """The problem; raises InvalidProblem, see `problem_of`."""
         return problem_of(
             *(self.m, self.n, self.k), batch=self.batch, dtype=self.dtype, layout=self.layout
         )
@@ -239,7 +238,6 @@ class DataOptions:
     sweeps: Sweeps = None
 
     def settings(self, **others: Any) -> Settings:
-        """The settings with these places and `others`; raises SettingsError if one is wrong."""
         return load_settings(**vars(self), **others)
 
 

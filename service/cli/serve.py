@@ -16,7 +16,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -38,7 +37,6 @@ from service.worker.supervisor import WorkerSupervisor
 from tuner.compile import ArtifactStore
 from tuner.devices.recording import SUFFIX, first_problem
 from tuner.errors import RecordingCorrupt
-from tuner.exchange import Imported
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.serve")
@@ -88,7 +86,15 @@ def prepare(settings: Settings) -> None:
     loaded = database.prepare(settings)
     _check_keys(settings)
     _check_packs(settings)
-    _log_winners(loaded)
+    for path, imported in loaded:
+        log.info("shipped winners", file=path.name, added=imported.added, kept=imported.kept)
+        if imported.unbelieved:
+            log.warning(
+                "winners without a trusted signature are not served",
+                file=path.name,
+                unbelieved=imported.unbelieved,
+                keys=imported.keys,
+            )
 
 
 def _check_keys(settings: Settings) -> None:
@@ -114,18 +120,6 @@ def _check_packs(settings: Settings) -> None:
             packs=left_out,
             fix="if they were compiled here: gemmsmith signing packs",
         )
-
-
-def _log_winners(loaded: list[tuple[Path, Imported]]) -> None:
-    for path, imported in loaded:
-        log.info("shipped winners", file=path.name, added=imported.added, kept=imported.kept)
-        if imported.unbelieved:
-            log.warning(
-                "winners without a trusted signature are not served",
-                file=path.name,
-                unbelieved=imported.unbelieved,
-                keys=imported.keys,
-            )
 
 
 class _Server(uvicorn.Server):
@@ -183,6 +177,11 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
 
 
 def _banner(settings: Settings, listener: socket.socket) -> str:
+    """The pages' address, a lookup, a tuning job, and that job's events.
+
+    The lookup is of a problem with a winner, if there is any; the job is one that the worker's
+    device can tune. If keys are required, the lines take one from GEMMSMITH_API_KEY.
+    """
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     with Store.open(settings.database) as store:
@@ -190,16 +189,7 @@ def _banner(settings: Settings, listener: socket.socket) -> str:
         lookup = _known_problem(store, model.slug if model else None) or FALLBACK
     tuning = _recorded_problem(settings) or lookup
     url = f"http://{shown}:{port}"
-    return _text(url, lookup=lookup, tuning=tuning, keys=settings.keys_required)
-
-
-def _text(url: str, *, lookup: Problem, tuning: Problem, keys: bool) -> str:
-    """The banner: where the pages are, a lookup, a tuning job, and that job's events.
-
-    `lookup` should be a problem that has a winner, `tuning` a problem that the worker's device can
-    tune. With `keys` the lines take an API key from GEMMSMITH_API_KEY.
-    """
-    key = ' -H "Authorization: Bearer $GEMMSMITH_API_KEY"' if keys else ""
+    key = ' -H "Authorization: Bearer $GEMMSMITH_API_KEY"' if settings.keys_required else ""
     body = shlex.quote(msgspec.json.encode(tuning).decode())
     return "\n".join(
         [

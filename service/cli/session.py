@@ -177,7 +177,6 @@ def device_called(name: str, slugs: Iterable[str]) -> str:
 
 
 def device_of(store: Store, name: str) -> str:
-    """The slug of the database's device model with this name; raises as `device_called`."""
     return device_called(name, [model.slug for model in store.devices()])
 
 
