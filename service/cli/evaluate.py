@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemmsmith.core.tuning import Effort
-from service.cli.options import AsJson, Sweeps, load_settings
-from service.cli.output import CommandError, MisuseError, emit, note, say, table, writable
+from service.cli.options import Sweeps, load_settings
+from service.cli.output import CommandError, MisuseError, Result, note, say, table, writable
 
 if TYPE_CHECKING:
     from gemmsmith.core.device import DeviceModel
@@ -28,8 +28,7 @@ def evaluate(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE.svg", help="Also draw it.", callback=writable),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Evaluate search strategies on recorded sweeps: the regret of their winner after N trials.
 
     Regret is how much longer than the recorded optimum the winner takes, in paired rounds.
@@ -44,12 +43,13 @@ def evaluate(
         from service.charts import regret
 
         write(output, regret.chart(judged.curves).encode())
-    if as_json:
-        emit(judged.summary())
-        return
-    judged.print()
-    if output is not None:
-        say(str(output))
+
+    def show() -> None:
+        judged.print()
+        if output is not None:
+            say(str(output))
+
+    return Result(judged.summary(), show)
 
 
 def load(folder: Path) -> list[Recording]:
@@ -80,10 +80,11 @@ def judge(recordings: Sequence[Recording]) -> tuple[list[Curve], list[str]]:
 
     default, quick = BUDGETS[Effort.DEFAULT], BUDGETS[Effort.QUICK]
     model = AnalyticModel()
+    base = frozenset[str]().union(*(_base_of(recording.model) for recording in recordings))
     left_out = []
     strategies: list[tuple[str, Strategy, Budget]] = [
         ("gemmsmith, default", planned(model, default, ()), default),
-        ("… after compile --base", planned(model, default, base(recordings)), default),
+        ("… after compile --base", planned(model, default, base), default),
         ("gemmsmith, quick", planned(model, quick, ()), quick),
     ]
     try:
@@ -95,14 +96,9 @@ def judge(recordings: Sequence[Recording]) -> tuple[list[Curve], list[str]]:
     return curves, left_out
 
 
-def base(recordings: Sequence[Recording]) -> set[str]:
-    """Names of the kernels that `gemmsmith compile --base` builds while there are no winners."""
-    models = {recording.model for recording in recordings}
-    return {name for model in models for name in _base_of(model)}
-
-
 @cache  # choosing the base enumerates all kernels, which takes seconds
 def _base_of(model: DeviceModel) -> frozenset[str]:
+    """Names of the kernels that `gemmsmith compile --base` builds while there are no winners."""
     from tuner.search.base import base_kernels
 
     return frozenset(kernel.name for kernel in base_kernels(model))

@@ -12,7 +12,7 @@ from gemmsmith.core.device import time_text
 from gemmsmith.http.requests import effort_of
 from service.cli.outcomes import Status, TaskOutcome, not_served
 from service.cli.output import Reporter
-from service.cli.session import StopFlag, TuningSession
+from service.cli.session import TuningSession
 from service.cli.tasks import Task, TuningOptions, by_stake
 from tuner.errors import (
     CompilerNotFound,
@@ -44,7 +44,7 @@ class Here:
     """
 
     def __init__(
-        self, session: TuningSession, tuning: TuningOptions, stop: StopFlag, began: float
+        self, session: TuningSession, tuning: TuningOptions, stop: Callable[[], bool], began: float
     ) -> None:
         self._session = session
         self._tuning = tuning

@@ -44,7 +44,7 @@ class ProgramWinners:
     """
 
     settings: Settings
-    bundle: Path | None
+    bundle: Path
     url: str | None
 
 
@@ -64,8 +64,8 @@ def tune(winners: ProgramWinners, captured: Captured, effort: str, time_limit: f
         TunerError, GemmsmithError: nothing can be tuned.
     """
     tuning = TuningOptions(effort=effort, time_limit=time_limit)
-    if winners.url or winners.bundle is None:
-        with connect(str(winners.url)) as client:
+    if winners.url:
+        with connect(winners.url) as client:
             stored = client.snapshot(_model())
         tasks = _tasks(captured, stored)
         place = runner.service(replace(tuning, url=winners.url, device=_model()))
@@ -234,8 +234,8 @@ def _known(
 ) -> tuple[Snapshot | None, Snapshot, Mapping[Problem, float]]:
     """The winners it ran with, all that are stored, and each problem's µs by default."""
     problems = captured.problems
-    if winners.url or winners.bundle is None:
-        with connect(str(winners.url)) as client:
+    if winners.url:
+        with connect(winners.url) as client:
             stored = client.snapshot(_model())
         times = {p: calls * demand.default_us(p, None, []) for p, calls in problems.items()}
         return stored, stored, times

@@ -19,19 +19,11 @@ from service.cli import of_run
 from service.cli.output import counted
 from service.settings import Settings
 from tests.support import fake_nvcc
-from tests.support.commands import run
+from tests.support.commands import run, use
 from tests.support.machines import compile_, document, no_compiler
 from tests.support.recordings import record
 from tests.support.replacing import replace
-from tests.support.serving import (
-    H100,
-    H200,
-    new_settings,
-    packs_of,
-    promote,
-    running,
-    winner,
-)
+from tests.support.serving import H100, H200, new_settings, packs_of, promote, running, winner
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore
 from tuner.store import Store
@@ -68,9 +60,7 @@ k = 8192
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Winners MEMBERS 0 … 3 on an H200 and one elsewhere; nothing is compiled."""
-    made = new_settings(tmp_path)
-    for name, value in made.environment().items():
-        monkeypatch.setenv(name, value)
+    made = use(new_settings(tmp_path), monkeypatch)
     monkeypatch.setattr("tuner.devices.local_gpu", lambda *_: None)
     toolchain = fake_nvcc.toolchain(tmp_path / "toolchain")
     monkeypatch.setattr("service.worker.builder.find_toolchain", lambda: toolchain)

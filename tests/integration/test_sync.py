@@ -15,7 +15,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort
 from service import identity
 from service.settings import Settings
-from tests.support.commands import run
+from tests.support.commands import run, use
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, new_settings, running, winner
 from tuner.jobs import Queue
@@ -46,10 +46,7 @@ def theirs(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    made = settings_of(tmp_path, "ours")
-    for name, value in made.environment().items():
-        monkeypatch.setenv(name, value)
-    return made
+    return use(settings_of(tmp_path, "ours"), monkeypatch)
 
 
 def pull(url: object) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gemmsmith import Busy, Client, InvalidProblem, Rejected
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import JobState
-from service.cli.main import app
 from service.settings import Settings
+from tests.support.commands import run
 from tests.support.serving import new_settings, running
 from tuner.jobs import Queue
 from tuner.store import Store
@@ -50,13 +50,6 @@ def client(settings: Settings) -> Iterator[httpx.Client]:
 def order(client: httpx.Client, m: int, key: str = "", **fields: object) -> httpx.Response:
     headers = {"Idempotency-Key": key} if key else {}
     return client.post("/tune", json={"m": m, **BODY, **fields}, headers=headers)
-
-
-def run(client: httpx.Client, *arguments: str, code: int = 0) -> Result:
-    """The command, asking the service."""
-    result = CliRunner().invoke(app, [*arguments, "--url", str(client.base_url)])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def document(result: Result) -> Any:
@@ -216,8 +209,8 @@ def test_the_command_waits_for_room_and_says_so(
     end_one(queue)
     order(client, 2)
     order(client, 3)
-    asked = ("tune", "4", "64", "64", "--no-wait", "--deadline", "900")
-    late = run(client, *asked, "--time-limit", "0", code=1)
+    asked = ("tune", 4, 64, 64, "--no-wait", "--deadline", 900, "--url", client.base_url)
+    late = run(*asked, "--time-limit", 0, code=1)
     assert "the queue is full" in late.stderr.lower()
 
     slept = time.sleep
@@ -228,7 +221,7 @@ def test_the_command_waits_for_room_and_says_so(
         slept(min(seconds, 0.05))
 
     monkeypatch.setattr("gemmsmith.http.sending.time.sleep", sleep)
-    done = run(client, *asked)
+    done = run(*asked)
     assert "the queue is full; asking again in" in done.stderr
     assert queue.list(limit=1)[0].problem == Problem(m=4, n=64, k=64)
     assert queue.list(limit=1)[0].deadline_at is not None
@@ -240,25 +233,23 @@ def test_jobs_by_command(
 ) -> None:
     where = ["--url", str(client.base_url)] if remote else ["--database", settings.database]
 
-    def run(*arguments: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(app, ["jobs", *arguments, *where])
-        assert result.exit_code == code, result.output
-        return result
+    def jobs(*arguments: str, code: int = 0) -> Result:
+        return run("jobs", *arguments, *where, code=code)
 
     first, second = order(client, 1).json(), order(client, 2, deadline_s=60).json()
     end_one(queue)
-    listed = document(run("list", "--json"))["jobs"]
+    listed = document(jobs("list", "--json"))["jobs"]
     assert [job["id"] for job in listed] == [second["id"], first["id"]]
-    failed = run("list", "--state", "failed").stdout
+    failed = jobs("list", "--state", "failed").stdout
     assert first["id"] in failed
     assert second["id"] not in failed
-    assert "no such luck" in run("show", first["id"]).stdout
-    assert second["deadline_at"] in run("show", second["id"]).stdout
-    assert "cancelled" in run("cancel", second["id"]).stdout
-    again = document(run("retry", first["id"], "--json"))
+    assert "no such luck" in jobs("show", first["id"]).stdout
+    assert second["deadline_at"] in jobs("show", second["id"]).stdout
+    assert "cancelled" in jobs("cancel", second["id"]).stdout
+    again = document(jobs("retry", first["id"], "--json"))
     assert again["id"] not in (first["id"], second["id"])
     assert again["problem"] == first["problem"]
-    assert "is waiting; only" in run("retry", again["id"], code=1).stderr
-    assert "nothing" in run("show", "nothing", code=1).stderr
-    wrong = run("list", "--state", "lost", code=2).stderr
+    assert "is waiting; only" in jobs("retry", again["id"], code=1).stderr
+    assert "nothing" in jobs("show", "nothing", code=1).stderr
+    wrong = jobs("list", "--state", "lost", code=2).stderr
     assert "waiting, running, done, failed, cancelled" in wrong

@@ -6,7 +6,7 @@ import pytest
 
 from gemmsmith.answers.answer import InRegime, Ratio, Regime
 from gemmsmith.core.config import Use
-from service.charts.heatmap import Cell, heatmap
+from service.charts.heatmap import heatmap
 from service.charts.intervals import regimes
 from service.charts.trials import TRAITS, by_trait, convergence
 from service.pages.comparisons import changes, curl, python
@@ -122,21 +122,22 @@ def test_regimes_show_what_power_asks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stays", "ratio", "colour", "words"),
+    ("use", "ratio", "colour", "words"),
     [
-        (True, 1.004, "stays", "the default stays, best candidate 1.004"),
-        (True, None, "stays", "the default stays, best candidate not paired"),
-        (False, 1.004, "r0", "1.004"),
-        (False, 5.0, "r5", "5.000"),
+        (Use.CUBLAS, 1.004, "stays", "the default stays, best candidate 1.004"),
+        (Use.CUBLAS, None, "stays", "the default stays, best candidate not paired"),
+        (Use.CUTLASS, 1.004, "r0", "1.004"),
+        (Use.CUTLASS, 5.0, "r5", "5.000"),
     ],
 )
 def test_a_cell_has_the_colour_of_what_is_served(
-    stays: bool, ratio: float | None, colour: str, words: str
+    store: Store, use: Use, ratio: float | None, colour: str, words: str
 ) -> None:
-    cell = Cell(m=1, n=2, ratio=ratio, stays=stays, href="/x", name="a problem")
-    picture = heatmap([cell])
-    assert f'<a href="/x" class="cell {colour}">' in picture
-    assert f"<title>a problem: {words}</title>" in picture
+    speedup = None if ratio is None else replace(AHEAD, median=ratio)
+    store.promote(replace(winner(), use=use, speedup=speedup))
+    picture = heatmap(store.listing.winners(H200).items, lambda problem: f"/{problem.m}")
+    assert f'<a href="/256" class="cell {colour}">' in picture
+    assert f"<title>{PROBLEM}: {words}</title>" in picture
 
 
 def test_revisions_say_what_changed(store: Store) -> None:
