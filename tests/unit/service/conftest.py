@@ -35,7 +35,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 def client(settings: Settings) -> Iterator[httpx.Client]:
     """A client of a service without a GPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.http.app.usable_gpu", lambda: None)
+        patch.setattr("service.http.state.usable_gpu", lambda: None)
         with running(settings) as client:
             yield client
 

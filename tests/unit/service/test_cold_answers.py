@@ -177,7 +177,7 @@ def made(name: str, folder: Path) -> list[str]:
 def test_answers_are_what_they_were(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
+    monkeypatch.setattr("service.http.state.usable_gpu", lambda: None)
     frozen = lzma.decompress(FROZEN.read_bytes()).decode().splitlines()
     wanted = [line for line in frozen if line.split()[0] == name]
     assert len(wanted) >= 500

@@ -135,7 +135,7 @@ def test_a_fault_is_logged_and_shows_nothing(
         raise RuntimeError("the secret inside")
 
     monkeypatch.setattr("service.lookup.find.find_many", broken)
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
+    monkeypatch.setattr("service.http.state.usable_gpu", lambda: None)
     settings = new_settings(tmp_path)
     promote(settings, winner(KNOWN))
     with caplog.at_level(logging.ERROR), running(settings) as client:

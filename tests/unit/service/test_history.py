@@ -83,7 +83,7 @@ def test_devices_are_listed_with_the_default_first(client: httpx.Client) -> None
 
 
 def test_the_local_gpu_is_the_default(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: H200)
+    monkeypatch.setattr("service.http.state.usable_gpu", lambda: H200)
     with running(settings) as client:
         devices = client.get("/devices").json()["devices"]
         assert (devices[0]["slug"], devices[0]["local"], len(devices)) == (H200.slug, True, 2)

@@ -48,7 +48,7 @@ class Service:
 
 def starting(settings: Settings, keys: dict[Scope, str]) -> Iterator[Service]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.http.app.usable_gpu", lambda: None)
+        patch.setattr("service.http.state.usable_gpu", lambda: None)
         with running(settings) as http:
             yield Service(http=http, patch=patch, keys=keys)
 

@@ -35,7 +35,7 @@ SIZES = {"m": 4096, "n": 4096, "k": 4096}
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Three revisions of one problem and one of another; the GPUs run something newer."""
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: H200)
+    monkeypatch.setattr("service.http.state.usable_gpu", lambda: H200)
     settings = new_settings(tmp_path / "service")
     promote(settings, *(winner(KNOWN, us=us) for us in (190.0, 180.0, 170.0)), winner(ONCE))
     promote(settings, winner(KNOWN, device=H100))
@@ -174,7 +174,7 @@ def test_a_history_of_nothing_is_not_found(http: httpx.Client, client: Client) -
 def test_before_anything_is_known_nothing_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
+    monkeypatch.setattr("service.http.state.usable_gpu", lambda: None)
     with running(new_settings(tmp_path / "empty")) as http:
         assert http.get("/winners/history", params=SIZES).status_code == 404
         assert http.post("/winners/unpin", json=SIZES).status_code == 404
