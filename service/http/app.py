@@ -18,7 +18,6 @@ from service.http.bodies import CheckRequest
 from service.http.lookup_routes import ServeLookups
 from service.http.middleware import AnswerHead, Observe
 from service.http.routes import (
-    audit,
     best,
     devices,
     docs,
@@ -27,12 +26,9 @@ from service.http.routes import (
     jobs,
     kernels,
     keys,
-    results,
-    signing,
     snapshot,
-    tune,
     winners,
-)
+)  # fmt: skip
 from service.http.state import State
 from service.http.turns import TakeTurns
 from service.pages import routes as pages
@@ -84,10 +80,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(CheckRequest, limit=settings.max_body_bytes)
     app.add_middleware(Observe)
     app.router.routes += lookups
-    for module in (
-        tune, jobs, kernels, results, exports, winners, devices, keys, audit,
-        signing, health, docs,
-    ):  # fmt: skip
+    for module in (jobs, kernels, exports, winners, devices, keys, health, docs):
         app.include_router(module.router)
     pages.install(app)
     app.add_middleware(AnswerHead)  # outermost, so that it sees error pages too

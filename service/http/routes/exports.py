@@ -1,4 +1,7 @@
-"""`GET /winners`: current winners page by page; and how lists are written, as JSON or as tables."""
+"""`GET /results` and `GET /winners`: trials, failed ones included, and current winners.
+
+Both come page by page, as JSON or as tables.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
+from gemmsmith.core.device import called
 from gemmsmith.http.replies import SCHEMA
 from service import documents, tables
 from service.errors import ProblemError, invalid_field
 from service.http.access import Scope, needs
 from service.http.parameters import winner_cursor
-from service.http.requests import Format, ListQuery, WinnersQuery
+from service.http.requests import Format, ListQuery, ResultsQuery, WinnersQuery
 from service.http.routes.paging import filled, next_page
 from service.http.state import Service
 from service.lookup.abilities import Asking
@@ -32,6 +36,45 @@ MEDIA_TYPES = {
     Format.CSV: "text/csv",
     Format.PARQUET: "application/vnd.apache.parquet",
 }
+
+
+@router.get("/results", dependencies=[needs(Scope.READ)])
+def results(
+    service: Service,
+    asking: Asking,
+    query: Annotated[ResultsQuery, Query()],
+    accept: Accept = "*/*",
+) -> Response:
+    """Trials in the order they were recorded, as JSON, CSV or Parquet; `after` is a trial's id."""
+    slugs = called(query.device or "", [model.slug for model in service.catalogue.known()])
+    device = slugs[0] if len(slugs) == 1 else query.device
+    read = functools.partial(
+        service.store.trials,
+        problem=query.problem(),
+        device=device,
+        dtype=query.dtype,
+        layout=query.layout,
+        phase=query.phase,
+        job=query.job,
+        limit=query.limit,
+    )
+    trials = filled(
+        lambda after: read(after=after),
+        lambda stored: asking.reads(stored.trial.problem, stored.trial.candidate.kernel),
+        cursor=lambda last: last.id,
+        after=query.after,
+        limit=query.limit,
+    )
+    return listing(
+        "/results",
+        "trials",
+        query,
+        accept,
+        tables.TRIALS,
+        trials,
+        document=documents.trial,
+        cursor=lambda last: last.id,
+    )
 
 
 @router.get("/winners", dependencies=[needs(Scope.READ)])

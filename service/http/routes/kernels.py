@@ -1,4 +1,4 @@
-"""`/kernels/{name}`, `/packs` and `/packs/{hash}`: kernels, and the compiled bytes that hold them.
+"""`/kernels/{name}`, `/packs`, `/signing-key`: kernels, the packs that hold them, who signed these.
 
 The listing goes by hash, so that a cursor means the same place when its pack has been evicted.
 """
@@ -95,6 +95,17 @@ def pack(
         filename=f"{pack_hash}.so",
         headers=headers,
     )
+
+
+@router.get("/signing-key")
+async def signing_key(service: Service) -> Response:
+    """The public key that snapshots are signed with, as a line of a file, and its identifier.
+
+    `python -m gemmsmith trust URL` adds it to a user's trusted keys. It takes no API key: who does
+    not trust the service yet has no reason to send it one.
+    """
+    key = service.signer.public
+    return documents.json_response({"id": key.id, "key": key.line})
 
 
 def _range(request: Request) -> re.Match[str] | None:
