@@ -108,6 +108,7 @@ class Shares:
         self._limit = limit
         self._refusal = refusal
         self._has: Counter[str] = Counter()
+        self.total = self._has.total
 
     @contextmanager
     def admitted(self, client: str, number: int = 1) -> Iterator[None]:

@@ -14,6 +14,7 @@ import functools
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from typing import Protocol, Self
 
 from gemmsmith.answers.answer import Answer
@@ -22,7 +23,7 @@ from gemmsmith.core.config import MAX_DISTANCE, Config, Match, Use
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.neighbours import NEIGHBOURS, Neighbourhood, answering
 from gemmsmith.core.problem import Problem
-from service.lookup.abilities import without_candidate
+from service.lookup.abilities import UNMEASURED, without_candidate
 from tuner.backends import is_legal
 from tuner.errors import StoreError
 from tuner.search.cost_model import AnalyticModel
@@ -42,6 +43,9 @@ ANY = frozenset(Match)
 
 _RANKER = AnalyticModel()
 """Predicts where no winner answers."""
+
+_SAME_IN_BOTH = {field.name for field in fields(Answer)} & {field.name for field in fields(Winner)}
+"""What an answer says in the winner's words."""
 
 PackOf = Callable[[str], str | None]
 """The pack that holds a kernel, by the kernel's name."""
@@ -161,30 +165,15 @@ def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf, use
             launch=winner.candidate.launch,
             pack=winner.pack or pack_of(kernel.name),
         )
-    return Answer(
-        problem=problem,
-        match=match,
-        measured=winner.problem,
-        distance=0.0 if match is Match.EXACT else problem.distance(winner.problem),
-        use=use,
-        config=config,
-        statistics=winner.statistics,
-        baseline=winner.baseline,
-        speedup=winner.speedup,
-        correctness=winner.correctness,
-        conditions=winner.conditions,
-        ties=winner.ties,
-        device=winner.device,
-        environment=winner.environment,
-        revision=winner.revision,
-        promoted_at=winner.promoted_at,
-        replayed=winner.replayed,
-        baseline_kernels=winner.baseline_kernels,
-        power_penalty=winner.power_penalty,
-        regimes=winner.regimes,
-        stale=winner.stale,
-        pinned=winner.pinned,
-    )
+    own = {
+        "problem": problem,
+        "match": match,
+        "measured": winner.problem,
+        "distance": 0.0 if match is Match.EXACT else problem.distance(winner.problem),
+        "use": use,
+        "config": config,
+    }
+    return Answer(**{name: getattr(winner, name) for name in _SAME_IN_BOTH} | own)
 
 
 def _predicted(
@@ -198,18 +187,15 @@ def _predicted(
         distance=None,
         use=Use.CUBLAS,
         config=Config(kernel=kernel, launch=prediction.candidate.launch, pack=pack_of(kernel.name)),
-        statistics=None,
         baseline=None,
-        speedup=None,
-        correctness=None,
         conditions=None,
-        ties=(),
         device=device,
         environment=None,
         revision=None,
         promoted_at=None,
         replayed=False,
         predicted_us=prediction.us,
+        **UNMEASURED,
     )
 
 
