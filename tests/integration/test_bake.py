@@ -42,26 +42,12 @@ PROBLEMS = [Problem(m=64 << i, n=64, k=64) for i in range(4)]
 STAYS = Problem(m=64, n=512, k=8192)
 SUITE = """
 name = "small"
-[[problem]]
-name = "first"
-m = 64
-n = 64
-k = 64
-[[problem]]
-name = "near the second"
-m = 130
-n = 64
-k = 64
-[[problem]]
-name = "cublas"
-m = 64
-n = 512
-k = 8192
-[[problem]]
-name = "far"
-m = 8192
-n = 8192
-k = 8192
+problem = [
+    {name = "first", m = 64, n = 64, k = 64},
+    {name = "near the second", m = 130, n = 64, k = 64},
+    {name = "cublas", m = 64, n = 512, k = 8192},
+    {name = "far", m = 8192, n = 8192, k = 8192},
+]
 """
 
 

@@ -27,23 +27,10 @@ PROBLEMS = (
     Problem(m=512, n=512, k=1024),
     Problem(m=256, n=4096, k=4096, dtype=DType.FP16),
 )
-SUITE = """
-name = "three"
-[[problem]]
-name = "first"
-m = 256
-n = 4096
-k = 4096
-[[problem]]
-name = "second"
-m = 512
-n = 512
-k = 1024
-[[problem]]
-name = "never recorded"
-m = 64
-n = 64
-k = 64
+THREE = """
+    {name = "first", m = 256, n = 4096, k = 4096},
+    {name = "second", m = 512, n = 512, k = 1024},
+    {name = "never recorded", m = 64, n = 64, k = 64},
 """
 
 
@@ -52,8 +39,18 @@ def settings(tmp_path: Path) -> Settings:
     settings = new_settings(tmp_path, device="replay:h200")
     settings.sweeps.mkdir()
     record(settings.sweeps, *PROBLEMS)
-    (tmp_path / "suite.toml").write_text(SUITE)
+    (tmp_path / "suite.toml").write_text(f'name = "three"\nproblem = [{THREE}]')
     return settings
+
+
+def start(settings: Settings, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "service.cli", *map(str, arguments)],
+        env={**os.environ, **settings.environment()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def gemmsmith(
@@ -124,31 +121,12 @@ def test_a_suite_is_tuned_once(settings: Settings, tmp_path: Path) -> None:
     assert [o["status"] for o in anew["outcomes"]] == ["tuned"]
 
 
-DEMAND = """
-[[problem]]
-name = "small"
-m = 512
-n = 512
-k = 1024
-calls = 10
-[[problem]]
-name = "unsaid"
-m = 64
-n = 64
-k = 64
-[[problem]]
-name = "large"
-m = 256
-n = 4096
-k = 4096
-calls = 5
-[[problem]]
-name = "small again"
-m = 512
-n = 512
-k = 1024
-calls = 490
-"""
+DEMAND = """problem = [
+    {name = "small", m = 512, n = 512, k = 1024, calls = 10},
+    {name = "unsaid", m = 64, n = 64, k = 64},
+    {name = "large", m = 256, n = 4096, k = 4096, calls = 5},
+    {name = "small again", m = 512, n = 512, k = 1024, calls = 490},
+]"""
 
 
 def origins(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -194,17 +172,9 @@ def test_no_problem_is_begun_after_the_time_limit(settings: Settings, tmp_path: 
 
 
 def test_an_interrupted_suite_keeps_what_it_has(settings: Settings, tmp_path: Path) -> None:
-    many = "".join(
-        f'[[problem]]\nname = "p{i}"\nm = 256\nn = 4096\nk = {8 * i}\n' for i in range(1, 400)
-    )
-    (tmp_path / "many.toml").write_text(SUITE.replace('name = "three"', "") + many)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "service.cli", "tune", "--suite", tmp_path / "many.toml", "--json"],
-        env={**os.environ, **settings.environment()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    many = "".join(f'{{name = "p{i}", m = 256, n = 4096, k = {8 * i}}},' for i in range(1, 400))
+    (tmp_path / "many.toml").write_text(f"problem = [{THREE}{many}]")
+    process = start(settings, "tune", "--suite", tmp_path / "many.toml", "--json")
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("[3/"):
@@ -224,11 +194,7 @@ def test_tune_through_a_service(settings: Settings) -> None:
         url = str(http.base_url)
         ordered = gemmsmith(settings, "tune", 512, 512, 1024, "--url", url, "--no-wait", "--json")
         (job,) = json.loads(ordered.stdout)["jobs"]
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "service.cli", "worker"],
-            env={**os.environ, **settings.environment()},
-            stderr=subprocess.PIPE,
-        )
+        worker = start(settings, "worker")
         try:
             done = gemmsmith(settings, "tune", 512, 512, 1024, "--url", url, "--json")
             failed = gemmsmith(settings, "tune", 64, 64, 64, "--url", url, "--json", code=1)
@@ -249,12 +215,7 @@ def test_tune_through_a_service(settings: Settings) -> None:
 def test_waiting_for_nobody_is_said_and_so_is_how_to_cancel(settings: Settings) -> None:
     with running(settings) as http:
         url = str(http.base_url)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "service.cli", "tune", "512x512x1024", "--url", url],
-            env={**os.environ, **settings.environment()},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = start(settings, "tune", "512x512x1024", "--url", url)
         assert process.stderr is not None
         said = next(line for line in process.stderr if "waits" in line)
         assert said.startswith("  waits: no worker is alive; start one with gemmsmith worker. To ")
@@ -271,13 +232,9 @@ def test_waiting_for_nobody_is_said_and_so_is_how_to_cancel(settings: Settings) 
 def test_a_job_of_the_local_database_is_watched_to_its_end(settings: Settings) -> None:
     with Store.open(settings.database) as store:
         job, _ = Queue(store).enqueue(PROBLEMS[1])
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "service.cli", "worker", "--until-idle"],
-        env={**os.environ, **settings.environment()},
-        stderr=subprocess.DEVNULL,
-    )
+    worker = start(settings, "worker", "--until-idle")
     done = gemmsmith(settings, "jobs", "watch", job.id)
-    worker.wait(timeout=60)
+    worker.communicate(timeout=60)
     assert f"{job.id}  done" in done.stdout
     assert re.search(r"  best +[0-9.]+ µs \(recorded H200\)", done.stdout)
     assert "revision 1" in done.stdout
@@ -300,12 +257,7 @@ def test_the_demo_lists_searches_and_shows_the_winner(settings: Settings) -> Non
 
 @pytest.mark.compiles
 def test_an_interrupted_compile_stops_at_once(settings: Settings) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "service.cli", "compile", "512", "512", "1024", "--limit", "2"],
-        env={**os.environ, **settings.environment()},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(settings, "compile", 512, 512, 1024, "--limit", 2)
     assert process.stderr is not None
     assert any("compile 0/2" in line for line in process.stderr)
     began = time.monotonic()

@@ -20,7 +20,7 @@ from service.http.lookup_routes import LookupRoute
 from service.settings import Settings
 from tests.support.openapi import routes
 from tests.support.processes import until
-from tests.support.serving import new_settings, running
+from tests.support.serving import new_settings, pages, running
 from tuner.store import Store
 
 PUBLIC = {
@@ -214,11 +214,8 @@ def test_pages_of_keys_and_of_the_audit(service: Service) -> None:
         ("/keys?inactive=true&limit=2", "keys"),
         ("/audit?actor=has-admin&limit=3", "entries"),
     ):
-        ids, path = [], start
-        while path:
-            page = service.ask("GET", path, Scope.ADMIN).json()
-            ids += [row["id"] for row in page[name]]
-            path = page["links"].get("next", {}).get("href")
+        listed = pages(service.http, start, name, headers=bearer(service.keys[Scope.ADMIN]))
+        ids = [row["id"] for page in listed for row in page]
         assert ids == sorted(set(ids), reverse=True)
         assert len(ids) >= 5
     entry = service.ask("GET", "/audit?limit=1", Scope.ADMIN).json()["entries"][0]

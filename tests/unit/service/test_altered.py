@@ -16,8 +16,8 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Signer
 from service.cli.main import app
 from service.settings import Settings
-from tests.support.serving import H200, new_settings, promote, running, winner
-from tuner.compile import ArtifactStore, Toolchain
+from tests.support.serving import H200, new_settings, promote, publish, running, winner
+from tuner.compile import ArtifactStore
 from tuner.store import Store
 from tuner.store.models import KernelRow, WinnerRow
 from tuner.store.statement import signed
@@ -108,14 +108,11 @@ def test_a_deep_look_finds_all_that_is_wrong(settings: Settings, tmp_path: Path)
     settings.trusted.mkdir(parents=True, exist_ok=True)
     theirs = settings.trusted / "theirs.pub"
     theirs.write_text(signer.public.line)
-    unit = tmp_path / "unit.so"
-    unit.write_bytes(b"\x7fELF not really")
     candidate = winner(KNOWN).candidate
     assert candidate is not None
-    toolchain = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels")
-    pack = ArtifactStore(settings.packs).publish(unit, [candidate.kernel], toolchain)
-    unit.write_bytes(b"\x7fELF of nobody")
-    nobodys = ArtifactStore(settings.packs).publish(unit, [candidate.kernel], toolchain)
+    packs = ArtifactStore(settings.packs)
+    pack = publish(packs, candidate.kernel)
+    nobodys = publish(packs, candidate.kernel, content=b"\x7fELF of nobody")
     with Store.open(settings.database) as store:
         kept = store.promote(signed(winner(NEAR), signer))
         with store.database.write() as session:

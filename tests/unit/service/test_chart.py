@@ -42,7 +42,6 @@ def test_a_prediction_looks_at_the_marks_and_for_its_kernels_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One statement for the marks, one where the kernel was not proposed before."""
-    monkeypatch.setattr("service.http.state.usable_gpu", lambda: None)
     monkeypatch.setattr("service.lookup.watcher.EVERY_S", 3600.0)
     settings = new_settings(tmp_path)
     promote(settings, winner(KNOWN))

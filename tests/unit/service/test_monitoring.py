@@ -52,7 +52,6 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     compiler = fake_nvcc.toolchain(folder / "toolchain")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("service.worker.builder.find_toolchain", lambda: compiler)
-        patch.setattr("service.http.state.usable_gpu", lambda: None)
         patch.setattr(ReplayDevice, "needs_packs", True)
         with running(settings) as client:
             client.get("/metrics")  # times of jobs are followed from the first reading on

@@ -32,7 +32,6 @@ def unwatched_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
 ) -> Iterator[tuple[httpx.Client, Store]]:
     """A service that does not look by itself, and the database."""
-    monkeypatch.setattr("service.http.state.usable_gpu", lambda: None)
     monkeypatch.setattr("service.lookup.watcher.EVERY_S", 3600.0)
     settings = new_settings(tmp_path, **changes)
     promote(settings, winner(KNOWN, us=190.0))

@@ -64,8 +64,7 @@ STREAM_K = splitting(Problem(m=256, n=4096, k=16384))
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr("service.http.state.usable_gpu", lambda: None)
+def settings(tmp_path: Path) -> Settings:
     settings = new_settings(tmp_path / "service")
     promote(
         settings,
@@ -166,8 +165,7 @@ def test_bad_questions_name_the_field(http: httpx.Client) -> None:
     assert {p["name"] for p in described["parameters"]} >= {"device", "arch"}
 
 
-def test_nothing_tuned_yet_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.state.usable_gpu", lambda: None)
+def test_nothing_tuned_yet_is_not_found(tmp_path: Path) -> None:
     with running(new_settings(tmp_path / "empty")) as http:
         reply = http.get("/snapshot")
         assert reply.status_code == 404

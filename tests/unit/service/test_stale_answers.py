@@ -25,9 +25,8 @@ NEWER = replace(ENVIRONMENT, cuda="13.1")
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(tmp_path: Path) -> Settings:
     """Winners of this and of newer software; no GPU has reported."""
-    monkeypatch.setattr("service.http.state.usable_gpu", lambda: None)
     settings = new_settings(tmp_path / "service")
     promote(settings, winner(KNOWN), replace(winner(FRESH), environment=NEWER))
     return settings
