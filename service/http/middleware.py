@@ -112,7 +112,6 @@ def _fault(request: str) -> ProblemError:
     return ProblemError(
         status=500,
         kind="internal-error",
-        title="Internal error",
         detail=f"An internal error; the service's log has the cause under request {request}.",
     )
 

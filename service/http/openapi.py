@@ -13,11 +13,13 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from gemmsmith.core.problem import MAX_EXTENT
 from service.errors import MEDIA_TYPE as PROBLEM
+from service.errors import invalid_field
 from service.http import examples, response_schemas
 from service.http.access import BEARER
 from service.http.lookup_routes import LookupRoute
-from service.http.parameters import DTYPE_PATTERN
+from service.http.parameters import DTYPE_PATTERN, integer_reason
 from service.http.protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
 from service.http.questions import LayoutName, ProblemBody
 from service.http.response_schemas import ref
@@ -103,20 +105,7 @@ _MEANING: dict[int | str, str] = {
     "5XX": "An internal error; the service's log has the cause",
 }
 
-_REFUSED: dict[str, Any] = {
-    "type": "urn:gemmsmith:problem:invalid-input",
-    "title": "Invalid input",
-    "status": 422,
-    "detail": "m: is out of range: 0 (accepted: an integer in 1 … 2147483647)",
-    "instance": "/best",
-    "errors": [
-        {
-            "field": "m",
-            "message": "is out of range: 0",
-            "accepted": "an integer in 1 … 2147483647",
-        }
-    ],
-}
+_REFUSED = invalid_field("m", *integer_reason(0, 1, MAX_EXTENT)).document("/best")
 
 
 def install(app: FastAPI) -> None:

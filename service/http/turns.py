@@ -145,7 +145,6 @@ def _too_many_lookups(limit: int) -> ProblemError:
     return ProblemError(
         status=429,
         kind="too-many-lookups",
-        title="Too many lookups",
         detail=f"Batches under way may have {limit} problems together; wait for the answers "
         "before sending more, or fetch GET /snapshot once.",
         headers={"Retry-After": "2"},
@@ -157,7 +156,6 @@ def too_many_requests(limit: int) -> ProblemError:
     return ProblemError(
         status=429,
         kind="too-many-requests",
-        title="Too many requests",
         detail=f"{limit} requests of this client are under way; wait for answers before sending "
         "more.",
         headers={"Retry-After": "1"},

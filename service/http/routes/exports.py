@@ -181,7 +181,6 @@ def _negotiated(accept: str) -> Format:
         raise ProblemError(
             status=406,
             kind="not-acceptable",
-            title="Not acceptable",
             detail=f"Accept: there is {', '.join(MEDIA_TYPES.values())}; or say format=.",
         )
     return best

@@ -124,7 +124,6 @@ def _check_range(part: re.Match[str], size: int, conditional: bool) -> None:
         raise ProblemError(
             status=416,
             kind="range-not-satisfiable",
-            title="Range not satisfiable",
             detail=f"The pack has {size} bytes.",
             headers={"Content-Range": f"bytes */{size}"},
         )
