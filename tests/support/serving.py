@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -33,6 +34,7 @@ from tuner.compile import ArtifactStore, Pack, Toolchain
 from tuner.store import Store, upgrade
 from tuner.store.database import create_private, parse_url, sqlite_path
 from tuner.store.imports import Foreign
+from tuner.store.keys import Scope
 from tuner.store.statement import fingerprint
 from tuner.store.winners import entries
 from tuner.trial import Phase, Trial, Winner
@@ -194,3 +196,26 @@ def running(settings: Settings) -> Iterator[httpx.Client]:
             state.stopping.set()
         server.should_exit = True
         thread.join()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keyed:
+    """A service that asks for keys, its database, and the keys by their names."""
+
+    http: httpx.Client
+    store: Store
+    keys: dict[str, str]
+
+    def ask(self, method: str, path: str, key: str, **more: Any) -> httpx.Response:
+        """Send a request with the key of that name, or else with `key` itself."""
+        headers = {"Authorization": f"Bearer {self.keys.get(key, key)}", **more.pop("headers", {})}
+        return self.http.request(method, path, headers=headers, **more)
+
+
+@contextmanager
+def keyed(settings: Settings, **scopes: Scope) -> Iterator[Keyed]:
+    """The application while it is served; it has a key of each name and scope."""
+    with Store.open(settings.database) as store:
+        keys = {name: store.keys.create(name, scope)[1] for name, scope in scopes.items()}
+        with running(settings) as client:
+            yield Keyed(http=client, store=store, keys=keys)

@@ -19,7 +19,7 @@ from service.http import bodies
 from service.http.access import Scope
 from service.http.attempts import AT_ONCE, EACH_S, Attempts
 from tests.support.processes import address, serving
-from tests.support.serving import new_settings, running
+from tests.support.serving import keyed, new_settings, running
 from tests.support.wire import connect
 from tuner.store import Store
 
@@ -27,21 +27,18 @@ ELSEWHERE = httpx.HTTPTransport(local_address="127.0.0.2")
 
 
 @pytest.fixture
-def keyed(tmp_path: Path) -> Iterator[tuple[httpx.Client, str]]:
+def service(tmp_path: Path) -> Iterator[tuple[httpx.Client, str]]:
     """A service that takes keys, and one."""
-    settings = new_settings(tmp_path, require_keys=True)
-    with Store.open(settings.database) as store:
-        _, secret = store.keys.create("ann", Scope.READ)
-    with running(settings) as client:
-        yield client, secret
+    with keyed(new_settings(tmp_path, require_keys=True), ann=Scope.READ) as running:
+        yield running.http, running.keys["ann"]
 
 
 def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
-def test_guessing_keys_is_limited_and_logged(keyed: tuple[httpx.Client, str]) -> None:
-    client, secret = keyed
+def test_guessing_keys_is_limited_and_logged(service: tuple[httpx.Client, str]) -> None:
+    client, secret = service
 
     def guess(number: int) -> httpx.Response:
         return client.get("/devices", headers=bearer(f"gsk_{number}"))
@@ -86,8 +83,8 @@ def test_tries_come_back_with_time_and_are_not_lost_by_a_new_key() -> None:
         attempts.begin("a")
 
 
-def test_without_a_key_no_body_is_read(keyed: tuple[httpx.Client, str]) -> None:
-    client, secret = keyed
+def test_without_a_key_no_body_is_read(service: tuple[httpx.Client, str]) -> None:
+    client, secret = service
     sent = 0
 
     def endless() -> Iterator[bytes]:
