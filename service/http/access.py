@@ -221,7 +221,7 @@ class Doorkeeper:
         try:
             caller = self.admit(connection, needed)
         except UnknownKey:
-            self._attempts.failed(client)
+            log.warning("unknown key", client=client)
             raise
         self._attempts.succeeded(client)
         return caller

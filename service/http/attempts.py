@@ -61,9 +61,6 @@ class Attempts:
         if client in self._paid_at:
             self._paid_at[client] -= EACH_S
 
-    def failed(self, client: str) -> None:
-        log.warning("unknown key", client=client)
-
 
 def _too_many(wait_s: int) -> ProblemError:
     return ProblemError(

@@ -179,7 +179,9 @@ class Streams:
                 if waiting.cancelled_caught:
                     yield b": still here\n\n"
         finally:
-            self._leave(stream, followed)
+            followed.streams.discard(stream)
+            if not followed.streams and self._followed.get(job) is followed:
+                del self._followed[job]
 
     def _join(self, stream: _Stream) -> _Watched:
         stream.is_over = self._stopping.is_set()
@@ -188,11 +190,6 @@ class Streams:
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll())
         return followed
-
-    def _leave(self, stream: _Stream, followed: _Watched) -> None:
-        followed.streams.discard(stream)
-        if not followed.streams and self._followed.get(stream.job) is followed:
-            del self._followed[stream.job]
 
     async def _poll(self) -> None:
         """While any client follows: look for news, and for clients that may no longer have them."""

@@ -19,10 +19,11 @@ from typing import Protocol, Self
 
 from gemmsmith.answers.answer import Answer
 from gemmsmith.core.candidate import Candidate
-from gemmsmith.core.config import MAX_DISTANCE, Config, Match, Use
+from gemmsmith.core.config import MAX_DISTANCE, Match, Use
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.neighbours import NEIGHBOURS, Neighbourhood, answering
 from gemmsmith.core.problem import Problem
+from service import documents
 from service.lookup.abilities import UNMEASURED, without_candidate
 from tuner.backends import is_legal
 from tuner.errors import StoreError
@@ -156,22 +157,17 @@ def as_served(winner: Winner, pack_of: PackOf) -> Answer:
 
 
 def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf, use: Use) -> Answer:
-    config = None
-    if winner.candidate is not None:
-        kernel = winner.candidate.kernel
+    pack = winner.pack
+    if pack is None and winner.candidate is not None:
         # A kernel compiled after the promotion has a pack that the winner does not know of.
-        config = Config(
-            kernel=kernel,
-            launch=winner.candidate.launch,
-            pack=winner.pack or pack_of(kernel.name),
-        )
+        pack = pack_of(winner.candidate.kernel.name)
     own = {
         "problem": problem,
         "match": match,
         "measured": winner.problem,
         "distance": 0.0 if match is Match.EXACT else problem.distance(winner.problem),
         "use": use,
-        "config": config,
+        "config": documents.config(winner.candidate, pack),
     }
     return Answer(**{name: getattr(winner, name) for name in _SAME_IN_BOTH} | own)
 
@@ -179,14 +175,14 @@ def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf, use
 def _predicted(
     problem: Problem, device: DeviceModel, prediction: Prediction, pack_of: PackOf
 ) -> Answer:
-    kernel = prediction.candidate.kernel
+    candidate = prediction.candidate
     return Answer(
         problem=problem,
         match=Match.PREDICTED,
         measured=None,
         distance=None,
         use=Use.CUBLAS,
-        config=Config(kernel=kernel, launch=prediction.candidate.launch, pack=pack_of(kernel.name)),
+        config=documents.config(candidate, pack_of(candidate.kernel.name)),
         baseline=None,
         conditions=None,
         device=device,

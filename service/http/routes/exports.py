@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Query
@@ -59,7 +60,7 @@ def results(
         limit=query.limit,
     )
     trials = filled(
-        lambda after: read(after=after),
+        read,
         lambda stored: asking.reads(stored.trial.problem, stored.trial.candidate.kernel),
         cursor=lambda last: last.id,
         after=query.after,
@@ -101,7 +102,7 @@ def winners(
             limit=query.limit,
         )
         winners = filled(
-            lambda after: read(after=after),
+            read,
             lambda winner: asking.knows(winner.problem),
             cursor=lambda last: last.problem,
             after=query.after,
@@ -169,7 +170,7 @@ def _negotiated(accept: str) -> Format:
     Raises:
         ProblemError: none of ours.
     """
-    ranges = dict(_range(part) for part in accept.split(",") if part.strip())
+    ranges = weights(accept)
 
     def liked(form: Format) -> float:
         kind = MEDIA_TYPES[form]
@@ -186,14 +187,16 @@ def _negotiated(accept: str) -> Format:
     return best
 
 
-def _range(part: str) -> tuple[str, float]:
-    """A media range and its weight; a weight that cannot be read is 1."""
-    kind, *parameters = (word.strip().lower() for word in part.split(";"))
-    for parameter in parameters:
-        name, _, value = parameter.partition("=")
-        if name.strip() == "q":
-            try:
-                return kind, min(1.0, max(0.0, float(value)))
-            except ValueError:
+def weights(accepted: str) -> dict[str, float]:
+    """The weight of each choice of an `Accept` header; one that cannot be read is 1."""
+    choices = {}
+    for part in filter(str.strip, accepted.split(",")):
+        choice, *parameters = (word.strip().lower() for word in part.split(";"))
+        choices[choice] = 1.0
+        for parameter in parameters:
+            name, _, value = parameter.partition("=")
+            if name.strip() == "q":
+                with suppress(ValueError):
+                    choices[choice] = min(1.0, max(0.0, float(value)))
                 break
-    return kind, 1.0
+    return choices

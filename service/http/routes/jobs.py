@@ -11,6 +11,7 @@ winner. `service.http.streams` feeds all streams.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -41,6 +42,9 @@ from tuner.search import demand
 router = APIRouter(tags=["tuning"])
 
 _MAX_KEY = 200
+_IDEMPOTENCY_KEY = re.compile(f"[!-~]([ -~]{{0,{_MAX_KEY - 2}}}[!-~])?")
+
+_EVENT_ID = re.compile("[0-9]{0,9}")
 
 log = structlog.get_logger("gemmsmith.service")
 
@@ -50,15 +54,11 @@ async def _idempotency_key(
         str | None,
         Header(
             description="Makes repeated requests safe: the same key never creates a second job",
-            json_schema_extra={"pattern": f"^[!-~]([ -~]{{0,{_MAX_KEY - 2}}}[!-~])?$"},
+            json_schema_extra={"pattern": f"^{_IDEMPOTENCY_KEY.pattern}$"},
         ),
     ] = None,
 ) -> str | None:
-    if idempotency_key is not None and not (
-        1 <= len(idempotency_key) <= _MAX_KEY
-        and idempotency_key.isascii()
-        and idempotency_key.isprintable()
-    ):
+    if idempotency_key is not None and not _IDEMPOTENCY_KEY.fullmatch(idempotency_key):
         raise invalid_field(
             "Idempotency-Key", "is not valid", f"1 … {_MAX_KEY} printable ASCII characters"
         )
@@ -192,14 +192,14 @@ def job_events(
         str | None,
         Header(
             description="As `after`, and takes precedence",
-            json_schema_extra={"pattern": "^[0-9]{0,9}$"},
+            json_schema_extra={"pattern": f"^{_EVENT_ID.pattern}$"},
         ),
     ] = None,
 ) -> Response:
     """The job's events from the first (or from `Last-Event-ID`) to its end, as they happen."""
     job = _get(service, job_id)
     if last_event_id:
-        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 10):
+        if not _EVENT_ID.fullmatch(last_event_id):
             raise invalid_field("Last-Event-ID", "is not an event's id", "an id from this stream")
         after = int(last_event_id)
     is_welcome = partial(service.access.admits, request.scope, Scope.READ)
@@ -304,7 +304,7 @@ def _jobs(
     service: State, asking: Abilities, state: JobState | None, after: str | None, limit: int
 ) -> list[Job]:
     return filled(
-        lambda after: service.queue.list(state=state, after=after, limit=limit),
+        partial(service.queue.list, state=state, limit=limit),
         lambda job: asking.knows(job.problem),
         cursor=lambda last: last.id,
         after=after,

@@ -110,9 +110,9 @@ async def signing_key(service: Service) -> Response:
 
 def _range(request: Request) -> re.Match[str] | None:
     """The one range of the request. Any other Range header is removed: all bytes answer it."""
-    given = request.headers.get("range")
-    part = None if given is None else _RANGE.fullmatch(given)
-    if given is not None and (part is None or (part[2] and int(part[2]) < int(part[1]))):
+    header = request.headers.get("range")
+    part = None if header is None else _RANGE.fullmatch(header)
+    if header is not None and (part is None or (part[2] and int(part[2]) < int(part[1]))):
         request.scope["headers"] = [pair for pair in request.headers.raw if pair[0] != b"range"]
         return None
     return part
