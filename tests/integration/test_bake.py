@@ -21,6 +21,7 @@ from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.commands import run
 from tests.support.machines import compile_, document, no_compiler
+from tests.support.present import present
 from tests.support.recordings import record
 from tests.support.replacing import replace
 from tests.support.serving import (
@@ -83,8 +84,7 @@ def test_all_winners_are_compiled_and_baked(settings: Settings, tmp_path: Path) 
     assert bundle.snapshot.revision[:16] in text
     lookup = Lookup(bundle.snapshot, pin=True)
     for member, problem in zip(MEMBERS, PROBLEMS, strict=False):
-        choice = lookup.lookup("bf16", "tn", problem.m, problem.n, problem.k)
-        assert choice is not None
+        choice = present(lookup.lookup("bf16", "tn", problem.m, problem.n, problem.k))
         assert (choice.config.kernel, choice.distance) == (member, 0.0)
         assert choice.config.pack is not None
         content = bundle.packs.path(choice.config.pack).read_bytes()

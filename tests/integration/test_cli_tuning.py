@@ -16,6 +16,7 @@ import pytest
 from gemmsmith.core.problem import DType, Problem
 from service import identity
 from service.settings import Settings
+from tests.support.present import present
 from tests.support.recordings import BEST_US, CUBLAS_US, best_of, record
 from tests.support.serving import H200, new_settings, running
 from tuner.jobs import Queue
@@ -80,8 +81,7 @@ def test_tune_finds_the_recorded_optimum(settings: Settings) -> None:
     assert any("screen" in line for line in timed)
     assert all("best " in line and "µs (recorded H200)" in line for line in timed), timed
     with Store.open(settings.database) as store:
-        stored = store.winner(PROBLEMS[0], H200.slug)
-        assert stored is not None
+        stored = present(store.winner(PROBLEMS[0], H200.slug))
         assert stored.replayed
         assert is_believed(stored, identity.trusted(settings))
         assert any(s.trial.failure for s in store.trials(problem=PROBLEMS[0]))
@@ -159,8 +159,7 @@ def test_a_service_tunes_a_suite_by_the_time_at_stake(settings: Settings, tmp_pa
     with Store.open(settings.database) as store:
         queue = Queue(store)
         for job in jobs:
-            leased = queue.lease("worker", [])
-            assert leased is not None
+            leased = present(queue.lease("worker", []))
             assert leased.job.id == job["id"]
 
 

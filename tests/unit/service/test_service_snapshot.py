@@ -28,6 +28,7 @@ from gemmsmith.signing import Signer, Trusted
 from service import identity
 from service.settings import Settings
 from tests.support import fake_nvcc
+from tests.support.present import present
 from tests.support.replacing import replace
 from tests.support.serving import (
     ENVIRONMENT,
@@ -106,8 +107,7 @@ def test_it_holds_every_winner_of_one_device(client: Client) -> None:
     assert rows[KNOWN].saving_us == pytest.approx(0.1 * 10.0)
     assert rows[CUBLAS_WINS].use is Use.CUBLAS
     assert (rows[NO_CANDIDATE].use, rows[NO_CANDIDATE].config) == (Use.CUBLAS, None)
-    config = rows[STREAM_K.problem].config
-    assert config is not None
+    config = present(rows[STREAM_K.problem].config)
     assert Candidate(kernel=config.kernel, launch=config.launch) == STREAM_K.candidate
     assert not rows[STREAM_K.problem].deterministic
     assert fetched.packs() == ()
@@ -207,8 +207,7 @@ def test_a_lookup_follows_the_service(client: Client, settings: Settings) -> Non
     assert lookup.lookup(*asked) is None  # not compiled
     pack = built(settings, winner(KNOWN))
     assert lookup.refresh()
-    choice = lookup.lookup(*asked)
-    assert choice is not None
+    choice = present(lookup.lookup(*asked))
     assert choice.config.pack == pack.hash
     packs = Packs.of(client, signed=lambda: lookup.snapshot)
     path = packs.path(pack.hash)
