@@ -10,9 +10,9 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from service.cli.main import app
+from tests.support.docs import ROOT
 from tests.support.processes import SHIPPED, address, serving
 
-ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

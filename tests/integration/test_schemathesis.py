@@ -18,11 +18,11 @@ import httpx
 import pytest
 
 from gemmsmith.core.problem import Problem
+from tests.support.docs import ROOT
 from tests.support.serving import filled, running
 from tuner.store import Store
 from tuner.store.keys import Scope
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = Problem(m=4096, n=6144, k=4096)  # the description's own examples ask about it
 EVENTS = "/jobs/{job_id}/events"
 OF_ANSWERS = (

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 
 from tests.support.processes import address, serving, until
+from tests.support.shipped import SWEEPS
 from tuner.devices.recording import SUFFIX
 
 SWEEP = "nvidia-h200-132sm.bf16.groups"
-SWEEPS = Path(__file__).resolve().parents[2] / "configs" / "sweeps"
 FEW_TOKENS = {"m": 512, "n": 28672, "k": 4096, "grouping": "rows", "groups": 8}
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.docs import ROOT
+
 SHIPPED = {
     "GEMMSMITH_WINNERS": str(ROOT / "configs" / "winners"),
     "GEMMSMITH_SWEEPS": str(ROOT / "configs" / "sweeps"),

@@ -19,12 +19,12 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort
 from service.worker import process
 from tests.support import fake_nvcc
+from tests.support.docs import ROOT
 from tests.support.processes import until
 from tests.support.recordings import record
 from tests.support.serving import new_settings, running
 from tuner.devices.replay import ReplayDevice
 
-ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "configs" / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana.json").read_text(encoding="utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

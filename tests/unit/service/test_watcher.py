@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import structlog
@@ -26,6 +25,7 @@ from service.lookup.cache import Answers, Rendered
 from service.lookup.devices import Catalogue
 from service.lookup.watcher import EVERY_S, StoreWatcher
 from tests.support import serving
+from tests.support.docs import ROOT
 from tests.support.present import present
 from tests.support.processes import until
 from tests.support.replacing import replace
@@ -38,8 +38,6 @@ KNOWN = Problem(m=4096, n=4096, k=4096)
 NEAR = replace(KNOWN, m=4000)
 FAR = Problem(m=64, n=64, k=64)
 NEWER = replace(ENVIRONMENT, cuda="13.1")
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, kw_only=True)
