@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -86,8 +87,10 @@ class Table(Generic[T]):
         return names
 
     def rows(self, records: Iterable[T], fields: Sequence[str]) -> list[Row]:
-        paths = {name: self.cells[name][1].split(".") for name in fields}
-        return [{name: _value(record, path) for name, path in paths.items()} for record in records]
+        cells = [(name, self.cells[name][1], attrgetter(self.cells[name][1])) for name in fields]
+        return [
+            {name: _value(record, path, get) for name, path, get in cells} for record in records
+        ]
 
     def write(self, rows: Sequence[Row], fields: Sequence[str], form: FileFormat) -> bytes:
         """A whole file of rows that have these columns.
@@ -162,15 +165,18 @@ def _parquet(rows: Sequence[Row], columns: Mapping[str, type]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _value(record: object, path: Sequence[str]) -> Any:
-    value: Any = record
-    for name in path:
-        if value is None:
-            return None
-        value = getattr(value, name)
+def _value(record: object, path: str, get: attrgetter[Any]) -> Any:
+    try:
+        value = get(record)
+    except AttributeError:  # a part of the path is None, unless it does not exist
+        value = record
+        for name in path.split("."):
+            if value is None:
+                return None
+            value = getattr(value, name)
     if isinstance(value, Enum):
         return value.value
-    return timestamp(value) if name == "created_at" else value
+    return timestamp(value) if path == "created_at" else value
 
 
 def _columns(part: str, **kinds: type) -> dict[str, tuple[type, str]]:
