@@ -97,9 +97,6 @@ class Tuning:
         """Report the GPU, request a re-check, and leave the device after a while without jobs."""
         self._idle.report()
         self._idle.order()
-        self._rest()
-
-    def _rest(self) -> None:
         if self._worked_at is not None and time.monotonic() - self._worked_at >= KEEP_DEVICE_S:
             self.close()
 

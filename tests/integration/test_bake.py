@@ -21,6 +21,7 @@ from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.commands import run, use
 from tests.support.machines import compile_, document, no_compiler
+from tests.support.present import present
 from tests.support.recordings import record
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, packs_of, promote, running, winner
@@ -34,26 +35,12 @@ PROBLEMS = [Problem(m=64 << i, n=64, k=64) for i in range(4)]
 STAYS = Problem(m=64, n=512, k=8192)
 SUITE = """
 name = "small"
-[[problem]]
-name = "first"
-m = 64
-n = 64
-k = 64
-[[problem]]
-name = "near the second"
-m = 130
-n = 64
-k = 64
-[[problem]]
-name = "cublas"
-m = 64
-n = 512
-k = 8192
-[[problem]]
-name = "far"
-m = 8192
-n = 8192
-k = 8192
+problem = [
+    {name = "first", m = 64, n = 64, k = 64},
+    {name = "near the second", m = 130, n = 64, k = 64},
+    {name = "cublas", m = 64, n = 512, k = 8192},
+    {name = "far", m = 8192, n = 8192, k = 8192},
+]
 """
 
 
@@ -87,8 +74,7 @@ def test_all_winners_are_compiled_and_baked(settings: Settings, tmp_path: Path) 
     assert bundle.snapshot.revision[:16] in text
     lookup = Lookup(bundle.snapshot, pin=True)
     for member, problem in zip(MEMBERS, PROBLEMS, strict=False):
-        choice = lookup.lookup("bf16", "tn", problem.m, problem.n, problem.k)
-        assert choice is not None
+        choice = present(lookup.lookup("bf16", "tn", problem.m, problem.n, problem.k))
         assert (choice.config.kernel, choice.distance) == (member, 0.0)
         assert choice.config.pack is not None
         content = bundle.packs.path(choice.config.pack).read_bytes()

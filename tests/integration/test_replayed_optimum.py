@@ -14,6 +14,7 @@ from statistics import median
 import pytest
 
 from gemmsmith.core.tuning import Effort
+from tests.support.shipped import SWEEPS
 from tuner.devices import open_device
 from tuner.devices.recording import SUFFIX, RecordedProblem, Sweep
 from tuner.measure.statistics import paired_ratio, summarize
@@ -24,7 +25,6 @@ from tuner.search.run import TuningRun
 from tuner.store import Store
 from tuner.trial import Phase, Winner
 
-SWEEPS = Path(__file__).resolve().parents[2] / "configs" / "sweeps"
 RECORDED = {
     str(problem): recorded
     for path in sorted(SWEEPS.glob(f"*{SUFFIX}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -12,6 +13,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.support.docs import ROOT
+
+SHIPPED = {
+    "GEMMSMITH_WINNERS": str(ROOT / "configs" / "winners"),
+    "GEMMSMITH_SWEEPS": str(ROOT / "configs" / "sweeps"),
+    "GEMMSMITH_DEVICE": "replay:nvidia-h200-132sm",
+}
+"""The settings of a service with the shipped winners and a worker on the recorded H200."""
 
 SERVE = """
 import sys
@@ -88,6 +98,12 @@ def serving(
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def address(banner: str) -> str:
+    """The URL that the banner names."""
+    (url,) = set(re.findall(r"http://[0-9.:]+", banner))
+    return str(url)
 
 
 def commands(banner: str) -> list[list[str]]:

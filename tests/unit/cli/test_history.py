@@ -25,7 +25,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     settings = use(new_settings(tmp_path), monkeypatch)
     monkeypatch.delenv("GEMMSMITH_URL", raising=False)
     monkeypatch.setattr("tuner.devices.local_gpu", lambda *_: None)
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
+    monkeypatch.setattr("service.http.state.usable_gpu", lambda: None)
     promote(settings, *(winner(KNOWN, us=us) for us in (190.0, 180.0, 170.0)))
     with Store.open(settings.database) as store:
         store.gpus.report(H200, replace(ENVIRONMENT, cutlass="4.3.0"))

@@ -17,6 +17,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import JobState
 from service.settings import Settings
 from tests.support.commands import run
+from tests.support.present import present
 from tests.support.serving import new_settings, running
 from tuner.jobs import Queue
 from tuner.store import Store
@@ -58,8 +59,7 @@ def document(result: Result) -> Any:
 
 
 def end_one(queue: Queue) -> None:
-    work = queue.lease("a worker", [])
-    assert work is not None
+    work = present(queue.lease("a worker", []))
     work.fail("no such luck", retry=False)
 
 
@@ -123,8 +123,7 @@ def test_a_waiting_job_says_whether_a_worker_takes_it(client: httpx.Client, stor
     queue.workers.report("smithy:1:x", ["cuda:0"])
     assert waits(first) == "waits: the worker on smithy runs it next"
     assert waits(bound) == "waits: no worker that is alive takes jobs for cuda:7"
-    leased = queue.lease("smithy:1:x", ["cuda:0"], ttl_s=60)
-    assert leased is not None
+    leased = present(queue.lease("smithy:1:x", ["cuda:0"], ttl_s=60))
     assert leased.job.id == first
     assert waits(first) == ""
     queue.workers.report("smithy:1:x", ["cuda:0", "cuda:7"])

@@ -15,6 +15,7 @@ from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
 from service.report.problem_rows import Bound, ProblemClass, classes_of, device_report, row_of
 from service.report.reasons import default_note, notes, why
+from tests.support.docs import ROOT
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H200, winner
 from tuner.exchange import read_winners
@@ -30,7 +31,6 @@ from tuner.measure.ceilings import (
 )
 from tuner.trial import Winner
 
-ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = [
     found
     for path in sorted((ROOT / "configs" / "winners").glob(f"{H200.slug}.*.jsonl"))

@@ -258,8 +258,7 @@ def test_a_failed_turn_fails_for_all_and_not_for_the_next() -> None:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
+def settings(tmp_path: Path) -> Settings:
     settings = new_settings(tmp_path / "service")
     promote(settings, *(winner(Problem(m=64 * m, n=4096, k=4096)) for m in range(1, 9)))
     return settings
