@@ -7,7 +7,6 @@ caller can do next is in `links`. A fault of ours has one too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -16,7 +15,6 @@ from typing import Any
 import msgspec
 import structlog
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Mount
@@ -36,7 +34,6 @@ NO_OBJECT = "a JSON object is required, sent with Content-Type: application/json
 Reason = tuple[str, str | None]
 """Why a value is refused, and what is accepted instead."""
 
-_PLACES = ("query", "body", "path", "header")
 _BUSY = "Another process has held the write lock for too long; nothing of this request was changed."
 """The log also says which process it is: nothing for everybody who may ask."""
 
@@ -121,18 +118,6 @@ def not_a_choice(value: object, choices: Iterable[str]) -> Reason:
     return f"unknown: {value!r:.80}{suggestion(str(value), choices)}", accepted
 
 
-def from_validation(errors: Sequence[Mapping[str, Any]]) -> ProblemError:
-    """The 422 for pydantic's list of errors."""
-    if any(error["type"] == "json_invalid" for error in errors):
-        return ProblemError(
-            status=400,
-            kind="invalid-json",
-            title="Invalid JSON",
-            detail=f"The body is not JSON: {errors[0].get('ctx', {}).get('error', 'unreadable')}.",
-        )
-    return invalid([_field_error(error) for error in errors])
-
-
 def not_found(what: str, detail: str, links: Mapping[str, Any] | None = None) -> ProblemError:
     """A 404 about a thing named in the path."""
     return ProblemError(
@@ -140,9 +125,7 @@ def not_found(what: str, detail: str, links: Mapping[str, Any] | None = None) ->
     )
 
 
-ANSWERED = (
-    ProblemError, RequestValidationError, InvalidProblem, JobNotFound, StoreError, HTTPException,
-)  # fmt: skip
+ANSWERED = (ProblemError, InvalidProblem, JobNotFound, StoreError, HTTPException)
 """The exceptions that `answer` takes. All others are internal errors."""
 
 
@@ -165,8 +148,6 @@ def _problem(request: Request, error: Exception) -> ProblemError:
     match error:
         case ProblemError():
             return error
-        case RequestValidationError():
-            return from_validation(error.errors())
         case InvalidProblem():
             return invalid_field(error.field, str(error))
         case JobNotFound():
@@ -216,30 +197,3 @@ def _methods(request: Request) -> list[str]:
         )
     ]
     return sorted([*taken, "HEAD"]) if "GET" in taken else taken  # see `AnswerHead`
-
-
-def _field_error(error: Mapping[str, Any]) -> FieldError:
-    """One pydantic error, without pydantic's words for where it came from."""
-    where = [str(part) for part in error["loc"]]
-    whole = where.pop(0) if where and where[0] in _PLACES else "body"
-    kind, context = error["type"], error.get("ctx", {})
-    message, accepted = str(error["msg"]), None
-    match kind:
-        case "missing":
-            message = "is required"
-            if not where:
-                message = NO_OBJECT
-        case "extra_forbidden":
-            message = UNKNOWN_FIELD
-        case "enum" | "literal_error":
-            choices = re.findall(r"'([^']+)'", context["expected"])
-            message, accepted = not_a_choice(error["input"], choices)
-        case "model_attributes_type" | "dict_type" | "model_type":
-            message = NO_OBJECT
-        case "value_error":
-            message = str(context.get("error", message))
-    return FieldError(
-        field=".".join(where) or whole,
-        message=message,
-        accepted=accepted or context.get("accepted"),
-    )

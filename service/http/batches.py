@@ -17,7 +17,8 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
 from service.errors import NO_OBJECT, ProblemError, invalid_field
 from service.http.bodies import check_json, check_small, no_json, number_of_values
-from service.http.questions import MAX_BATCH_PROBLEMS, BestBatchBody, ProblemBody, QuestionReader
+from service.http.questions import QuestionReader
+from service.http.requests import MAX_BATCH_PROBLEMS, BestBatchBody, ProblemBody
 
 _MOST_VALUES = 16 * MAX_BATCH_PROBLEMS
 """A problem has 12 fields."""

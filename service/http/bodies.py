@@ -19,6 +19,7 @@ A lookup that has nothing to unquote costs 2 µs here.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gemmsmith.core.text import ACCEPTED, flaw, flaw_in
@@ -35,6 +37,7 @@ from service.http.access import Scope as KeyScope
 from service.http.middleware import SAFE, put_back
 
 BATCH = "/best:batch"
+_JSON = re.compile(r"\s*application/(\S+\+)?json\s*(;|$)", re.IGNORECASE)
 FORM = b"application/x-www-form-urlencoded"
 
 _MOST_FIELDS = 64
@@ -178,6 +181,12 @@ def _too_many(status: int, senders: str) -> ProblemError:
         detail=f"The bodies of {senders} together exceed the memory limit. Try again.",
         headers={"Retry-After": "1"},
     )
+
+
+async def json_body(request: Request) -> bytes:
+    """The body of a request; empty if it is not sent as JSON."""
+    kind = request.headers.get("content-type", "")
+    return await request.body() if _JSON.match(kind) else b""
 
 
 def number_of_values(content: bytes) -> int:

@@ -1,17 +1,20 @@
 """The OpenAPI description: FastAPI's, completed by what every route answers.
 
-FastAPI knows what a route takes. What it answers is said here, in one table; refusals that follow
-from what a route takes (keys, a body, a path with a name in it) are added to every route alike.
+FastAPI knows the path and the headers that a route takes; its query or body is a struct, which
+describes itself. What it answers is said here, in one table; refusals that follow from what a route
+takes (keys, a body, a path with a name in it) are added to every route alike.
 A route that is not in the table makes `describe` fail, so none is forgotten.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
 from gemmsmith.core.problem import MAX_EXTENT
 from service.errors import MEDIA_TYPE as PROBLEM
@@ -19,9 +22,9 @@ from service.errors import invalid_field
 from service.http import examples, response_schemas
 from service.http.access import BEARER
 from service.http.lookup_routes import LookupRoute
-from service.http.parameters import DTYPE_PATTERN, integer_reason
 from service.http.protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
-from service.http.questions import LayoutName, ProblemBody
+from service.http.questions import QuestionReader, integer_reason
+from service.http.requests import ProblemBody
 from service.http.response_schemas import ref
 from service.lookup.abilities import RUNS_DESCRIPTION
 
@@ -131,9 +134,13 @@ def describe(app: FastAPI) -> dict[str, Any]:
     lookups = [route for route in app.routes if isinstance(route, LookupRoute)]
     first = {route.path: {route.method.lower(): _lookup(route)} for route in lookups}
     document["paths"] = first | document["paths"]
+    questions = _questions(app.routes)
+    schemas = _struct_schemas(ProblemBody, *questions.values())
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             name = f"{method.upper()} {path}"
+            if name in questions:
+                _add_question(operation, method, questions[name], schemas)
             answers = ANSWERS[name] | _refusals(method, path, operation)
             example = examples.answers().get(name)
             operation["responses"] = {
@@ -157,39 +164,62 @@ def describe(app: FastAPI) -> dict[str, Any]:
         for status, meaning in _MEANING.items()
         if status == "5XX" or int(status) >= 400
     }
-    bodies = [route.question for route in lookups if route.method == "POST"]
-    components = _struct_schemas(ProblemBody, *bodies) | components | response_schemas.components()
+    for name, question in questions.items():
+        if name.startswith("GET"):
+            schemas.pop(question.__name__)
+    components = schemas | components | response_schemas.components()
     document["components"]["schemas"] = dict(sorted(components.items()))
     return document
 
 
+def _questions(routes: Iterable[Any]) -> dict[str, type[msgspec.Struct]]:
+    """The struct of each route that takes a query or a body, by method and path."""
+    questions: dict[str, type[msgspec.Struct]] = {}
+    for route in routes:
+        if isinstance(route, LookupRoute):
+            questions[f"{route.method} {route.path}"] = route.question
+        elif isinstance(route, APIRoute):
+            for dependency in route.dependant.dependencies:
+                reader = getattr(dependency.call, "__self__", None)
+                if isinstance(reader, QuestionReader) and route.include_in_schema:
+                    questions[f"{min(route.methods or ())} {route.path}"] = reader.kind
+        elif hasattr(route, "original_router"):  # newer FastAPI
+            questions |= _questions(route.original_router.routes)
+    return questions
+
+
 def _lookup(route: LookupRoute) -> dict[str, Any]:
-    """The operation of a route that FastAPI does not know."""
-    operation: dict[str, Any] = {
+    """The operation of a route that FastAPI does not know, without its question."""
+    headers = [_parameter("gemmsmith-runs", {"type": "string", "description": RUNS_DESCRIPTION})]
+    if route.method == "GET":
+        headers.insert(0, _parameter("if-none-match", {"type": "string"}))
+    return {
         "tags": ["lookup"],
         "summary": route.name.replace("_", " ").title(),
         "description": route.description,
         "operationId": route.name,
         "security": [{BEARER.scheme_name: []}],
+        "parameters": headers,
     }
-    parameters = []
-    question = route.question.__name__
-    if route.method == "POST":
-        operation["requestBody"] = {"required": True, "content": _json(question)}
-    else:
-        schema = _struct_schemas(route.question)[question]
-        parameters = [
-            _parameter(name, "query", member, required=name in schema["required"])
+
+
+def _add_question(
+    operation: dict[str, Any], method: str, question: type[msgspec.Struct], schemas: dict[str, Any]
+) -> None:
+    """Describe the struct that a route takes: of a GET the query, of others the body."""
+    name = question.__name__
+    if method == "get":
+        schema = schemas[name]
+        operation["parameters"] = [
+            _parameter(name, member, "query", required=name in schema["required"])
             for name, member in schema["properties"].items()
-        ]
-        parameters.append(_parameter("if-none-match", "header", {"type": "string"}))
-    runs = {"type": "string", "description": RUNS_DESCRIPTION}
-    operation["parameters"] = [*parameters, _parameter("gemmsmith-runs", "header", runs)]
-    return operation
+        ] + operation.get("parameters", [])
+    else:
+        operation["requestBody"] = {"required": True, "content": _json(name)}
 
 
 def _parameter(
-    name: str, place: str, schema: dict[str, Any], *, required: bool = False
+    name: str, schema: dict[str, Any], place: str = "header", *, required: bool = False
 ) -> dict[str, Any]:
     said: dict[str, Any] = {
         key: schema[key] for key in ("description", "deprecated") if key in schema
@@ -200,19 +230,14 @@ def _parameter(
 def _struct_schemas(*structs: type[msgspec.Struct]) -> dict[str, Any]:
     """The schemas of structs and of those they lead to, by name."""
     _, schemas = msgspec.json.schema_components(
-        structs, schema_hook=_name_schema, ref_template=response_schemas.AT + "{name}"
+        structs, ref_template=response_schemas.AT + "{name}"
     )
+    for schema in schemas.values():
+        if "enum" in schema:
+            schema["type"] = "string"
+        for name, member in schema.get("properties", {}).items():
+            member["title"] = name.replace("_", " ").title()
     return schemas
-
-
-def _name_schema(kind: type) -> dict[str, Any]:
-    if kind is LayoutName:
-        return ref("Layout")
-    return {
-        "type": "string",
-        "pattern": f"^{DTYPE_PATTERN}$",
-        "description": "Element types, and what differs from their defaults",
-    }
 
 
 def _given(schema: dict[str, Any]) -> dict[str, Any]:

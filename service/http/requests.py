@@ -1,21 +1,23 @@
-"""What requests may say: pydantic at the edge, and nothing of it further in.
+"""What requests may say: one struct for each query and body, which is the only schema of them.
 
 Unknown fields are refused, so that a misspelt one is not silently the default. What a single value
-accepts is in `service.http.parameters`.
+accepts is in `service.http.parameters`. `service.http.questions` reads the structs, and
+`service.http.openapi` describes them.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
+from msgspec import Meta, Struct
 
 from gemmsmith.core.config import Use
 from gemmsmith.core.operation import Element, Epilogue, Grouping, Operation, Scaling
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.core.tuning import Effort, JobState
 from gemmsmith.http.requests import problem_of
+from service.errors import invalid_field
 from service.http.parameters import (
     Calls,
     Cursor,
@@ -29,91 +31,109 @@ from service.http.parameters import (
     Number,
     PageLimit,
     Priority,
-    QueryExtent,
     Sha256,
     Slug,
+    Text,
     WinnerCursor,
 )
+from service.http.response_schemas import ref
 from service.lookup.devices import Arch
 from tuner.store.audit import Action
 from tuner.store.keys import Scope
 from tuner.trial import Phase
 
-_GROUPS = Field(description="The batch of a grouped operation")
+MAX_BATCH_PROBLEMS = 10_000
+
+_Groups = Annotated[Extent | None, Meta(description="The batch of a grouped operation")]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Operation(_Strict):
+class _OperationParts(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """What of the operation is another than its `dtype` says."""
 
-    out: Annotated[Element | None, Field(description="Element type of D")] = None
+    out: Annotated[Element | None, Meta(description="Element type of D")] = None
     scaling: Scaling | None = None
     grouping: Grouping | None = None
     epilogue: Epilogue | None = None
-    accumulate: Annotated[bool | None, Field(description="Add to D")] = None
+    accumulate: Annotated[bool | None, Meta(description="Add to D")] = None
 
     @property
     def parts(self) -> dict[str, Any]:
-        parts = {name: getattr(self, name) for name in _Operation.model_fields}
+        parts = {name: getattr(self, name) for name in _OperationParts.__struct_fields__}
         return {name: part for name, part in parts.items() if part is not None}
 
 
-class _Problem(_Operation):
-    """A problem, however its sizes are written."""
-
-    m: int
-    n: int
-    k: int
-    batch: int = 1
-    groups: int | None = None
-    dtype: DTypeName = DType.BF16.value
-    layout: LayoutName = Layout.TN
-
-    def problem(self) -> Problem:
-        """The problem asked about.
-
-        Raises:
-            InvalidProblem: there is no such operation.
-        """
-        return problem_of(**{name: getattr(self, name) for name in _Problem.model_fields})
-
-
-class HistoryQuery(_Problem):
-    """The query of `GET /winners/history`. `after` is the last page's last revision."""
-
-    m: QueryExtent
-    n: QueryExtent
-    k: QueryExtent
-    batch: QueryExtent = 1
-    groups: Annotated[QueryExtent | None, _GROUPS] = None
-    arch: Arch | None = None
-    device: Slug | None = None
-    after: Number | None = None
-    limit: PageLimit = 50
-
-
-class _ProblemBody(_Problem):
+class ProblemBody(_OperationParts, kw_only=True, frozen=True):
     """A problem as JSON."""
 
     m: Extent
     n: Extent
     k: Extent
     batch: Extent = 1
-    groups: Annotated[Extent | None, _GROUPS] = None
-    accumulate: Annotated[StrictBool | None, Field(description="Add to D")] = None
+    groups: _Groups = None
+    dtype: DTypeName = DType.BF16.value
+    layout: LayoutName = Layout.TN
+
+    def problem(self) -> Problem:
+        """The problem that is meant.
+
+        Raises:
+            InvalidProblem: the operation does not exist; names the field.
+        """
+        return problem_of(**{name: getattr(self, name) for name in ProblemBody.__struct_fields__})
 
 
-class TuneBody(_ProblemBody):
+class BestQuery(ProblemBody, kw_only=True, frozen=True):
+    """The query of `GET /best`."""
+
+    arch: Arch | None = None
+    device: Slug | None = None
+    exact: bool = False
+
+
+class BestBatchBody(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Many lookups in one call, checked one by one: an invalid problem fails alone."""
+
+    problems: Annotated[
+        list[Any],
+        Meta(
+            min_length=1,
+            max_length=MAX_BATCH_PROBLEMS,
+            extra_json_schema={"items": ref("ProblemBody")},
+        ),
+    ]
+    arch: Arch | None = None
+    device: Slug | None = None
+    exact: bool = False
+
+
+class SnapshotQuery(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The query of `GET /snapshot`."""
+
+    arch: Arch | None = None
+    device: Slug | None = None
+    since: Annotated[
+        Annotated[str, Meta(max_length=100)] | None,
+        Meta(description="Ignored", extra_json_schema={"deprecated": True}),
+    ] = None
+
+
+class HistoryQuery(ProblemBody, kw_only=True, frozen=True):
+    """The query of `GET /winners/history`. `after` is the last page's last revision."""
+
+    arch: Arch | None = None
+    device: Slug | None = None
+    after: Number | None = None
+    limit: PageLimit = 50
+
+
+class TuneBody(ProblemBody, kw_only=True, frozen=True):
     """A tuning job to request. An empty `device` means any worker."""
 
     effort: Effort = Effort.DEFAULT
-    priority: Annotated[Priority, Field(description="Jobs with a higher priority run first")] = 0
+    priority: Annotated[Priority, Meta(description="Jobs with a higher priority run first")] = 0
     calls: Annotated[
         Calls,
-        Field(
+        Meta(
             description="How often the caller runs this problem, in any span that is the same for "
             "all its problems (a training step, a day). At equal priority, the job that is "
             "expected to save most time in all its calls runs first. The calls of requests that "
@@ -122,7 +142,7 @@ class TuneBody(_ProblemBody):
     ] = 0
     deadline_s: Annotated[
         DeadlineSeconds | None,
-        Field(
+        Meta(
             description="Seconds from now after which a job without a winner fails. If requests "
             "join a job, the latest deadline applies, or none if one of them has none."
         ),
@@ -130,32 +150,32 @@ class TuneBody(_ProblemBody):
     device: Slug = ""
 
 
-class WinnerBody(_ProblemBody):
+class WinnerBody(ProblemBody, kw_only=True, frozen=True):
     """A problem's winner on a device model."""
 
     arch: Arch | None = None
     device: Slug | None = None
 
 
-class PinBody(WinnerBody):
+class PinBody(WinnerBody, kw_only=True, frozen=True):
     """A revision of a problem's winner."""
 
-    revision: Annotated[Extent, Field(description="Its number, see /winners/history")]
+    revision: Annotated[Extent, Meta(description="Its number, see /winners/history")]
 
 
-class KeyBody(_Strict):
+class KeyBody(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """An API key to create."""
 
     name: KeyName
-    scope: Annotated[Scope, Field(description="Each scope includes the previous ones")] = Scope.READ
-    expires_in_s: Annotated[KeyLife | None, Field(description="Seconds; null: never")] = None
+    scope: Annotated[Scope, Meta(description="Each scope includes the previous ones")] = Scope.READ
+    expires_in_s: Annotated[KeyLife | None, Meta(description="Seconds; null: never")] = None
     job_limit: Annotated[
         JobLimit | None,
-        Field(description="Limit of waiting and running jobs; null: the service's default"),
+        Meta(description="Limit of waiting and running jobs; null: the service's default"),
     ] = None
 
 
-class KeysQuery(_Strict):
+class KeysQuery(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The query of `GET /keys`."""
 
     inactive: bool = False
@@ -163,24 +183,24 @@ class KeysQuery(_Strict):
     limit: PageLimit = 50
 
 
-class AuditQuery(_Strict):
+class AuditQuery(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The query of `GET /audit`."""
 
     action: Action | None = None
-    actor: Annotated[str, Field(max_length=200)] | None = None
+    actor: Text | None = None
     after: Cursor | None = None
     limit: PageLimit = 100
 
 
-class JobsQuery(_Strict):
+class JobsQuery(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The query of `GET /jobs`."""
 
     state: JobState | None = None
-    after: Annotated[str, Field(max_length=200)] | None = None
+    after: Text | None = None
     limit: PageLimit = 50
 
 
-class PacksQuery(_Strict):
+class PacksQuery(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The query of `GET /packs`. `after` is a pack's hash, `toolchain` a toolchain's digest."""
 
     toolchain: Sha256 | None = None
@@ -198,39 +218,34 @@ class Format(StrEnum):
 
 Fields = Annotated[
     str,
-    Field(
+    Meta(
         max_length=1000,
         description="Columns to give, separated by commas, in this order. JSON rows are then as "
         "flat as those of tables; without, JSON has whole documents, tables all columns.",
     ),
 ]
 FormatName = Annotated[
-    Format | None, Field(description="Takes precedence over the Accept header; without both, JSON")
+    Format | None, Meta(description="Takes precedence over the Accept header; without both, JSON")
 ]
 
 
-class ListQuery(_Strict):
-    """How a list is cut into pages and written."""
+class WinnersQuery(_OperationParts, kw_only=True, frozen=True):
+    """The query of `GET /winners`. Sizes that are not given may be any."""
 
     limit: PageLimit = 100
     format: FormatName = None
     fields: Fields | None = None
-
-
-class WinnersQuery(ListQuery, _Operation):
-    """The query of `GET /winners`. Sizes that are not given may be any."""
-
     device: Slug | None = None
     dtype: DTypeName | None = None
     layout: LayoutName | None = None
     use: Use | None = None
-    m: QueryExtent | None = None
-    n: QueryExtent | None = None
-    k: QueryExtent | None = None
-    batch: QueryExtent | None = None
-    groups: Annotated[QueryExtent | None, _GROUPS] = None
+    m: Extent | None = None
+    n: Extent | None = None
+    k: Extent | None = None
+    batch: Extent | None = None
+    groups: _Groups = None
     min_speedup: Annotated[
-        float | None, Field(ge=0, allow_inf_nan=False, description="Least gain over cuBLAS, 1.05")
+        Annotated[float, Meta(ge=0)] | None, Meta(description="Least gain over cuBLAS, 1.05")
     ] = None
     after: WinnerCursor | None = None
 
@@ -253,34 +268,34 @@ class WinnersQuery(ListQuery, _Operation):
         return Operation.of(self.dtype or DType.BF16, self.layout or Layout.TN, **self.parts).dtype
 
 
-class ResultsQuery(ListQuery):
+class ResultsQuery(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The query of `GET /results`. A problem is given whole, or not at all."""
 
-    m: QueryExtent | None = None
-    n: QueryExtent | None = None
-    k: QueryExtent | None = None
-    batch: QueryExtent = 1
+    limit: PageLimit = 100
+    format: FormatName = None
+    fields: Fields | None = None
+    m: Extent | None = None
+    n: Extent | None = None
+    k: Extent | None = None
+    batch: Extent = 1
     dtype: DTypeName | None = None
     layout: LayoutName | None = None
     device: Slug | None = None
     phase: Phase | None = None
-    job: Annotated[str, Field(max_length=200)] | None = None
+    job: Text | None = None
     after: Cursor | None = None
-
-    @model_validator(mode="after")
-    def _whole_problem(self) -> Self:
-        sizes = [self.m, self.n, self.k]
-        if any(size is None for size in sizes) and any(size is not None for size in sizes):
-            raise ValueError("m, n and k belong together: give all three, or none")
-        return self
 
     def problem(self) -> Problem | None:
         """The problem asked about, if one was.
 
         Raises:
             InvalidProblem: the layout is not one that the element types support.
+            ProblemError: 422, only some of the sizes are given.
         """
         if self.m is None or self.n is None or self.k is None:
+            if (self.m, self.n, self.k) != (None, None, None):
+                reason = "m, n and k belong together: give all three, or none"
+                raise invalid_field("query", reason)
             return None
         return Problem(
             m=self.m,
@@ -290,3 +305,9 @@ class ResultsQuery(ListQuery):
             dtype=self.dtype or DType.BF16,
             layout=self.layout or Layout.TN,
         )
+
+
+class EventsQuery(Struct, kw_only=True, frozen=True):
+    """The query of `GET /jobs/{job_id}/events`, which ignores what it does not know."""
+
+    after: Annotated[Number, Meta(description="Event to continue after")] = 0

@@ -1,30 +1,34 @@
-"""Parameters of the pages' routes: the caller, query parameters, and the fields of posted forms."""
+"""Parameters of the pages' routes: the caller, the query, and the fields of posted forms."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
-from fastapi import Depends, Query, Request
-from pydantic import BeforeValidator, Field
+from fastapi import Depends, Request
+from msgspec import Struct
 
 from service.errors import ProblemError
 from service.http.access import Caller, Scope, needs
 from service.http.bodies import FORM
+from service.http.parameters import Text
+from service.http.questions import query_of
 
 Reader = Annotated[Caller, needs(Scope.READ)]
 Tuner = Annotated[Caller, needs(Scope.TUNE)]
 Admin = Annotated[Caller, needs(Scope.ADMIN)]
 """The caller, who needs that scope. Pages show only what the caller may do."""
 
-Blank = BeforeValidator(lambda value: None if value == "" else value)
-"""Reads an empty text as None: browsers send a form's empty fields as empty texts."""
 
-Text = Annotated[Annotated[str, Field(max_length=200)] | None, Blank, Query()]
-"""A text that may be absent or empty. The inner type has the limit, because None has no length."""
+def page_query_of(kind: type[Struct]) -> Any:
+    """The query of a page. Browsers send a form's empty fields as empty texts."""
+    return query_of(kind, keeps_empty=False)
 
-Device = Text
-"""A device model's slug."""
+
+class DeviceQuery(Struct, frozen=True):
+    """The query of a page about a device model, by its slug."""
+
+    device: Text | None = None
 
 
 async def posted(request: Request) -> dict[str, str]:

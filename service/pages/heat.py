@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
+from msgspec import Struct
 from starlette.responses import Response
 
 from gemmsmith.core.operation import DType, Layout
 from service.charts.heatmap import heatmap
-from service.http.parameters import DTypeName, LayoutName, QueryExtent
+from service.http.parameters import DTypeName, Extent, LayoutName, Text
 from service.http.state import Service, State
 from service.pages import addresses, operations
-from service.pages.fields import Blank, Device, Reader
+from service.pages.fields import Reader, page_query_of
 from service.pages.render import page
 
 router = APIRouter(include_in_schema=False)
@@ -20,30 +21,31 @@ router = APIRouter(include_in_schema=False)
 MOST = 600
 """At most this many cells are drawn, about 24 by 24: ratios in smaller cells were unreadable."""
 
-_Extent = Annotated[QueryExtent | None, Blank, Query()]
+
+class MapQuery(Struct, frozen=True):
+    """What the map shows; without `k`, the K that most problems have."""
+
+    dtype: DTypeName | None = None
+    layout: LayoutName = Layout.TN
+    k: Extent | None = None
+    batch: Extent | None = None
+    device: Text | None = None
 
 
 @router.get(addresses.MAP)
 def heat_map(
-    service: Service,
-    caller: Reader,
-    dtype: Annotated[DTypeName | None, Blank, Query()] = None,
-    layout: Annotated[LayoutName | None, Blank, Query()] = None,
-    k: _Extent = None,
-    batch: _Extent = None,
-    device: Device = None,
+    service: Service, caller: Reader, query: Annotated[MapQuery, page_query_of(MapQuery)]
 ) -> Response:
-    """The map; without `k`, of the K that most problems have."""
-    model = service.catalogue.resolve(None, device)
+    model = service.catalogue.resolve(None, query.device)
     slug = model.slug if model else ""
-    dtype, layout = dtype or DType.BF16.value, layout or Layout.TN
+    dtype, layout = query.dtype or DType.BF16.value, query.layout
     depths = service.store.listing.depths(dtype, layout)
     fitting = [
         (depth, count)
         for depth, count, _ in depths
-        if k in (None, depth) and batch in (None, count)
+        if query.k in (None, depth) and query.batch in (None, count)
     ]
-    k, batch = fitting[0] if fitting else (k or 1, batch or 1)
+    k, batch = fitting[0] if fitting else (query.k or 1, query.batch or 1)
     listed = service.store.listing.map(slug, dtype, layout, k, batch, MOST + 1)
     return page(
         "map.html",

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from markupsafe import Markup
+from msgspec import Struct
 from starlette.responses import Response
 
 from gemmsmith.core.tuning import JobState
 from service.charts.trials import convergence
 from service.errors import invalid_field, not_found
 from service.http.access import Scope, needs
+from service.http.parameters import Text
 from service.http.routes import jobs as api
 from service.http.state import Service, State
 from service.pages import addresses
-from service.pages.fields import Blank, Reader, Text, Tuner
+from service.pages.fields import Reader, Tuner, page_query_of
 from service.pages.render import fragment, page, see_other
 from tuner.errors import JobNotFound
 from tuner.jobs import Job
@@ -32,14 +34,19 @@ EVENTS = 1_000
 """Most events shown; a running job has a few a second."""
 
 
+class JobsPage(Struct, frozen=True):
+    """A page of jobs in a state, after the job of that id."""
+
+    state: JobState | None = None
+    after: Text | None = None
+
+
 @router.get("")
 def jobs(
-    service: Service,
-    caller: Reader,
-    state: Annotated[JobState | None, Blank, Query()] = None,
-    after: Text = None,
+    service: Service, caller: Reader, query: Annotated[JobsPage, page_query_of(JobsPage)]
 ) -> Response:
     """Jobs, newest first."""
+    state, after = query.state, query.after
     try:
         listed = service.queue.list(state=state, after=after, limit=PAGE + 1)
     except JobNotFound as error:

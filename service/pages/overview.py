@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -12,7 +13,7 @@ from gemmsmith.core.operation import DType, in_order
 from service.charts import rooflines
 from service.http.state import Service
 from service.pages import addresses
-from service.pages.fields import Device, Reader
+from service.pages.fields import DeviceQuery, Reader, page_query_of
 from service.pages.render import page
 from service.report.roofs import Roof, ceilings_of, measured_roof, nominal_roof
 from tuner.store.listing import Listed
@@ -27,8 +28,10 @@ LATEST = 6
 
 
 @router.get(addresses.OVERVIEW)
-def overview(service: Service, caller: Reader, device: Device = None) -> Response:
-    model = service.catalogue.resolve(None, device)
+def overview(
+    service: Service, caller: Reader, query: Annotated[DeviceQuery, page_query_of(DeviceQuery)]
+) -> Response:
+    model = service.catalogue.resolve(None, query.device)
     slug = model.slug if model else ""
     models = service.catalogue.known()
     glance = service.glances.at(slug)

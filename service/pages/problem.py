@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Request
 from markupsafe import Markup
 from starlette.responses import Response
 
@@ -57,12 +57,10 @@ async def _named(dtype: str, layout: str, sizes: str) -> Problem:
 Named = Annotated[Problem, Depends(_named)]
 """The problem that the address names."""
 
-Device = Annotated[str, Path(max_length=200)]
-
 
 @router.get(_PATH)
 def problem(
-    service: Service, caller: Reader, request: Request, problem: Named, device: Device
+    service: Service, caller: Reader, request: Request, problem: Named, device: str
 ) -> Response:
     model = _model(service, device)
     device = model.slug
@@ -113,9 +111,7 @@ def problem(
 
 
 @router.post(_PATH + "/pin")
-def pin(
-    service: Service, caller: Admin, problem: Named, device: Device, posted: Posted
-) -> Response:
+def pin(service: Service, caller: Admin, problem: Named, device: str, posted: Posted) -> Response:
     """Serve the revision that the form names, as `POST /winners/pin` does."""
     written = posted.get("revision", "")
     if not _REVISION.fullmatch(written):
@@ -126,13 +122,13 @@ def pin(
 
 
 @router.post(_PATH + "/unpin")
-def unpin(service: Service, caller: Admin, problem: Named, device: Device) -> Response:
+def unpin(service: Service, caller: Admin, problem: Named, device: str) -> Response:
     api.unpin(service, caller, EVERYTHING, WinnerBody(**asdict(problem), device=device))
     return _to_history(problem, device)
 
 
 @router.post(_PATH + "/rollback")
-def roll_back(service: Service, caller: Admin, problem: Named, device: Device) -> Response:
+def roll_back(service: Service, caller: Admin, problem: Named, device: str) -> Response:
     api.roll_back(service, caller, EVERYTHING, WinnerBody(**asdict(problem), device=device))
     return _to_history(problem, device)
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from fastapi import APIRouter
+from msgspec import Struct, structs
 from starlette.responses import Response
 
 from gemmsmith.core.config import Use
 from gemmsmith.core.operation import DType, Layout, Operation
 from service.errors import FieldError
-from service.http.parameters import Cursor, LayoutName
+from service.http.parameters import Cursor, LayoutName, Text
 from service.http.state import Service
 from service.pages import addresses, operations
-from service.pages.fields import Blank, Device, Reader, Text
+from service.pages.fields import Reader, page_query_of
 from service.pages.render import page
 from service.pages.search import ACCEPTED, SearchError, parse
 from tuner.store.listing import NARROW, Order, Search
@@ -33,7 +33,7 @@ ORDERS = {
 }
 
 
-class Filters(BaseModel):
+class Filters(Struct, frozen=True):
     """The list's query.
 
     Attributes:
@@ -42,14 +42,14 @@ class Filters(BaseModel):
         after: the page begins after this winner.
     """
 
-    q: str = Field("", max_length=200)
-    operation: Text = None
-    dtype: Annotated[DType | None, Blank] = None
-    layout: Annotated[LayoutName | None, Blank] = None
-    use: Annotated[Use | None, Blank] = None
-    sort: Annotated[Order | None, Blank] = None
-    device: Device = None
-    after: Annotated[Cursor | None, Blank] = None
+    q: Text = ""
+    operation: Text | None = None
+    dtype: DType | None = None
+    layout: LayoutName | None = None
+    use: Use | None = None
+    sort: Order = Order.GAIN
+    device: Text | None = None
+    after: Cursor | None = None
 
     def narrow(self, search: Search, known: Sequence[Operation]) -> Search:
         """Return the search, limited to the chosen operations and library."""
@@ -68,9 +68,11 @@ class Filters(BaseModel):
 
 
 @router.get(addresses.PROBLEMS)
-def problems(service: Service, caller: Reader, filters: Annotated[Filters, Query()]) -> Response:
+def problems(
+    service: Service, caller: Reader, filters: Annotated[Filters, page_query_of(Filters)]
+) -> Response:
     """A page of winners."""
-    order = filters.sort or Order.GAIN
+    order = filters.sort
     model = service.catalogue.resolve(None, filters.device)
     known = operations.known(service.store)
     error: FieldError | None = None
@@ -83,10 +85,10 @@ def problems(service: Service, caller: Reader, filters: Annotated[Filters, Query
     winners = service.store.listing.winners(
         slug, filters.narrow(search, known), order, after=filters.after, limit=PAGE
     )
-    query = filters.model_dump(exclude={"after"}) | {"sort": order}
+    query = structs.asdict(structs.replace(filters, after=None))
     following = None
     if winners.following is not None:
-        following = addresses.with_query(addresses.PROBLEMS, **query, after=winners.following)
+        following = addresses.with_query(addresses.PROBLEMS, **query | {"after": winners.following})
     return page(
         "problems.html",
         status=422 if error else 200,
@@ -94,7 +96,7 @@ def problems(service: Service, caller: Reader, filters: Annotated[Filters, Query
         caller=caller,
         q=filters.q,
         error=error,
-        chosen=filters.model_dump(include={"operation", "dtype", "layout", "use"}),
+        chosen={name: query[name] for name in ("operation", "dtype", "layout", "use")},
         filters={
             "operation": ("Operation", sorted({operations.suffix(item) for item in known})),
             "dtype": ("Type", [name for name in DType if any(x.types is name for x in known)]),

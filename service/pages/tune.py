@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from gemmsmith.core.device import called
 from gemmsmith.core.operation import DType
 from gemmsmith.core.tuning import Effort
 from gemmsmith.errors import InvalidProblem
-from service.errors import FieldError, ProblemError, from_validation, invalid_field
+from service.errors import FieldError, ProblemError, invalid_field
 from service.http.access import Caller
+from service.http.questions import QuestionReader
 from service.http.requests import TuneBody
 from service.http.routes import jobs as api
 from service.http.state import Service, State
@@ -27,13 +28,15 @@ from service.pages.render import page, see_other
 
 router = APIRouter(include_in_schema=False)
 
-INTEGERS = ("m", "n", "k", "batch", "priority", "calls")
-FIELDS = (*INTEGERS, "dtype", "layout", "effort", "device")
+FIELDS = (
+    "m", "n", "k", "batch", "priority", "calls", "dtype", "layout", "effort", "device",
+)  # fmt: skip
 DEFAULTS = {
-    name: str(field.default)
-    for name, field in TuneBody.model_fields.items()
-    if name in FIELDS and not field.is_required()
+    field.name: str(field.default)
+    for field in msgspec.structs.fields(TuneBody)
+    if field.name in FIELDS and not field.required
 }
+_ORDER = QuestionReader(TuneBody)
 
 OFFERED = (*DType, "bf16.out_f32", "bf16.out_f32.accumulate")
 """The operations that the form offers, besides one that the address names."""
@@ -48,7 +51,7 @@ def form(service: Service, caller: Tuner, request: Request) -> Response:
 def order(service: Service, caller: Tuner, posted: Posted) -> Response:
     """Request the job and go to its page, or show the errors beside their fields."""
     try:
-        reply = api.tune(service, caller, _body(posted))
+        reply = api.tune(service, caller, None, _body(posted))
     except InvalidProblem as error:
         problem = invalid_field(error.field, str(error))
     except ProblemError as error:
@@ -60,21 +63,8 @@ def order(service: Service, caller: Tuner, posted: Posted) -> Response:
 
 def _body(posted: Mapping[str, str]) -> TuneBody:
     """Make the request of a form's fields; empty ones take their defaults."""
-    fields: dict[str, str | int] = {}
-    for name in FIELDS:
-        text = posted.get(name, "").strip()
-        if text:
-            fields[name] = _number(text) if name in INTEGERS else text
-    try:
-        return TuneBody.model_validate(fields)
-    except ValidationError as error:
-        raise from_validation(error.errors()) from None
-
-
-def _number(text: str) -> int | str:
-    # The validation refuses the text.
-    digits = text.removeprefix("-")
-    return int(text) if digits.isascii() and digits.isdigit() and len(text) < 20 else text
+    texts = {name: posted.get(name, "").strip() for name in FIELDS}
+    return _ORDER.texts({name: text for name, text in texts.items() if text})
 
 
 def _form(

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import jsonschema_rs
 import pytest
+from fastapi.routing import APIRoute
 
 from gemmsmith.core.problem import Problem
 from service.http import examples
@@ -98,6 +99,16 @@ def test_no_route_is_left_out() -> None:
         "/docs",
         "/openapi.json",
     }
+
+
+def test_the_framework_checks_no_value() -> None:
+    """Its errors are no problem documents: what can be wrong is a struct's."""
+    for _, path, route in routes(create_app(Settings.load({})).routes):
+        if isinstance(route, APIRoute):
+            for part in [route.dependant, *route.dependant.dependencies]:
+                parameters = [*part.path_params, *part.query_params, *part.header_params]
+                for field in [*parameters, *part.cookie_params, *part.body_params]:
+                    assert field.field_info.annotation in (str, str | None), (path, field.name)
 
 
 def test_examples_are_what_they_are_examples_of() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 
 from anyio import to_thread
@@ -12,10 +11,11 @@ from starlette.responses import Response, StreamingResponse
 from service.errors import ProblemError
 from service.http import batches
 from service.http.access import Caller, whose
-from service.http.bodies import BATCH
+from service.http.bodies import BATCH, json_body
 from service.http.lookup_routes import LookupRoute
 from service.http.middleware import UNLOGGED
-from service.http.questions import BestBatchBody, BestQuery, QuestionReader
+from service.http.questions import QuestionReader
+from service.http.requests import BestBatchBody, BestQuery
 from service.http.state import State
 from service.lookup import reader
 from service.lookup.abilities import Abilities, abilities_of
@@ -23,7 +23,6 @@ from service.lookup.cache import RawHeaders, Rendered
 from service.metrics.prometheus import AnswerSource
 
 _QUERY = QuestionReader(BestQuery)
-_JSON = re.compile(r"\s*application/(\S+\+)?json\s*(;|$)", re.IGNORECASE)
 
 
 async def best(request: Request, caller: Caller) -> Response:
@@ -80,9 +79,7 @@ async def best_batch(request: Request, _: Caller) -> Response:
     While a client's batches together reach the limit of problems, further ones get a 429: send them
     again after `Retry-After` seconds.
     """
-    content = b""
-    if _JSON.match(request.headers.get("content-type", "")):
-        content = await request.body()
+    content = await json_body(request)
     abilities = abilities_of(request.scope["headers"])
     body = await to_thread.run_sync(_answer_batch, request.app.state.service, abilities, content)
     return StreamingResponse(

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from gemmsmith.core.device import called
@@ -18,8 +19,9 @@ from gemmsmith.http.replies import SCHEMA
 from service import documents, tables
 from service.errors import ProblemError, invalid_field
 from service.http.access import Scope, needs
-from service.http.parameters import winner_cursor
-from service.http.requests import Format, ListQuery, ResultsQuery, WinnersQuery
+from service.http.parameters import problem_after, winner_cursor
+from service.http.questions import query_of
+from service.http.requests import Format, ResultsQuery, WinnersQuery
 from service.http.routes.paging import filled, next_page
 from service.http.state import Service
 from service.lookup.abilities import Asking
@@ -43,7 +45,7 @@ MEDIA_TYPES = {
 def results(
     service: Service,
     asking: Asking,
-    query: Annotated[ResultsQuery, Query()],
+    query: Annotated[ResultsQuery, query_of(ResultsQuery)],
     accept: Accept = "*/*",
 ) -> Response:
     """Trials in the order they were recorded, as JSON, CSV or Parquet; `after` is a trial's id."""
@@ -82,7 +84,7 @@ def results(
 def winners(
     service: Service,
     asking: Asking,
-    query: Annotated[WinnersQuery, Query()],
+    query: Annotated[WinnersQuery, query_of(WinnersQuery)],
     accept: Accept = "*/*",
 ) -> Response:
     """Current winners of a GPU model, first tuned first, as JSON, CSV or Parquet."""
@@ -90,7 +92,7 @@ def winners(
     winners: list[Winner] = []
     if device is not None:
         # The next page is of the same device, whichever is the default by then.
-        query = query.model_copy(update={"device": device.slug})
+        query = replace(query, device=device.slug)
         read = functools.partial(
             service.store.winners,
             device=device.slug,
@@ -105,7 +107,7 @@ def winners(
             read,
             lambda winner: asking.knows(winner.problem),
             cursor=lambda last: last.problem,
-            after=query.after,
+            after=problem_after(query.after) if query.after else None,
             limit=query.limit,
         )
     return listing(
@@ -123,7 +125,7 @@ def winners(
 def listing(
     path: str,
     name: str,
-    query: ListQuery,
+    query: ResultsQuery | WinnersQuery,
     accept: str,
     table: tables.Table[T],
     records: Sequence[T],

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Annotated
 
 import structlog
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
@@ -28,8 +28,8 @@ from service import documents
 from service.errors import ProblemError, invalid_field, not_found
 from service.http.access import LOCAL, Caller, Scope, needs, whose
 from service.http.middleware import STREAMED
-from service.http.parameters import Number
-from service.http.requests import JobsQuery, TuneBody
+from service.http.questions import body_of, query_of
+from service.http.requests import EventsQuery, JobsQuery, TuneBody
 from service.http.routes.paging import filled, next_page
 from service.http.state import Service, State
 from service.lookup.abilities import EVERYTHING, Abilities, Asking
@@ -73,8 +73,8 @@ IdempotencyKey = Annotated[str | None, Depends(_idempotency_key)]
 def tune(
     service: Service,
     caller: Annotated[Caller, needs(Scope.TUNE)],
-    body: TuneBody,
-    idempotency_key: IdempotencyKey = None,
+    idempotency_key: IdempotencyKey,
+    body: Annotated[TuneBody, body_of(TuneBody)],
 ) -> Response:
     """Request a tuning job: 202 for a new job, 200 for an existing one that already does this.
 
@@ -107,7 +107,9 @@ def tune(
 
 
 @router.get("/jobs", dependencies=[needs(Scope.READ)])
-def list_jobs(service: Service, asking: Asking, query: Annotated[JobsQuery, Query()]) -> Response:
+def list_jobs(
+    service: Service, asking: Asking, query: Annotated[JobsQuery, query_of(JobsQuery)]
+) -> Response:
     """Jobs, newest first; `links.next` has the older ones."""
     try:
         jobs = _jobs(service, asking, query.state, query.after, query.limit)
@@ -187,7 +189,7 @@ def job_events(
     request: Request,
     caller: Annotated[Caller, needs(Scope.READ)],
     job_id: str,
-    after: Annotated[Number, Query(description="Event to continue after")] = 0,
+    query: Annotated[EventsQuery, query_of(EventsQuery)],
     last_event_id: Annotated[
         str | None,
         Header(
@@ -198,6 +200,7 @@ def job_events(
 ) -> Response:
     """The job's events from the first (or from `Last-Event-ID`) to its end, as they happen."""
     job = _get(service, job_id)
+    after = query.after
     if last_event_id:
         if not _EVENT_ID.fullmatch(last_event_id):
             raise invalid_field("Last-Event-ID", "is not an event's id", "an id from this stream")

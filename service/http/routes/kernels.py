@@ -9,12 +9,13 @@ import re
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import APIRouter, Header, Path, Request
 from starlette.responses import FileResponse, Response
 
 from service import documents
 from service.errors import ProblemError, invalid_field, not_found
 from service.http.access import Scope, needs
+from service.http.questions import query_of
 from service.http.requests import PacksQuery
 from service.http.routes.paging import next_page
 from service.http.state import Service
@@ -41,7 +42,7 @@ def kernel(service: Service, name: str) -> Response:
 
 
 @router.get("/packs", dependencies=[needs(Scope.READ)])
-def packs(service: Service, query: Annotated[PacksQuery, Query()]) -> Response:
+def packs(service: Service, query: Annotated[PacksQuery, query_of(PacksQuery)]) -> Response:
     """The kernel packs that are served and their contents, by hash; `after` continues a page.
 
     Packs without a trusted signature are not served.

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from service import documents
 from service.errors import ProblemError, not_found
 from service.http.access import Caller, Scope, needs
+from service.http.questions import body_of, query_of
 from service.http.requests import AuditQuery, KeyBody, KeysQuery
 from service.http.routes.paging import next_page
 from service.http.state import Service
@@ -24,7 +25,7 @@ router = APIRouter(tags=["access"])
 
 
 @router.get("/keys", dependencies=[needs(Scope.ADMIN)])
-def list_keys(service: Service, query: Annotated[KeysQuery, Query()]) -> Response:
+def list_keys(service: Service, query: Annotated[KeysQuery, query_of(KeysQuery)]) -> Response:
     """Active keys, newest first; with `inactive` also revoked and expired ones."""
     keys = service.store.keys.list(inactive=query.inactive, after=query.after, limit=query.limit)
     following = next_page("/keys", query, keys, lambda last: last.id)
@@ -33,7 +34,9 @@ def list_keys(service: Service, query: Annotated[KeysQuery, Query()]) -> Respons
 
 @router.post("/keys", status_code=201)
 def create_key(
-    service: Service, caller: Annotated[Caller, needs(Scope.ADMIN)], body: KeyBody
+    service: Service,
+    caller: Annotated[Caller, needs(Scope.ADMIN)],
+    body: Annotated[KeyBody, body_of(KeyBody)],
 ) -> Response:
     """Create a key. Only this answer contains its `key`; the service stores a hash."""
     try:
@@ -70,7 +73,7 @@ def revoke_key(
 
 
 @router.get("/audit", dependencies=[needs(Scope.ADMIN)])
-def audit(service: Service, query: Annotated[AuditQuery, Query()]) -> Response:
+def audit(service: Service, query: Annotated[AuditQuery, query_of(AuditQuery)]) -> Response:
     """The audit log, newest first; `links.next` has the older entries."""
     entries = service.store.audit.entries(
         action=query.action, actor=query.actor, after=query.after, limit=query.limit

@@ -6,14 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 from urllib.parse import urlencode
 
-from service.http.requests import (
-    AuditQuery,
-    HistoryQuery,
-    JobsQuery,
-    KeysQuery,
-    ListQuery,
-    PacksQuery,
-)
+import msgspec
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -43,17 +36,20 @@ def filled(
 
 def next_page(
     path: str,
-    query: AuditQuery | HistoryQuery | JobsQuery | KeysQuery | ListQuery | PacksQuery,
+    query: msgspec.Struct,
     records: Sequence[T],
     cursor: Callable[[T], object],
 ) -> str | None:
     """The next page's address, None where the page is not full: there is nothing behind it.
 
-    `cursor` gives what `after` must be for the page behind a record.
+    `query` has a `limit` and an `after`; `cursor` gives the `after` of the page behind a record.
     """
-    if len(records) < query.limit:
+    values = msgspec.structs.asdict(query)
+    if len(records) < values["limit"]:
         return None
-    filters = query.model_dump(
-        mode="json", exclude_none=True, exclude_defaults=True, exclude={"after"}
-    )
+    filters = {
+        field.name: values[field.name]
+        for field in msgspec.structs.fields(query)
+        if field.name != "after" and values[field.name] != field.default
+    }
     return f"{path}?{urlencode({**filters, 'after': cursor(records[-1])})}"

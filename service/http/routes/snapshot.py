@@ -10,7 +10,8 @@ from starlette.responses import Response, StreamingResponse
 from service.errors import not_found
 from service.http.access import Caller, whose
 from service.http.lookup_routes import LookupRoute
-from service.http.questions import QuestionReader, SnapshotQuery
+from service.http.questions import QuestionReader
+from service.http.requests import SnapshotQuery
 from service.http.routes.exports import weights
 from service.http.state import State
 from service.lookup.abilities import abilities_of

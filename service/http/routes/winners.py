@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from gemmsmith.core.device import DeviceModel
@@ -14,6 +14,7 @@ from gemmsmith.core.problem import Problem
 from service import documents
 from service.errors import ProblemError, invalid_field
 from service.http.access import Caller, Scope, needs
+from service.http.questions import body_of, query_of
 from service.http.requests import HistoryQuery, PinBody, WinnerBody
 from service.http.routes.paging import next_page
 from service.http.state import Service, State
@@ -25,10 +26,13 @@ from tuner.store.revisions import WinnerRevision
 router = APIRouter(prefix="/winners", tags=["history"])
 
 Admin = Annotated[Caller, needs(Scope.ADMIN)]
+Chosen = Annotated[WinnerBody, body_of(WinnerBody)]
 
 
 @router.get("/history", dependencies=[needs(Scope.READ)])
-def history(service: Service, asking: Asking, query: Annotated[HistoryQuery, Query()]) -> Response:
+def history(
+    service: Service, asking: Asking, query: Annotated[HistoryQuery, query_of(HistoryQuery)]
+) -> Response:
     """All winners of a problem on a GPU model, newest first.
 
     Each comes with the answer of `GET /best` while it is served. `current` marks the one that is;
@@ -48,7 +52,9 @@ def history(service: Service, asking: Asking, query: Annotated[HistoryQuery, Que
 
 
 @router.post("/pin")
-def pin(service: Service, caller: Admin, asking: Asking, body: PinBody) -> Response:
+def pin(
+    service: Service, caller: Admin, asking: Asking, body: Annotated[PinBody, body_of(PinBody)]
+) -> Response:
     """Serve a revision until it is unpinned, even if others are promoted meanwhile."""
     with _asked(service, body) as (problem, device):
         chosen = service.store.pin(problem, device.slug, body.revision, actor=caller.name)
@@ -56,7 +62,7 @@ def pin(service: Service, caller: Admin, asking: Asking, body: PinBody) -> Respo
 
 
 @router.post("/unpin")
-def unpin(service: Service, caller: Admin, asking: Asking, body: WinnerBody) -> Response:
+def unpin(service: Service, caller: Admin, asking: Asking, body: Chosen) -> Response:
     """Serve the newest winner of the best origin again: measured, imported, then replayed."""
     with _asked(service, body) as (problem, device):
         chosen = service.store.unpin(problem, device.slug, actor=caller.name)
@@ -64,7 +70,7 @@ def unpin(service: Service, caller: Admin, asking: Asking, body: WinnerBody) -> 
 
 
 @router.post("/rollback")
-def roll_back(service: Service, caller: Admin, asking: Asking, body: WinnerBody) -> Response:
+def roll_back(service: Service, caller: Admin, asking: Asking, body: Chosen) -> Response:
     """Serve and pin the revision that was current before.
 
     A second rollback undoes the first. To serve any other revision, pin it.

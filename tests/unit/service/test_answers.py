@@ -9,10 +9,6 @@ from gemmsmith.answers.answer import Answer
 from gemmsmith.core.config import Match, Use
 from gemmsmith.core.kernel import Kernel
 from gemmsmith.core.problem import DType, Layout, Problem
-from gemmsmith.errors import InvalidProblem
-from service.errors import ProblemError
-from service.http.questions import ProblemBody, QuestionReader
-from service.http.requests import TuneBody
 from service.lookup import find
 from service.lookup.cache import Answers, Rendered
 from tests.support.present import present
@@ -205,50 +201,6 @@ def test_answers_that_name_another_pack_than_there_is_are_dropped() -> None:
     assert problems(memory, *everything) == {sizes[2], FAR}
     memory.drop_packed({there, "2" * 64}, {kernel_of(new): "2" * 64})
     assert problems(memory, *everything) == {FAR}
-
-
-def test_a_question_takes_what_an_order_takes() -> None:
-    reader = QuestionReader(ProblemBody)
-    sound = [
-        {"m": 1, "n": 2, "k": 3},
-        {"m": 1, "n": 2, "k": 2**31 - 1, "batch": 7, "dtype": "fp8_e4m3", "layout": "tn"},
-        {"m": 1, "n": 2, "k": 3, "out": "f32", "accumulate": True, "layout": "nt"},
-        {"m": 1, "n": 2, "k": 3, "dtype": "bf16.out_f32.accumulate", "accumulate": False},
-        {"m": 1, "n": 2, "k": 3, "dtype": "fp8_e4m3", "scaling": "row"},
-        {"m": 1, "n": 2, "k": 3, "grouping": "rows", "groups": 8},
-        {"m": 1, "n": 2, "k": 3, "grouping": "rows", "batch": 8},
-    ]
-    wrong = [
-        {},
-        {"m": 1, "n": 2},
-        {"m": 0, "n": 2, "k": 3},
-        {"m": 2**31, "n": 2, "k": 3},
-        {"m": True, "n": 2, "k": 3},
-        {"m": 1.0, "n": 2, "k": 3},
-        {"m": "1", "n": 2, "k": 3},
-        {"m": 1, "n": 2, "k": 3, "dtype": "fp4"},
-        {"m": 1, "n": 2, "k": 3, "dtype": None},
-        {"m": 1, "n": 2, "k": 3, "x": 1},
-        {"m": 1, "n": 2, "k": 3, "out": "e4m3"},
-        {"m": 1, "n": 2, "k": 3, "out": "f32", "accumulate": 1},
-        {"m": 1, "n": 2, "k": 3, "accumulate": True},
-        {"m": 1, "n": 2, "k": 3, "groups": 8},
-        {"m": 1, "n": 2, "k": 3, "grouping": "rows", "groups": 8, "batch": 4},
-        {"m": 1, "n": 2, "k": 3, "epilogue": "magic"},
-        {"m": 1, "n": 2, "k": 3, "epilogue": "bias", "batch": 2},
-        {"m": 1, "n": 2, "k": 3, "epilogue": "bias", "out": "f32"},
-        [1, 2, 3],
-        None,
-    ]
-    for item in sound:
-        assert reader.document(item).problem() == TuneBody.model_validate(item).problem()
-    loud = {"m": 1, "n": 2, "k": 3, "layout": "TN"}
-    assert reader.document(loud).problem() == Problem(m=1, n=2, k=3)
-    for item in wrong:
-        with pytest.raises((ProblemError, InvalidProblem)):
-            reader.document(item).problem()
-        with pytest.raises(ValueError, match=r"TuneBody|needs|must be|is the batch"):
-            TuneBody.model_validate(item).problem()
 
 
 def test_predictions_name_their_kernel_too() -> None:

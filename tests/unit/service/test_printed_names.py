@@ -21,8 +21,8 @@ from service.cli.main import app
 from service.cli.options import problem_of, typed
 from service.cli.session import model_of
 from service.documents import best_url
-from service.http.questions import BestQuery, ProblemBody, QuestionReader
-from service.http.requests import TuneBody
+from service.http.questions import QuestionReader
+from service.http.requests import BestQuery, TuneBody
 from service.lookup.devices import Catalogue
 from service.pages import addresses, operations
 from service.pages.search import SearchError, parse
@@ -144,8 +144,7 @@ def test_addresses_and_queries_read_every_problem() -> None:
         loud = query | {"dtype": problem.dtype.upper(), "layout": problem.layout.upper()}
         assert QuestionReader(BestQuery).query(urlencode(loud).encode()).problem() == problem
         body = requests.fields_of(problem) | {"layout": problem.layout.upper()}
-        assert QuestionReader(ProblemBody).document(body).problem() == problem
-        assert TuneBody.model_validate(body).problem() == problem
+        assert QuestionReader(TuneBody).document(body).problem() == problem
 
 
 def meets(search: Search, problem: Problem) -> bool:

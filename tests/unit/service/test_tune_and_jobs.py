@@ -85,6 +85,15 @@ def test_idempotency_key_gives_the_job_even_after_its_end(client: httpx.Client) 
         ({"device": 5}, "device"),
         ({"colour": "red"}, "colour"),
         ({"n": 2**31 - 1, "k": 2**20}, "n"),
+        ({"dtype": None}, "dtype"),
+        ({"out": "e4m3"}, "out"),
+        ({"out": "f32", "accumulate": 1}, "accumulate"),
+        ({"accumulate": True}, "accumulate"),
+        ({"groups": 8}, "groups"),
+        ({"grouping": "rows", "groups": 8, "batch": 4}, "groups"),
+        ({"epilogue": "magic"}, "epilogue"),
+        ({"epilogue": "bias", "batch": 2}, "batch"),
+        ({"epilogue": "bias", "out": "f32"}, "out"),
     ],
 )
 def test_a_wrong_order_enqueues_nothing(
