@@ -35,7 +35,7 @@ from gemmsmith.program.variables import (
 )
 from service.cli.options import DataOptions, DeviceName, Url, complete_efforts
 from service.cli.output import CommandError, MisuseError, note, writable
-from service.signals import handled
+from tuner.signals import handled
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 

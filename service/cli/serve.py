@@ -31,12 +31,12 @@ from service.http.connections import raise_file_limit
 from service.http.server import server_config
 from service.lookup.devices import Catalogue
 from service.settings import Settings, SettingsError
-from service.signals import handled
 from service.worker.gpu import usable_gpu
 from service.worker.supervisor import WorkerSupervisor
 from tuner.compile import ArtifactStore
 from tuner.devices.recording import SUFFIX, first_problem
 from tuner.errors import RecordingCorrupt
+from tuner.signals import handled
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.serve")

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from gemmsmith.core.device import DeviceModel, called
 from service.cli.options import SourceOptions, load_settings
 from service.cli.output import CommandError, MisuseError, note
-from service.signals import handled
+from tuner.signals import handled
 
 if TYPE_CHECKING:
     from gemmsmith.http.client import Client

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -15,9 +14,9 @@ from gemmsmith.core.tuning import JobState
 from service.fleet import local
 from service.fleet.driver import LOOK_S, Driver, Options
 from service.settings import Settings
-from service.signals import handled
 from tuner.errors import StoreError
 from tuner.jobs.stages import Stage, StagedQueue
+from tuner.signals import calling_on_signals
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.fleet")
@@ -52,7 +51,8 @@ def run(settings: Settings, options: Options, *, until_idle: bool = False) -> No
         StoreError: the database cannot be used at the start.
         OneMachineOnly: the database is a file, and the cluster has several machines.
     """
-    with Store.open(settings.database) as store, _signals() as stopping:
+    stopping = threading.Event()
+    with Store.open(settings.database) as store, calling_on_signals(stopping.set):
         driver = Driver(settings=settings, queue=StagedQueue(store, Stage.COMPILE), options=options)
         log.info("fleet ready", driver=driver.name)
         driver.end_others()
@@ -77,17 +77,3 @@ def run(settings: Settings, options: Options, *, until_idle: bool = False) -> No
 def _is_idle(queue: StagedQueue) -> bool:
     counts = queue.counts()
     return not counts[JobState.WAITING] and not counts[JobState.RUNNING]
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and SIGINT set; a second SIGINT ends the process at once."""
-    stopping = threading.Event()
-
-    def stop(number: int, _frame: object) -> None:
-        stopping.set()
-        if number == signal.SIGINT:
-            signal.signal(number, signal.SIG_DFL)
-
-    with handled((signal.SIGTERM, signal.SIGINT), stop):
-        yield stopping

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -208,15 +209,7 @@ def _reporter(leased: LeasedJob) -> Callable[[Progress], None]:
         if progress.phase == phase and not complete and now - reported_at < PROGRESS_EVERY_S:
             return
         phase, reported_at = progress.phase, now
-        leased.progress(
-            progress.phase,
-            progress.done,
-            progress.total,
-            progress.best_us,
-            progress.best,
-            progress.message,
-            progress.recorded,
-        )
+        leased.progress(**asdict(progress))
 
     return report
 

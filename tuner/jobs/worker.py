@@ -11,15 +11,13 @@ job's outcome could not be written, its lease expires, too.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from math import inf
-from types import FrameType
 
 import structlog
 
@@ -39,6 +37,7 @@ from tuner.errors import (
 from tuner.jobs.lease import LeasedJob, StopReason
 from tuner.jobs.queue import Queue
 from tuner.jobs.workers import REPORT_EVERY_S
+from tuner.signals import calling_on_signals
 
 log = structlog.get_logger(__name__)
 
@@ -116,10 +115,13 @@ class Worker:
     def run(self, *, until_idle: bool = False) -> int:
         """Work until `stop`, or with `until_idle` until no job is due; how many jobs it had.
 
-        In the main thread, SIGTERM and SIGINT call `stop` meanwhile.
+        In the main thread, SIGTERM and SIGINT call `stop` meanwhile. After a second SIGINT the
+        lease expires.
         """
         worked = 0
-        with self._signals(), self._reported():
+        in_main = threading.current_thread() is threading.main_thread()
+        signals = calling_on_signals(self.stop) if in_main else nullcontext()
+        with signals, self._reported():
             while not self._stopping:
                 try:
                     self._report()
@@ -212,24 +214,6 @@ class Worker:
                 _aborted(leased, "stopped")
             else:
                 leased.complete(revision)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(number: int, _frame: FrameType | None) -> None:
-            self.stop()
-            if number == signal.SIGINT:  # a second Ctrl-C means now: the lease will expire
-                signal.signal(number, signal.SIG_DFL)
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _aborted(leased: LeasedJob, message: str) -> None:

@@ -19,3 +19,16 @@ def handled(
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+@contextmanager
+def calling_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT call `stop`; a second SIGINT ends the process at once."""
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        stop()
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+
+    with handled((signal.SIGTERM, signal.SIGINT), handler):
+        yield
