@@ -28,6 +28,7 @@ _MOST = 2**31 - 1
 
 _DIGITS = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHORT_NAMES = frozenset(DType.__members__.values())
 _PARTS = (
     f"(\\.out_({'|'.join(Element)}))?(\\.scale_({'|'.join(Scaling)}))?"
     f"(\\.group_({'|'.join(Grouping)}))?(\\.then_({'|'.join(Epilogue)}))?(\\.accumulate)?"
@@ -91,10 +92,10 @@ def _canonical_dtype(value: Any) -> str:
 def _dtype(value: Any) -> str:
     """The `dtype` that is written under any of its names."""
     try:
-        return _canonical_dtype(value)
+        return value if value in _SHORT_NAMES else _canonical_dtype(value)
     except (InvalidProblem, TypeError) as error:  # a list cannot be hashed
         message = f"unknown: {value!r:.80}{suggestion(str(value), DType)}"
-        if isinstance(value, str) and value.partition(".")[0] in DType.__members__.values():
+        if isinstance(value, str) and value.partition(".")[0] in _SHORT_NAMES:
             message = str(error)
         raise WrongValue(message, ", ".join(DType)) from None
 
