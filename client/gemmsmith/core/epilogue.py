@@ -50,6 +50,9 @@ class Epilogue(StrEnum):
     layer needs; `_bgrad` the gradient of the bias before the activation, [N] of D's type: the sum
     of D's rows, added in a fixed order. With `_gate`, aux holds gate and up, [M, 2N], the gate
     first; D holds the gradients of both in the same order, [M, 2N], and the value is act(gate)·up.
+    Grouped products have gates only. There row factors r, [M] in FP32, are an operand of every
+    gate without being in its name: they multiply D, or backwards D and the value, and the gradient
+    of r is an output on demand.
     """
 
     NONE = "none"  # D = P + beta · C
