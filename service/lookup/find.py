@@ -25,7 +25,6 @@ from gemmsmith.core.problem import Problem
 from service.lookup.abilities import without_candidate
 from tuner.backends import is_legal
 from tuner.errors import StoreError
-from tuner.search.cost_model import AnalyticModel
 from tuner.search.predict import Prediction, predict
 from tuner.store import Store
 from tuner.store.changes import newest
@@ -40,7 +39,6 @@ MEASURED = frozenset({Match.EXACT, Match.NEAREST})
 ANY = frozenset(Match)
 """What may answer a question."""
 
-_RANKER = AnalyticModel()
 """Predicts where no winner answers."""
 
 PackOf = Callable[[str], str | None]
@@ -97,7 +95,7 @@ def find_many(
         answers |= _of_neighbours(source, others, device, pack_of)
     if Match.PREDICTED in accepted:
         for problem in problems:
-            if problem not in answers and (prediction := predict(problem, device, _RANKER)):
+            if problem not in answers and (prediction := predict(problem, device)):
                 answers[problem] = _predicted(problem, device, prediction, pack_of)
     return answers
 

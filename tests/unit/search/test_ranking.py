@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.launch import Launch
-from gemmsmith.core.problem import Problem
 from tests.support.candidates import PROBLEM, named
 from tests.support.replacing import replace
 from tuner.search.ranking import by_kernel, by_time, predictions
@@ -17,21 +13,9 @@ MODEL = DeviceModel(
 )
 
 
-class ByTable:
-    """Predicts from a table; what it does not know it predicts as equal."""
-
-    def __init__(self, **times: float) -> None:
-        self.times = times
-
-    def predict(
-        self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
-    ) -> list[float]:
-        return [self.times.get(c.kernel.name, 1.0) for c in candidates]
-
-
 def test_the_fastest_prediction_leads_and_ties_fall_to_the_key() -> None:
     field = [named("c"), named("b"), named("a")]
-    times = predictions(PROBLEM, field, MODEL, ByTable(c=0.5, a=1.0, b=1.0))
+    times = predictions(PROBLEM, field, MODEL, lambda *_: [0.5, 1.0, 1.0])
     order = by_time(field, times)
     assert [c.kernel.name for c in order] == ["c", "a", "b"]
 

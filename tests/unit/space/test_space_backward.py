@@ -11,7 +11,7 @@ from tuner.backends import Level, candidates, kernels, refusal
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import kernel, named
 from tuner.backends.unit import unit_source
-from tuner.search.cost_model import AnalyticModel
+from tuner.search.cost_model import predicted_us
 
 M, N, K = 4096, 3072, 768
 
@@ -57,7 +57,7 @@ def test_each_matrix_has_buffers_of_its_own() -> None:
 def test_what_is_fused_costs_something_and_less_than_passes_of_its_own(h200: DeviceModel) -> None:
     def times(epilogue: str) -> float:
         asked = problem(epilogue)
-        return min(AnalyticModel().predict(asked, candidates(asked, h200), h200))
+        return min(predicted_us(asked, candidates(asked, h200), h200))
 
     one = M * N * 2 / 4e6
     plain = times("none")

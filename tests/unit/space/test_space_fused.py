@@ -19,7 +19,7 @@ from tuner.backends import candidates, kernels, refusal
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import kernel, named
 from tuner.backends.unit import unit_source
-from tuner.search.cost_model import AnalyticModel
+from tuner.search.cost_model import predicted_us
 
 M, N, K = 4096, 3072, 768
 
@@ -71,7 +71,7 @@ def test_kernels_of_other_epilogues_take_no_problem_of_this_one() -> None:
 def test_what_is_fused_costs_something_and_less_than_a_pass_of_its_own(h200: DeviceModel) -> None:
     def times(epilogue: str) -> float:
         problem = fused(epilogue)
-        return min(AnalyticModel().predict(problem, candidates(problem, h200), h200))
+        return min(predicted_us(problem, candidates(problem, h200), h200))
 
     plain = times("none")
     pass_us = 2 * M * N * 2 / 4e6

@@ -14,7 +14,7 @@ from tuner.backends import candidates, kernels, refusal
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import named
 from tuner.backends.unit import unit_source
-from tuner.search.cost_model import AnalyticModel
+from tuner.search.cost_model import predicted_us
 
 M, N, K = 4096, 8192, 2048
 
@@ -71,7 +71,7 @@ def test_buffers_leave_the_mainloop_its_stages() -> None:
 
 def test_what_gates_costs_less_than_a_pass_of_its_own(h200: DeviceModel) -> None:
     def time(problem: Problem) -> float:
-        return min(AnalyticModel().predict(problem, candidates(problem, h200), h200))
+        return min(predicted_us(problem, candidates(problem, h200), h200))
 
     plain = time(Problem(m=M, n=N, k=K))
     pass_us = 1.5 * M * N * 2 / 4e6
