@@ -44,7 +44,6 @@ from tuner.measure.protocol import (
     SweepRequest,
 )
 from tuner.measure.regimes import ROUNDS_BUDGET_US, Finalists, Further
-from tuner.measure.spreads import by_spread
 from tuner.measure.timing import (
     FINAL_REPLAY_US,
     SCREEN_REPLAY_US,
@@ -135,7 +134,7 @@ class Batches:
             blame=lambda places: self._blaming(indices[place] for place in places),
         )
         try:
-            spreads = by_spread(finalists)
+            spreads = finalists.by_spread()
             further = finalists.further()
         except CandidateFailed:  # without penalties no candidate is recommended
             spreads, further = (), Further(power_penalties=(None,) * len(indices))

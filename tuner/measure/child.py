@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
 from tuner.errors import DeviceError, NoGpu
-from tuner.measure.local_gpu import gpu_uuid, local_gpu
+from tuner.measure.local_gpu import local_gpu
 from tuner.measure.protocol import (
     NOBODY,
     Dead,
@@ -139,27 +139,15 @@ def _open(ordinal: int, send: Callable[[Reply], None]) -> tuple[Batches, Ready]:
     model = local_gpu(ordinal)
     if model is None:
         raise NoGpu(f"no CUDA device {ordinal} here; run `gemmsmith doctor`")
-    import torch
-
     from tuner.measure.batch import Batches
-    from tuner.measure.conditions import Monitor
-    from tuner.measure.environment import environment
+    from tuner.measure.environment import open_gpu
     from tuner.measure.graphs import Stream
     from tuner.workloads.reference import use_precise_fp32
 
-    if not torch.cuda.is_available():
-        raise NoGpu(
-            f"the driver has {model.name}, but torch {torch.__version__} has no CUDA support: "
-            "install a CUDA build of torch"
-        )
-    torch.cuda.set_device(ordinal)
-    torch.zeros(1, device=f"cuda:{ordinal}")  # creates the context that the driver calls use
+    monitor, software = open_gpu(model, ordinal)
     use_precise_fp32()
-    monitor = Monitor(gpu_uuid(ordinal))
     batches = Batches(model=model, ordinal=ordinal, stream=Stream(), monitor=monitor, send=send)
-    return batches, Ready(
-        model=model, environment=environment(gpu_uuid(ordinal), monitor.driver_version)
-    )
+    return batches, Ready(model=model, environment=software)
 
 
 if __name__ == "__main__":

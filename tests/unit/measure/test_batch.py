@@ -21,7 +21,7 @@ from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tests.support.replacing import replace
-from tuner.measure import batch, bench, company, power, regimes, spreads, timing, torch_calls
+from tuner.measure import batch, bench, power, regimes, timing, torch_calls
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
 from tuner.measure.graphs import Replay
@@ -64,7 +64,7 @@ def batches(monkeypatch: pytest.MonkeyPatch, said: list[Reply]) -> Batches:
     for module in (bench, torch_calls, timing):
         monkeypatch.setattr(module, "Event", HostEvent)
     monkeypatch.setattr(bench, "KernelGraph", HostGraph)
-    for module in (torch_calls, bench, company):
+    for module in (torch_calls, bench, regimes):
         monkeypatch.setattr(module, "TorchGraph", HostGraph)
     monkeypatch.setattr(timing, "COOLING_S", 0.0)
     monkeypatch.setattr(bench, "context_is_dead", lambda: "")
@@ -217,7 +217,7 @@ def test_each_spread_is_timed_on_its_own_sets_alone(
 ) -> None:
     replayed: list[set[tuple[str, int]]] = []
     recording = False
-    captured = spreads.captured_beside
+    captured = regimes.captured_beside
     launched, computed = bench.Bench._launch, torch_calls.TorchCall.compute
 
     @contextmanager
@@ -240,7 +240,7 @@ def test_each_spread_is_timed_on_its_own_sets_alone(
         return computed(self, i)
 
     monkeypatch.setattr(regimes, "gain", lambda *_: 0.0)
-    monkeypatch.setattr(spreads, "captured_beside", beside)
+    monkeypatch.setattr(regimes, "captured_beside", beside)
     monkeypatch.setattr(bench.Bench, "_launch", launch)
     monkeypatch.setattr(torch_calls.TorchCall, "compute", compute)
     problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
@@ -336,7 +336,7 @@ def test_what_cannot_be_captured_again_is_not_recommended(
         raise bench.CandidateFailed(Failure(kind=FailureKind.LAUNCH, message="no memory"))
 
     monkeypatch.setattr(regimes, "gain", lambda *_: 2.0)
-    monkeypatch.setattr(company, "mixed_rounds", refuse)
+    monkeypatch.setattr(regimes, "mixed_rounds", refuse)
     request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1)
     done = batches.finals(request)
     assert done.interleaved is None
