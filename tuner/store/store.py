@@ -175,15 +175,9 @@ class Store:
         """
         return self.add_trials([trial])[0]
 
-    def promote(self, winner: Winner, *, imported: bool = False, force: bool = False) -> Winner:
-        """Add a winner to the history; see `tuner.store.winners` for when it becomes current.
-
-        `imported` means measured by another installation: importing it again changes nothing,
-        and it does not replace what was measured here, unless `force` says so. What is measured
-        here is signed, if there is a signer.
-        """
-        mine = winner if imported else signed(winner, self.signer)
-        return self._winners.promote(mine, imported=imported, force=force)
+    def promote(self, winner: Winner) -> Winner:
+        """Add a winner that was measured here, signed if there is a signer; see `Winners`."""
+        return self._winners.promote(signed(winner, self.signer))
 
     def near(self, problem: Problem, device: str) -> list[tuple[Problem, Won]]:
         """As `near_winners`, with no more than a search for neighbours needs."""

@@ -52,47 +52,40 @@ class Winners:
         self._dictionary = dictionary
         self._gpus = gpus
 
-    def promote(self, winner: Winner, *, imported: bool = False, force: bool = False) -> Winner:
-        """Add a winner to the history, and make it current if the module's rule says so.
+    def promote(self, winner: Winner) -> Winner:
+        """Add a winner that was measured here, and make it current if the module's rule says so.
 
-        An `imported` winner was measured by another installation; if the history has it already,
-        it is not added again. `force` makes it current whatever the origin of the current one; a
-        pin still holds. Returns the winner as it is stored, with its revision.
+        Returns the winner as it is stored, with its revision.
 
         Raises:
             JobAborted: the winner's job is to be cancelled; nothing was changed.
         """
         winner = canonical(winner)
-        origin = origin_of(winner, Origin.IMPORTED if imported else Origin.MEASURED)
+        origin = origin_of(winner, Origin.MEASURED)
         digest = fingerprint(winner)
         values = columns(winner, origin, digest)  # before the transaction, which others wait for
         with self._database.write() as session:
             self._database.lock(session, PROMOTION_LOCK)
-            worker = None if imported else _worker_of(session, winner.job)
+            worker = _worker_of(session, winner.job)
             ids = self._dictionary.ids(session, entries(winner))
             self.heal(session, [winner.candidate.kernel] if winner.candidate else [])
             history = [*session.scalars(history_of(ids[winner.problem], ids[winner.device]))]
             current = next((row for row in history if row.is_current), None)
-            # A winner measured here is a new revision even if an earlier one is equal, an imported
-            # one is not.
-            known = history if imported else [current] if current else []
-            row = next((row for row in known if row.digest == digest), None)
-            if row is None:
+            # A winner that equals an earlier one, and not the current one, is a new revision.
+            if current is not None and current.digest == digest:
+                row = current
+                if winner.pack not in (None, row.pack):  # its answer names another pack now
+                    row.pack, row.sequence = winner.pack, next_sequence(session)
+                if row.signature is None and winner.signature is not None:
+                    row.signature = to_json(winner.signature)
+            else:
                 revision = 1 + max((row.revision for row in history), default=0)
                 row = WinnerRow(**values, **references(winner, ids), revision=revision)
                 session.add(row)
-            elif winner.pack not in (None, row.pack):
-                row.pack = winner.pack
-                if row.is_current:  # its answer names another pack now
-                    row.sequence = next_sequence(session)
-            if row.signature is None and winner.signature is not None:
-                row.signature = to_json(winner.signature)
-            outranks = current is None or force or RANK[origin] >= RANK[Origin(current.origin)]
-            news = force or row not in history  # an import may be of something replaced long ago
-            pinned = current is not None and current.pinned
-            if row is not current and news and outranks and not pinned:
-                make_current(session, row, current)
-                if not imported:
+                if current is None or (
+                    RANK[origin] >= RANK[Origin(current.origin)] and not current.pinned
+                ):
+                    make_current(session, row, current)
                     actor, job = worker or LOCAL, winner.job
                     record_change(
                         session, Action.PROMOTED, winner, row, current, actor=actor, job=job

@@ -143,9 +143,7 @@ def test_revisions_say_what_changed(store: Store) -> None:
     assert changes([]) == []
     store.promote(winner(time=12.0))
     other = replace(winner().environment, driver="590.1")
-    store.promote(
-        replace(winner(time=10.0), candidate=trial(3).candidate, environment=other), force=True
-    )
+    store.promote(replace(winner(time=10.0), candidate=trial(3).candidate, environment=other))
     [(_, newer), (_, older)] = changes(store.revisions(PROBLEM, H200))
     assert newer == "another kernel, driver 590.1, ratio +20.0%"
     assert older == ""
