@@ -31,8 +31,7 @@ from tuner.errors import JobAborted, NoLegalCandidate, NotRecorded
 from tuner.measure.policy import Policy
 from tuner.search.budget import BUDGETS
 from tuner.search.finals import hold_finals
-from tuner.search.progress import Progress, Step
-from tuner.search.run import TuningRun
+from tuner.search.run import Progress, Step, TuningRun
 from tuner.store import Store
 from tuner.store.statement import is_believed, is_intact
 from tuner.trial import Failure, FailureKind, Finals, Phase, Trial
