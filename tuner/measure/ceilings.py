@@ -280,20 +280,14 @@ class _Gpu:
         import torch
 
         from tuner.measure.conditions import conditions_of
-        from tuner.measure.graphs import Event, TorchGraph
+        from tuner.measure.graphs import TorchGraph, rough_us
         from tuner.measure.timing import FINAL_REPLAY_US, launches_per_replay
 
         gc.collect()
         torch.cuda.empty_cache()
-        start, end = Event(), Event()
         with self._stream.torch():
             launch(0)  # loads the kernel
-            start.record(self._stream)
-            for i in range(_WARM_LAUNCHES):
-                launch(i)
-            end.record(self._stream)
-        end.wait()
-        estimate_us = end.microseconds_since(start) / _WARM_LAUNCHES
+            estimate_us = rough_us(self._stream, _WARM_LAUNCHES, launch)
         graph = TorchGraph(
             self._stream, launches_per_replay(estimate_us, sets, FINAL_REPLAY_US), launch
         )

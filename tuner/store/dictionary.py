@@ -10,7 +10,7 @@ or importing a winner of the kernel puts the right one in its place (`heal`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,16 +41,18 @@ class Dictionary:
         self._environments: dict[int, Environment] = {}
         self._kernels: dict[int, AnyKernel] = {}
 
-    def ids(self, session: Session, entries: Iterable[Entry], *, as_given: bool = False) -> Ids:
+    def ids(
+        self, session: Session, entries: Iterable[Entry], *, as_given: bool = False
+    ) -> dict[Entry, int]:
         """Ids of all entries, written where they are new. Call `keep` after the commit.
 
         With `as_given` new ones get their ids in that order.
         """
-        ids = Ids(self._ids)
-        new = {key: entry for entry in entries if (key := _key(entry)) not in self._ids}
+        ids = {entry: self._ids.get(_key(entry), 0) for entry in entries}  # no row has the id 0
+        new = [entry for entry, row_id in ids.items() if row_id == 0]
         # One order for all: two transactions that write the same new rows never deadlock.
-        for key in new if as_given else sorted(new, key=lambda key: _order(new[key])):
-            ids.fresh[key] = _intern(session, new[key])
+        for entry in new if as_given else sorted(new, key=_order):
+            ids[entry] = _intern(session, entry)
         return ids
 
     def problem_id(self, session: Session, problem: Problem) -> int | None:
@@ -132,21 +134,9 @@ class Dictionary:
         # A description may have been corrected.
         self._kernels = {}
 
-    def keep(self, ids: Ids) -> None:
+    def keep(self, ids: Mapping[Entry, int]) -> None:
         # Called after the commit: what a failed transaction wrote has no id.
-        self._ids.update(ids.fresh)
-
-
-class Ids:
-    """Ids of dictionary rows as one transaction sees them."""
-
-    def __init__(self, kept: dict[object, int]) -> None:
-        self._kept = kept
-        self.fresh: dict[object, int] = {}
-
-    def __getitem__(self, entry: Entry) -> int:
-        key = _key(entry)
-        return self.fresh[key] if key in self.fresh else self._kept[key]
+        self._ids.update({_key(entry): row_id for entry, row_id in ids.items()})
 
 
 def problem_of(row: ProblemRow) -> Problem:

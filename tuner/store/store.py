@@ -40,7 +40,7 @@ from tuner.store.packs import PackTables
 from tuner.store.revisions import Revisions
 from tuner.store.served import AllServed, Won
 from tuner.store.statement import signed
-from tuner.store.trials import Trials, TriedTrials
+from tuner.store.trials import Trials
 from tuner.store.winners import Winners
 from tuner.trial import Trial, Winner
 
@@ -56,7 +56,7 @@ class Store:
         dictionary: devices, environments, problems and kernels.
         changes: whether answers may have changed.
         gpus: the GPUs that measure for this store.
-        trials, add_trials: see `Trials`.
+        trials, add_trials, tried_on, tried_for: see `Trials`.
         winner, winners, winners_of, near_winners, unanswered, sequence: see `Winners`.
         revisions, every_revision, pin, unpin, roll_back: see `Revisions`.
         add_pack, remove_pack, winners_packs, pack_for, kernel: see `PackTables`.
@@ -74,6 +74,8 @@ class Store:
         self.changes = Changes(database)
         self.add_trials = self._trials.add
         self.trials = self._trials.find
+        self.tried_on = self._trials.tried_on
+        self.tried_for = self._trials.tried_for
         self.winner = self._winners.current
         self.winners = self._winners.find
         self.winners_of = self._winners.of
@@ -114,10 +116,6 @@ class Store:
     @cached_property
     def overview(self) -> Overview:
         return Overview(self.database)
-
-    @cached_property
-    def tried(self) -> TriedTrials:
-        return TriedTrials(self.database, self.dictionary)
 
     @cached_property
     def listing(self) -> Listing:

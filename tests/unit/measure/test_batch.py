@@ -21,7 +21,7 @@ from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tests.support.replacing import replace
-from tuner.measure import batch, bench, power, regimes, timing, torch_calls
+from tuner.measure import batch, bench, graphs, power, regimes, timing, torch_calls
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
 from tuner.measure.graphs import Replay
@@ -61,7 +61,7 @@ def said() -> list[Reply]:
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch, said: list[Reply]) -> Batches:
-    for module in (bench, torch_calls, timing):
+    for module in (graphs, timing):
         monkeypatch.setattr(module, "Event", HostEvent)
     monkeypatch.setattr(bench, "KernelGraph", HostGraph)
     for module in (torch_calls, bench, regimes):
