@@ -9,12 +9,14 @@ import pytest
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
-from gemmsmith.core.launch import Decomposition
+from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
+from tests.support.candidates import PROBLEM, named
 from tests.support.replacing import replace
 from tuner.backends import candidates
 from tuner.backends.cutlass.operation import is_padded
 from tuner.search.cost_model import predicted_us
+from tuner.search.ranking import by_kernel, by_time, predictions
 
 H200 = DeviceModel(
     name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=150 * 10**9, l2_bytes=50 << 20
@@ -196,3 +198,17 @@ def _plain_tn() -> list[Candidate]:
         False,
     }
     return listed
+
+
+def test_the_fastest_prediction_leads_and_ties_fall_to_the_key() -> None:
+    field = [named("c"), named("b"), named("a")]
+    times = predictions(PROBLEM, field, H200, lambda *_: [0.5, 1.0, 1.0])
+    order = by_time(field, times)
+    assert [c.kernel.name for c in order] == ["c", "a", "b"]
+
+
+def test_candidates_group_by_kernel_in_rank_order() -> None:
+    swizzled = replace(named("a"), launch=Launch(swizzle=4))
+    groups = by_kernel([named("b"), swizzled, named("a")])
+    assert list(groups) == ["b", "a"]
+    assert groups["a"] == [swizzled, named("a")]
