@@ -14,8 +14,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Select,
+    String,
+    and_,
+    bindparam,
+    cast,
+    column,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Session, aliased
 
 from gemmsmith.core.device import DeviceModel, Environment
 from gemmsmith.core.kernel import AnyKernel, Kernel
@@ -29,6 +42,8 @@ Entry = DeviceModel | Environment | AnyKernel | Problem
 T = TypeVar("T")
 
 _MANY = 500
+_ASKED = bindparam("asked", type_=String)
+_IDENTITY = {"operation": String, "batch": Integer, "m": Integer, "n": Integer, "k": Integer}
 
 
 class Dictionary:
@@ -234,3 +249,31 @@ def _upsert(
 def pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
     # Databases limit the parameters of a statement.
     return (items[start : start + _MANY] for start in range(0, len(items), _MANY))
+
+
+def asked(problems: Iterable[Problem]) -> dict[str, Any]:
+    """The parameters of a query with `asked_ids`.
+
+    The problems are one JSON parameter, so that the query's text never changes: written out as
+    VALUES, thousands of parameters would cost more than the query itself.
+    """
+    return {_ASKED.key: msgspec.json.encode([*map(problem_identity, problems)]).decode()}
+
+
+def asked_ids(*, on_sqlite: bool) -> Select[int]:
+    """Ids of the problems of `asked` that are recorded."""
+    # For `IN`: joined directly, SQLite would go through all winners, as it cannot know how few
+    # problems there are.
+    problem = aliased(ProblemRow)
+    if on_sqlite:
+        rows = func.json_each(_ASKED).table_valued("value", name="asked")
+        cells: dict[str, ColumnElement[Any]] = {
+            name: func.json_extract(rows.c.value, f"$.{name}") for name in _IDENTITY
+        }
+    else:
+        typed: list[ColumnElement[Any]] = [column(name, kind) for name, kind in _IDENTITY.items()]
+        table = func.jsonb_to_recordset(cast(_ASKED, JSONB)).table_valued(*typed, name="asked")
+        rows = table.render_derived(with_types=True)
+        cells = {name: rows.c[name] for name in _IDENTITY}
+    same = (getattr(problem, name) == cell for name, cell in cells.items())
+    return select(problem.id).join(rows, and_(*same))

@@ -27,11 +27,10 @@ from gemmsmith.core.neighbours import NEIGHBOURS, Neighbourhood
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.errors import InvalidProblem
 from tuner.errors import JobAborted
-from tuner.store import asked
 from tuner.store.audit import LOCAL, Action, record
 from tuner.store.codec import from_json_or_none, to_json
 from tuner.store.database import Database
-from tuner.store.dictionary import Dictionary, Entry, problem_of
+from tuner.store.dictionary import Dictionary, Entry, asked, asked_ids, problem_of
 from tuner.store.gpus import Gpus
 from tuner.store.models import CURRENT, DeviceRow, JobRow, ProblemRow, WinnerRow
 from tuner.store.sql import equal
@@ -117,7 +116,7 @@ class Winners:
         """As `current`, for many problems at once, in no order; some may have no winner."""
         query = _of_problems(on_sqlite=self._database.is_sqlite)
         with self._database.read() as session:
-            rows = session.execute(query, asked.parameters(problems) | {"slug": device}).all()
+            rows = session.execute(query, asked(problems) | {"slug": device}).all()
             return self._winners(session, rows)
 
     def heal(self, session: Session, kernels: Iterable[AnyKernel]) -> None:
@@ -250,7 +249,7 @@ def _select() -> Select[WinnerRow, ProblemRow]:
 def _of_problems(*, on_sqlite: bool) -> Select[WinnerRow, ProblemRow]:
     # Made once: that takes longer than to read a winner.
     query = _select().where(CURRENT, DeviceRow.slug == bindparam("slug"))
-    return query.where(WinnerRow.problem_id.in_(asked.ids(on_sqlite=on_sqlite)))
+    return query.where(WinnerRow.problem_id.in_(asked_ids(on_sqlite=on_sqlite)))
 
 
 def history_of(problem_id: int, device_id: int) -> Select[WinnerRow]:
