@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import inf
 from types import MappingProxyType
 
-from sqlalchemy import Row, Select, bindparam, func, select, update
+from sqlalchemy import Select, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from gemmsmith.answers.history import Origin
@@ -117,7 +117,7 @@ class Winners:
         query = _of_problems(on_sqlite=self._database.is_sqlite)
         with self._database.read() as session:
             rows = session.execute(query, asked(problems) | {"slug": device}).all()
-            return self._winners(session, rows)
+            return self.read(session, rows)
 
     def heal(self, session: Session, kernels: Iterable[AnyKernel]) -> None:
         """Correct kernels' descriptions. Answers with such a kernel change: they get a sequence."""
@@ -169,7 +169,7 @@ class Winners:
                     raise InvalidProblem("after", f"no page of winners ends with {after}")
                 query = query.where(WinnerRow.problem_id > last)
             query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id).limit(limit)
-            return self._winners(session, session.execute(query).all())
+            return self.read(session, session.execute(query).all())
 
     def unanswered(self, limit: int | None = None) -> list[Winner]:
         """Winners from elsewhere that are not answered, as no trusted key signed them.
@@ -179,7 +179,7 @@ class Winners:
         query = _select().where(WinnerRow.origin == Origin.UNSIGNED.value, WinnerRow.sequence == 0)
         query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id, WinnerRow.id)
         with self._database.read() as session:
-            return self._winners(session, session.execute(query.limit(limit)).all())
+            return self.read(session, session.execute(query.limit(limit)).all())
 
     def near(
         self, problem: Problem, device: str, limit: int = NEIGHBOURS, reach: float = inf
@@ -214,12 +214,9 @@ class Winners:
         with self._database.read() as session:
             return session.scalar(select(func.max(WinnerRow.sequence))) or 0
 
-    def _winners(
-        self, session: Session, rows: Sequence[Row[WinnerRow, ProblemRow]]
+    def read(
+        self, session: Session, rows: Sequence[tuple[WinnerRow, ProblemRow | Problem]]
     ) -> list[Winner]:
-        return self.read(session, [(row, problem_of(problem)) for row, problem in rows])
-
-    def read(self, session: Session, rows: Sequence[tuple[WinnerRow, Problem]]) -> list[Winner]:
         """The winners that rows of the table describe."""
         if not rows:
             return []
@@ -228,7 +225,8 @@ class Winners:
         )
         in_use = self._gpus.in_use(session)
         winners = []
-        for row, problem in rows:
+        for row, there in rows:
+            problem = problem_of(there) if isinstance(there, ProblemRow) else there
             environment = self._dictionary.environment(session, row.environment_id)
             device = self._dictionary.device(session, row.device_id)
             stale = in_use.makes_stale(row, environment)
