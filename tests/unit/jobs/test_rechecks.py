@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort, JobState
+from tests.support.queues import problem
 from tests.support.records import DEVICE, ENVIRONMENT, OTHER_DEVICE, PROBLEM, imported, winner
 from tuner.jobs import Job, LeasedJob, Queue
 from tuner.jobs.rechecks import AGAIN_S, IDLE_PRIORITY, Rechecks
@@ -18,10 +18,6 @@ from tuner.store.models import JobRow
 
 H200 = DEVICE.slug
 NEWER = replace(ENVIRONMENT, cublas="14.0")
-
-
-def problem(m: int) -> Problem:
-    return replace(PROBLEM, m=m)
 
 
 @pytest.fixture
