@@ -36,7 +36,9 @@ from tuner.measure.protocol import (
     ProfileDone,
     Propose,
     ProposeDone,
+    Refused,
     Reply,
+    Request,
     Screen,
     ScreenDone,
     Started,
@@ -81,6 +83,24 @@ class Batches:
     stream: Stream
     monitor: Monitor
     send: Send
+
+    def answer(self, request: Request) -> Reply:
+        try:
+            match request:
+                case Screen():
+                    return self.screen(request)
+                case FinalsRequest():
+                    return self.finals(request)
+                case SweepRequest():
+                    return self.sweep(request)
+                case Profile():
+                    return self.profile(request)
+                case Propose():
+                    return self.propose(request)
+                case _:
+                    return Refused(error="DeviceError", message="unexpected request")
+        finally:
+            torch.cuda.empty_cache()  # training may run on the same GPU
 
     def screen(self, request: Screen) -> ScreenDone:
         """Each entrant: verify, capture, a few samples; its outcome is sent at once."""
@@ -313,8 +333,3 @@ class Batches:
                 cost_s=round(time.perf_counter() - began, 4),
             )
         )
-
-
-def release_memory() -> None:
-    # Training may run on the same GPU.
-    torch.cuda.empty_cache()

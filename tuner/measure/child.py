@@ -21,18 +21,13 @@ from tuner.measure.protocol import (
     NOBODY,
     Dead,
     EntrantOutcome,
-    FinalsRequest,
     Hello,
-    Profile,
-    Propose,
     Quit,
     Ready,
     Refused,
     Reply,
     Request,
-    Screen,
     Started,
-    SweepRequest,
     decode_request,
     encode,
 )
@@ -83,7 +78,7 @@ def main() -> int:
 
     for request in requests:
         try:
-            reply = _answer(batches, request)
+            reply = batches.answer(request)
         except ContextDead as error:
             send(Dead(index=blamed, message=str(error)))
             return EXIT_DEAD
@@ -103,27 +98,6 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(EXIT_ORPHANED)
-
-
-def _answer(batches: Batches, request: Request) -> Reply:
-    from tuner.measure.batch import release_memory
-
-    try:
-        match request:
-            case Screen():
-                return batches.screen(request)
-            case FinalsRequest():
-                return batches.finals(request)
-            case SweepRequest():
-                return batches.sweep(request)
-            case Profile():
-                return batches.profile(request)
-            case Propose():
-                return batches.propose(request)
-            case _:
-                return Refused(error="DeviceError", message="unexpected request")
-    finally:
-        release_memory()
 
 
 def _requests(source: BinaryIO) -> Iterator[Request]:
