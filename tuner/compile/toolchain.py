@@ -123,9 +123,9 @@ def find_toolchain(*, wheels_only: bool = False) -> Toolchain:
     tried: list[str] = []
     for nvcc, origin in _candidates(wheels_only=wheels_only):
         root = nvcc.parent.parent
-        missing = _missing_parts(root) if origin == "wheels" else []
-        if missing:
-            tried.append(f"{nvcc} (lacks the wheels {', '.join(missing)})")
+        missing = {wheel for part, wheel in _WHEEL_PARTS if not (root / part).exists()}
+        if missing and origin == "wheels":
+            tried.append(f"{nvcc} (lacks the wheels {', '.join(sorted(missing))})")
             continue
         version = _version(nvcc)
         if version is None:
@@ -181,10 +181,6 @@ def _wheel_roots() -> list[Path]:
     places = spec.submodule_search_locations if spec else None
     roots = [root for place in places or [] for root in Path(place).glob("cu[0-9]*")]
     return sorted(roots, key=lambda root: int(re.sub(r"\D", "", root.name) or 0), reverse=True)
-
-
-def _missing_parts(root: Path) -> list[str]:
-    return sorted({wheel for part, wheel in _WHEEL_PARTS if not (root / part).exists()})
 
 
 def _version(nvcc: Path) -> tuple[int, int, int] | None:
