@@ -6,7 +6,7 @@ with the shipped winners.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from gemmsmith.signing import Signer
@@ -34,7 +34,11 @@ def prepare(settings: Settings) -> list[tuple[Path, Imported]]:
     """
     stores.upgrade(settings.database)
     with Store.open(settings.database) as store:
-        loaded = list(_load(settings, store))
+        trusted = identity.trusted(settings)
+        loaded = [
+            (path, import_winners(store, path, trusted, unsigned=settings.unsigned))
+            for path in sorted(settings.winners.glob("*.json*"))
+        ]
         if installed.folders():
             from service.worker.builder import open_artifacts
 
@@ -61,9 +65,3 @@ def open_store(
     if stores.current(settings.database) is None:
         on_made(sum(imported.added for _, imported in prepare(settings)))
     return Store.open(settings.database, signer=signer)
-
-
-def _load(settings: Settings, store: Store) -> Iterator[tuple[Path, Imported]]:
-    trusted = identity.trusted(settings)
-    for path in sorted(settings.winners.glob("*.json*")):
-        yield path, import_winners(store, path, trusted, unsigned=settings.unsigned)

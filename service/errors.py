@@ -58,11 +58,14 @@ class FieldError:
 
 @dataclass(kw_only=True)
 class ProblemError(Exception):
-    """An error with an answer. `kind` ends its type URI and is stable: programs match on it."""
+    """An error with an answer. `kind` ends its type URI and is stable: programs match on it.
+
+    The title is the kind in words if it is not given.
+    """
 
     status: int
     kind: str
-    title: str
+    title: str = ""
     detail: str
     errors: Sequence[FieldError] = ()
     links: Mapping[str, Any] = field(default_factory=dict)
@@ -72,7 +75,7 @@ class ProblemError(Exception):
         """The RFC 9457 document, for the request path (or part of it) `instance`."""
         document: dict[str, Any] = {
             "type": _TYPE + self.kind,
-            "title": self.title,
+            "title": self.title or self.kind.replace("-", " ").capitalize(),
             "status": self.status,
             "detail": self.detail,
             "instance": instance,
@@ -104,9 +107,7 @@ def invalid(errors: Sequence[FieldError]) -> ProblemError:
     )
     if more > 0:
         detail += f"; and {more} more"
-    return ProblemError(
-        status=422, kind="invalid-input", title="Invalid input", detail=detail, errors=errors
-    )
+    return ProblemError(status=422, kind="invalid-input", detail=detail, errors=errors)
 
 
 def invalid_field(name: str, message: str, accepted: str | None = None) -> ProblemError:

@@ -22,7 +22,7 @@ import structlog
 from gemmsmith.showing import line, lines
 
 
-def configure(*, json: bool = False, level: int = logging.INFO) -> None:
+def configure(*, json: bool = False) -> None:
     """Send all logs to standard error; standard output is for results."""
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -65,10 +65,10 @@ def configure(*, json: bool = False, level: int = logging.INFO) -> None:
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level)
+    root.setLevel(logging.INFO)
     # Our own middleware logs requests, and Alembic logs two lines at every start.
     logging.getLogger("uvicorn.access").disabled = True
-    logging.getLogger("alembic").setLevel(max(level, logging.WARNING))
+    logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def _harmless(

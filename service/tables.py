@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
+from enum import Enum, StrEnum
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from gemmsmith.answers.answer import Statistics
-from gemmsmith.core.candidate import Candidate
-from gemmsmith.core.problem import Problem
 from gemmsmith.http.replies import SCHEMA
 from tuner.extras import pip_install
 from tuner.store import StoredTrial
@@ -59,17 +57,20 @@ class ParquetMissing(ImportError):
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Table(Generic[T]):
     """How records become rows.
 
     Attributes:
-        columns: the type of each column, by its name and in order; every value may be missing.
-        row: all columns of a record.
+        cells: of each column, by its name and in order, the type and the attribute of a record that
+            is its value, as a path; the value is None where a part of the path is.
     """
 
-    columns: Mapping[str, type]
-    row: Callable[[T], Row]
+    cells: Mapping[str, tuple[type, str]]
+
+    @property
+    def columns(self) -> dict[str, type]:
+        return {name: kind for name, (kind, _) in self.cells.items()}
 
     def choose(self, fields: str | None) -> tuple[str, ...]:
         """The columns named in `fields`, separated by commas and in that order; all if it is None.
@@ -78,15 +79,18 @@ class Table(Generic[T]):
             UnknownField: there is no such column.
         """
         if fields is None:
-            return tuple(self.columns)
+            return tuple(self.cells)
         names = tuple(dict.fromkeys(name.strip() for name in fields.split(",")))
         for name in names:
-            if name not in self.columns:
-                raise UnknownField(name, self.columns)
+            if name not in self.cells:
+                raise UnknownField(name, self.cells)
         return names
 
     def rows(self, records: Iterable[T], fields: Sequence[str]) -> list[Row]:
-        return [{name: row[name] for name in fields} for row in map(self.row, records)]
+        cells = [(name, self.cells[name][1], attrgetter(self.cells[name][1])) for name in fields]
+        return [
+            {name: _value(record, path, get) for name, path, get in cells} for record in records
+        ]
 
     def write(self, rows: Sequence[Row], fields: Sequence[str], form: FileFormat) -> bytes:
         """A whole file of rows that have these columns.
@@ -161,119 +165,69 @@ def _parquet(rows: Sequence[Row], columns: Mapping[str, type]) -> bytes:
     return bytes(sink.getvalue())
 
 
+def _value(record: object, path: str, get: attrgetter[Any]) -> Any:
+    try:
+        value = get(record)
+    except AttributeError:  # a part of the path is None, unless it does not exist
+        value = record
+        for name in path.split("."):
+            if value is None:
+                return None
+            value = getattr(value, name)
+    if isinstance(value, Enum):
+        return value.value
+    return timestamp(value) if path == "created_at" else value
+
+
+def _columns(part: str, **kinds: type) -> dict[str, tuple[type, str]]:
+    """Columns that have the names of attributes of a part of the record."""
+    return {name: (kind, f"{part}.{name}") for name, kind in kinds.items()}
+
+
 _PROBLEM = {"m": int, "n": int, "k": int, "batch": int, "dtype": str, "layout": str}
 _TIME = {"median_us": float, "ci_low_us": float, "ci_high_us": float, "samples": int}
 
-
-def _problem(problem: Problem) -> Row:
-    row: Row = msgspec.to_builtins(problem)
-    return row
-
-
-def _time(time: Statistics | None) -> Row:
-    return dict.fromkeys(_TIME) if time is None else msgspec.to_builtins(time)
-
-
-def _candidate(candidate: Candidate | None) -> Row:
-    return {
-        "kernel": candidate.kernel.name if candidate else None,
-        "launch": candidate.launch.key if candidate else None,
-    }
-
-
-def _trial(stored: StoredTrial) -> Row:
-    trial = stored.trial
-    return {
-        "id": stored.id,
-        "created_at": timestamp(stored.created_at),
-        "device": trial.device.slug,
-        **_problem(trial.problem),
-        "phase": trial.phase.value,
-        **_candidate(trial.candidate),
-        **_time(trial.statistics),
-        "failure": trial.failure.kind.value if trial.failure else None,
-        "error": trial.correctness.error if trial.correctness else None,
-        "workspace_bytes": trial.workspace_bytes,
-        "replayed": trial.replayed,
-        "job": trial.job,
-    }
-
-
 TRIALS: Table[StoredTrial] = Table(
-    columns={
-        "id": int,
-        "created_at": datetime,
-        "device": str,
-        **_PROBLEM,
-        "phase": str,
-        "kernel": str,
-        "launch": str,
-        **_TIME,
-        "failure": str,
-        "error": float,
-        "workspace_bytes": int,
-        "replayed": bool,
-        "job": str,
-    },
-    row=_trial,
+    {
+        "id": (int, "id"),
+        "created_at": (datetime, "created_at"),
+        "device": (str, "trial.device.slug"),
+        **_columns("trial.problem", **_PROBLEM),
+        "phase": (str, "trial.phase"),
+        "kernel": (str, "trial.candidate.kernel.name"),
+        "launch": (str, "trial.candidate.launch.key"),
+        **_columns("trial.statistics", **_TIME),
+        "failure": (str, "trial.failure.kind"),
+        "error": (float, "trial.correctness.error"),
+        **_columns("trial", workspace_bytes=int, replayed=bool, job=str),
+    }
 )
 """Trials; `error` is the relative error of the output, see
 `gemmsmith.answers.answer.Correctness`.
 """
 
-
-def _winner(winner: Winner) -> Row:
-    speedup = winner.speedup
-    return {
-        "device": winner.device.slug,
-        **_problem(winner.problem),
-        "use": winner.use.value,
-        **_candidate(winner.candidate),
-        **_time(winner.statistics),
-        "cublas_us": winner.baseline.median_us if winner.baseline else None,
-        "speedup": speedup.median if speedup else None,
-        "speedup_low": speedup.ci_low if speedup else None,
-        "speedup_high": speedup.ci_high if speedup else None,
-        "error": winner.correctness.error if winner.correctness else None,
-        "replayed": winner.replayed,
-        "origin": winner.origin.value,
-        "driver": winner.environment.driver,
-        "cuda": winner.environment.cuda,
-        "cutlass": winner.environment.cutlass,
-        "stale": winner.stale,
-        "pinned": winner.pinned,
-        "revision": winner.revision,
-        "promoted_at": winner.promoted_at,
-        "pack": winner.pack,
-        "job": winner.job,
-    }
-
-
 WINNERS: Table[Winner] = Table(
-    columns={
-        "device": str,
-        **_PROBLEM,
-        "use": str,
-        "kernel": str,
-        "launch": str,
-        **_TIME,
-        "cublas_us": float,
-        "speedup": float,
-        "speedup_low": float,
-        "speedup_high": float,
-        "error": float,
-        "replayed": bool,
-        "origin": str,
-        "driver": str,
-        "cuda": str,
-        "cutlass": str,
-        "stale": bool,
-        "pinned": bool,
-        "revision": int,
-        "promoted_at": datetime,
-        "pack": str,
-        "job": str,
-    },
-    row=_winner,
+    {
+        "device": (str, "device.slug"),
+        **_columns("problem", **_PROBLEM),
+        "use": (str, "use"),
+        "kernel": (str, "candidate.kernel.name"),
+        "launch": (str, "candidate.launch.key"),
+        **_columns("statistics", **_TIME),
+        "cublas_us": (float, "baseline.median_us"),
+        "speedup": (float, "speedup.median"),
+        "speedup_low": (float, "speedup.ci_low"),
+        "speedup_high": (float, "speedup.ci_high"),
+        "error": (float, "correctness.error"),
+        "replayed": (bool, "replayed"),
+        "origin": (str, "origin"),
+        **_columns("environment", driver=str, cuda=str, cutlass=str),
+        "stale": (bool, "stale"),
+        "pinned": (bool, "pinned"),
+        "revision": (int, "revision"),
+        "promoted_at": (datetime, "promoted_at"),
+        "pack": (str, "pack"),
+        "job": (str, "job"),
+    }
 )
 """Current winners; `median_us` is the best CUTLASS candidate's, `speedup` cuBLAS's time over it."""

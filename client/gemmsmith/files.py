@@ -54,10 +54,7 @@ def data_folder(environ: Mapping[str, str] | None = None) -> Path:
 def private_folder(path: Path) -> None:
     """Make a folder and its missing parents so that only their owner can enter them.
 
-    Existing folders are unchanged.
-
-    Raises:
-        OSError: a folder cannot be made.
+    Existing folders are unchanged. Raises OSError if a folder cannot be made.
     """
     for folder in reversed((path, *path.parents)):
         if not folder.is_dir():

@@ -9,13 +9,14 @@ grid.
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from html import escape
 
 from markupsafe import Markup
 
+from gemmsmith.core.problem import Problem
 from service.charts import draw
+from tuner.store.listing import Listed
 
 EDGES = (1.02, 1.05, 1.1, 1.25, 2.0)
 """Ratios at which the colour changes."""
@@ -30,35 +31,15 @@ _LABEL = 44
 """Width of a column's label."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """A problem that has a winner.
+def heatmap(listed: Sequence[Listed], href: Callable[[Problem], str]) -> Markup:
+    """Draw a cell for each winner, which links to `href` of its problem, and a legend.
 
-    Attributes:
-        ratio: of the best candidate; None if it was not measured in pairs with the default.
-        stays: whether callers run the default.
+    Empty without winners.
     """
-
-    m: int
-    n: int
-    ratio: float | None
-    stays: bool
-    href: str
-    name: str
-
-    @property
-    def colour(self) -> str:
-        if self.stays or self.ratio is None:
-            return "stays"
-        return f"r{bisect(EDGES, self.ratio)}"
-
-
-def heatmap(cells: Sequence[Cell]) -> Markup:
-    """Draw the map with its legend; empty without cells."""
-    if not cells:
+    if not listed:
         return Markup("")
-    rows = sorted({cell.m for cell in cells}, reverse=True)
-    columns = sorted({cell.n for cell in cells})
+    rows = sorted({item.problem.m for item in listed}, reverse=True)
+    columns = sorted({item.problem.n for item in listed})
     top = _LEGEND + draw.TOP
     bottom = top + min(_HIGHEST, max(18, 640 / len(rows))) * len(rows)
     x = draw.Scale(0, len(columns), _LEFT, draw.WIDTH - _RIGHT)
@@ -77,23 +58,33 @@ def heatmap(cells: Sequence[Cell]) -> Markup:
             for n, i in column_of.items()
             if i % apart == 0
         ),
-        *(_cell(cell, (x(column_of[cell.n]), y(row_of[cell.m])), size) for cell in cells),
+        *(
+            _cell(item, href, (x(column_of[item.problem.n]), y(row_of[item.problem.m])), size)
+            for item in listed
+        ),
         draw.text((x.start + x.end) / 2, bottom + 40, "N"),
         draw.upright(14, (top + bottom) / 2, "M"),
         links=True,
     )
 
 
-def _cell(cell: Cell, corner: tuple[float, float], size: tuple[float, float]) -> str:
+def _cell(
+    item: Listed,
+    href: Callable[[Problem], str],
+    corner: tuple[float, float],
+    size: tuple[float, float],
+) -> str:
     (x, y), (wide, high) = corner, size
-    best = "not paired" if cell.ratio is None else f"{cell.ratio:.3f}"
-    ratio = STAYS if cell.stays else "–" if cell.ratio is None else f"{cell.ratio:.2f}"
-    served = f"the default stays, best candidate {best}" if cell.stays else best
+    median, stays = item.speedup.median if item.speedup else None, item.use.is_default
+    colour = "stays" if stays or median is None else f"r{bisect(EDGES, median)}"
+    best = "not paired" if median is None else f"{median:.3f}"
+    ratio = STAYS if stays else "–" if median is None else f"{median:.2f}"
+    served = f"the default stays, best candidate {best}" if stays else best
     return (
-        f'<a href="{escape(cell.href)}" class="cell {cell.colour}">'
+        f'<a href="{escape(href(item.problem))}" class="cell {colour}">'
         f'<rect x="{x + 1:.1f}" y="{y + 1:.1f}" width="{wide - 2:.1f}" height="{high - 2:.1f}" '
         f'rx="3"/>{draw.text(x + wide / 2, y + high / 2 + 4, ratio) if wide >= 30 else ""}'
-        f"{draw.title(f'{cell.name}: {served}')}</a>"
+        f"{draw.title(f'{item.problem}: {served}')}</a>"
     )
 
 

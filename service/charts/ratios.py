@@ -69,7 +69,5 @@ def classes(report: DeviceReport, dtype: str) -> Markup:
 
 
 def _edges(bounds: Iterable[float]) -> tuple[float, float]:
-    low, high = 0.9, 1.1
-    for bound in bounds:
-        low, high = min(low, bound), max(high, bound)
-    return max(_LOWEST, low * 0.98), min(_HIGHEST, high * 1.02)
+    shown = [0.9, 1.1, *bounds]
+    return max(_LOWEST, min(shown) * 0.98), min(_HIGHEST, max(shown) * 1.02)

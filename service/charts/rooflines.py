@@ -28,14 +28,10 @@ def of_rows(rows: Sequence[ReportRow], dtype: str, roofs: Sequence[Roof]) -> Mar
     if not pairs:
         return Markup("")
     rates = [_tflops(side) for _, ours, theirs in pairs for side in (ours, theirs)]
-    named = [
-        (
-            f"{'measured' if roof.measured else 'nominal'}: {roof.peak / 1e12:.0f} TFLOP/s · "
-            f"{roof.bandwidth / 1e12:.2f} TB/s",
-            roof,
-        )
-        for roof in roofs
-    ]
+    named = []
+    for roof in roofs:
+        limits = f"{roof.peak / 1e12:.0f} TFLOP/s · {roof.bandwidth / 1e12:.2f} TB/s"
+        named.append((f"{roof.source}: {limits}", roof))
     x, y = _scales([row.intensity for row, *_ in pairs], rates, named)
     parts = [_under(named, x, y)]
     for roof in roofs:
@@ -64,7 +60,11 @@ def of_winners(listed: Sequence[Listed], roofs: Sequence[Named]) -> Markup:
 
     A disc is a kernel faster than the default, a ring is the default. Empty without times.
     """
-    points = [(item, us) for item in listed if (us := _served_us(item))]
+    points = [
+        (item, us)
+        for item in listed
+        if (us := item.baseline_us if item.use.is_default else item.median_us)
+    ]
     if not points:
         return Markup("")
     rates = [item.problem.flops / us / 1e6 for item, us in points]
@@ -76,10 +76,6 @@ def of_winners(listed: Sequence[Listed], roofs: Sequence[Named]) -> Markup:
         tooltip = f"{item.problem}: {us:.2f} µs, {rate:.4g} TFLOP/s at {intensity:.3g} FLOP/byte"
         parts.append(draw.group(kind, tooltip, draw.mark(kind, x(intensity), y(rate))))
     return draw.svg(HEIGHT, f"Roofline of {len(points)} winners", *parts)
-
-
-def _served_us(item: Listed) -> float | None:
-    return item.baseline_us if item.use.is_default else item.median_us
 
 
 def _tflops(side: Side) -> float:

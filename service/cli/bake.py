@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.options import AsJson, DataOptions, DeviceSlug, Workers, complete_suites, dtypes_of
-from service.cli.output import (
-    CommandError,
-    MisuseError,
-    counted,
-    emit,
-    note,
-    reporter,
-    say,
-    writable_bytes,
+from service.cli.options import (
+    DataOptions,
+    DeviceSlug,
+    OnlyDTypes,
+    Workers,
+    complete_suites,
+    dtypes_of,
 )
+from service.cli.output import CommandError, MisuseError, Result, counted, reporter, writable_bytes
 from service.cli.session import model_of
-from service.cli.tasks import load_suite
 
 if TYPE_CHECKING:
     from gemmsmith.answers.snapshot import Snapshot
@@ -43,14 +40,7 @@ class BakeOptions:
         ),
     ] = None
     winners: Annotated[bool, typer.Option("--winners", help="All current winners.")] = False
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dtype",
-            "--dtypes",
-            help="Only these element types; repeatable, or with commas. Default: all.",
-        ),
-    ] = None
+    dtype: OnlyDTypes = None
     device: DeviceSlug = None
 
 
@@ -68,8 +58,7 @@ def bake(
     workers: Workers = None,
     *,
     data: DataOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Write winners and their compiled kernels to one file.
 
     `gemmsmith.use(FILE)` runs them without a service. Kernels that are in no pack yet are compiled
@@ -99,17 +88,15 @@ def bake(
         "without_winner": missing,
     }
     revision = baked.snapshot.revision
-    if as_json:
-        emit({"file": str(output), "bytes": baked.size, "revision": revision, "counts": counts})
-        return
-    if missing:
-        has = "has" if missing == 1 else "have"
-        note(f"{missing} of the suite's {len(entries)} problems {has} no winner: torch runs them")
-    say(
+    has = "has" if missing == 1 else "have"
+    without = f"{missing} of the suite's {len(entries)} problems {has} no winner: torch runs them"
+    line = (
         f"{output}: {counted(counts['winners'], 'winner')} of {slug}, "
         f"{counted(counts['kernels'], 'kernel')} in {counted(counts['packs'], 'pack')}, "
         f"{baked.size / 1e6:.1f} MB, snapshot {revision[:16]}"
     )
+    document = {"file": str(output), "bytes": baked.size, "revision": revision, "counts": counts}
+    return Result(document, line, [without] if missing else [])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,8 +166,9 @@ def _entries(suite: Path, dtypes: Sequence[str]) -> list[list[Problem]]:
     that there are, and those that the suite names.
     """
     from gemmsmith.core.operation import DType, in_order
+    from tuner.suites import load
 
-    loaded = load_suite(suite)
+    loaded = load(suite)
     entries: dict[object, list[Problem]] = {}
     for dtype in dtypes or in_order([*DType, *loaded.dtypes]):
         for entry, problem in loaded.problems(dtype):
@@ -201,7 +189,7 @@ def _packs(
     from service.worker.builder import open_artifacts
 
     artifacts = open_artifacts(settings, store)
-    believed = artifacts.believed()
+    believed = dict(artifacts.manifests(believed=True))
     kernels: dict[str, AnyKernel] = {}
     files: dict[str, Path] = {}
     for winner in winners:

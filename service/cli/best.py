@@ -37,7 +37,7 @@ from service.cli.options import (
     problem_of,
     typed,
 )
-from service.cli.output import CommandError, MisuseError, emit, note, say, table
+from service.cli.output import CommandError, MisuseError, Result, note, say, table
 from service.cli.session import connect, existing_store, made_store, model_of
 from service.cli.tasks import TaskOptions, TuningOptions
 from service.report import regimes
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
     from tuner.devices.base import Device
     from tuner.devices.replay import ReplayDevice
-    from tuner.search.progress import Progress
+    from tuner.search.run import Progress
     from tuner.trial import Winner
 
 
@@ -60,28 +60,19 @@ def best(
     ] = False,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Look up the fastest known kernel for M N K, at a service or in the local database."""
+    from gemmsmith.http.requests import fields_of
+
     problem = shape.problem
     if source.url:
         with connect(source.url) as client:
-            answer = client.best(
-                *(problem.m, problem.n, problem.k),
-                batch=problem.batch,
-                dtype=problem.dtype,
-                layout=problem.layout,
-                device=device,
-                exact=exact,
-            )
+            answer = client.best(**fields_of(problem), device=device, exact=exact)
             if client.last_from_cache:
                 note("the service cannot be reached: this is its last known answer")
     else:
         answer = _from_database(problem, device, exact, source.database)
-    if as_json:
-        emit(answer)
-    else:
-        _show(answer)
+    return Result(answer, lambda: _show(answer))
 
 
 def _from_database(
@@ -99,12 +90,7 @@ def _from_database(
             loaded = sum(imported.added for _, imported in prepare(settings))
             note(f"loaded {loaded} shipped winners into a database that had none")
         model = model_of(settings, device, store)
-        answer = find.find(
-            store,
-            problem,
-            model,
-            accepted=find.EXACT if exact else find.ANY,
-        )
+        answer = find.find(store, problem, model, accepted=find.EXACT if exact else find.ANY)
     if answer is None:
         tune = f"gemmsmith tune {typed(problem)}"
         raise CommandError(f"nothing known about {problem} on {model.name}. Tune it: {tune}")
@@ -250,8 +236,7 @@ def demo(
     ] = 10.0,
     device: DeviceName = None,
     sweeps: Sweeps = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """List the problems of the recorded GPU, or watch the search on one of them.
 
     The new winner is then looked up, as by `gemmsmith best`. Needs no GPU, and only changes a
@@ -260,8 +245,7 @@ def demo(
     settings = load_settings(device=device or "replay:", sweeps=sweeps)
     recorded = _open(settings)
     if (options.m, options.n, options.k) == (None, None, None):
-        _list(recorded, as_json)
-        return
+        return _listed(recorded)
     problem = problem_of(
         *options.three("none lists them all"),
         batch=options.batch,
@@ -272,20 +256,18 @@ def demo(
     private_folder(folder)
     database = folder / NAME
     winner = _search(recorded, problem, database, seconds)
-    _compare(recorded, winner, as_json)
-    if not as_json:
+
+    def show() -> None:
+        _compare(recorded, winner)
         url = f"sqlite:///{database}"
         say("")
         say(f"$ gemmsmith best {typed(problem)} --database {url}")
         _look_up(problem, recorded, url)
 
+    return Result(winner, show)
+
 
 def _open(settings: Settings) -> ReplayDevice:
-    """The recorded GPU.
-
-    Raises:
-        MisuseError: the device that was named is not a recording.
-    """
     from tuner.devices import open_device
     from tuner.devices.replay import ReplayDevice
 
@@ -295,15 +277,14 @@ def _open(settings: Settings) -> ReplayDevice:
     return device
 
 
-def _list(recorded: ReplayDevice, as_json: bool) -> None:
-    rows = [(problem, len(recorded.recorded(problem) or ())) for problem in recorded.problems]
-    if as_json:
-        emit({"device": recorded.model.slug, "problems": [problem for problem, _ in rows]})
-        return
-    table(f"recorded on {recorded.model.name}", ("problem", "trials"), rows)
-    first = recorded.problems[0]
-    say("")
-    say(f"watch one: gemmsmith demo {typed(first)}")
+def _listed(recorded: ReplayDevice) -> Result:
+    def show() -> None:
+        rows = [(problem, len(recorded.recorded(problem) or ())) for problem in recorded.problems]
+        table(f"recorded on {recorded.model.name}", ("problem", "trials"), rows)
+        say("")
+        say(f"watch one: gemmsmith demo {typed(recorded.problems[0])}")
+
+    return Result({"device": recorded.model.slug, "problems": recorded.problems}, show)
 
 
 def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: float) -> Winner:
@@ -314,8 +295,7 @@ def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: f
     """
     from gemmsmith.core.tuning import Effort
     from tuner.search.budget import BUDGETS
-    from tuner.search.progress import Step
-    from tuner.search.run import TuningRun
+    from tuner.search.run import Step, TuningRun
     from tuner.store import Store, upgrade
 
     for file in database.parent.glob(f"{NAME}*"):  # also SQLite's own files beside it
@@ -347,11 +327,8 @@ def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: f
         ).tune()
 
 
-def _compare(recorded: ReplayDevice, winner: Winner, as_json: bool) -> None:
+def _compare(recorded: ReplayDevice, winner: Winner) -> None:
     """Print the winner, and how many candidates it was chosen from."""
-    if as_json:
-        emit(winner)
-        return
     every = len(recorded.recorded(winner.problem) or ())
     statistics = winner.statistics or winner.baseline
     median = time_text(statistics.median_us, recorded.model.name) if statistics else "no time"

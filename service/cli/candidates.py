@@ -6,7 +6,7 @@ A record is an exhaustive sweep of a real GPU, to be replayed elsewhere.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,6 @@ import typer
 from gemmsmith.core.choices import member, not_one_of
 from gemmsmith.version import VERSION
 from service.cli.options import (
-    AsJson,
     CompiledOnly,
     Database,
     DeviceName,
@@ -34,13 +33,13 @@ from service.cli.output import (
     CommandError,
     MisuseError,
     Reporter,
-    emit,
+    Result,
     reporter,
     say,
     table,
     writable,
 )
-from service.cli.session import StopFlag, TuningSession, model_of, signed_store, tuning_session
+from service.cli.session import TuningSession, model_of, signed_store, stop_flag, tuning_session
 from service.cli.tasks import Task, TaskOptions
 
 if TYPE_CHECKING:
@@ -77,8 +76,7 @@ def enumerate_(
     limit: Annotated[int, typer.Option(min=0, help="Candidates shown, fastest first.")] = 20,
     *,
     models: ModelOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """List the legal kernels and launches for M N K, by predicted time. Compiles nothing.
 
     With --arch only the kernels, unordered: launches depend on the device model.
@@ -88,34 +86,37 @@ def enumerate_(
     if arch is not None:
         if device is not None:
             raise MisuseError("--device has an architecture: give it or --arch, not both")
-        _list_kernels(problem, arch, checked, limit, as_json=as_json)
-        return
+        return _kernels(problem, arch, checked, limit)
     model = model_of(load_settings(**vars(models)), device)
     order = predicted(problem, model, checked)
     kernels = {candidate.kernel.name for _, candidate in order}
-    if as_json:
-        emit(
-            {
-                "problem": problem,
-                "device": model.slug,
-                "arch": model.arch,
-                "level": level,
-                "counts": {"kernels": len(kernels), "candidates": len(order)},
-                "candidates": [_document(*item) for item in order[:limit]],
-            }
-        )
-        return
-    say(
+    document = {
+        "problem": problem,
+        "device": model.slug,
+        "arch": model.arch,
+        "level": level,
+        "counts": {"kernels": len(kernels), "candidates": len(order)},
+        "candidates": [
+            {"kernel": c.kernel, "launch": c.launch, "key": c.key, "predicted_us": us}
+            for us, c in order[:limit]
+        ],
+    }
+    line = (
         f"{problem} on {model.name} ({model.arch}), level {level}: "
         f"{len(kernels)} kernels, {len(order)} candidates"
     )
     rows = [(c.kernel.name, c.launch.key, f"{us:.2f}") for us, c in order[:limit]]
+    return Result(document, lambda: _print(line, ("kernel", "launch", "predicted µs"), rows))
+
+
+def _print(line: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    say(line)
     if rows:
-        table("", ("kernel", "launch", "predicted µs"), rows, left=2)
+        table("", columns, rows, left=2)
 
 
-def _list_kernels(problem: Problem, arch: str, level: Level, limit: int, *, as_json: bool) -> None:
-    """Print the legal kernels of an architecture."""
+def _kernels(problem: Problem, arch: str, level: Level, limit: int) -> Result:
+    """The legal kernels of an architecture."""
     from tuner.arch import ARCHITECTURES
     from tuner.backends import kernels
 
@@ -123,31 +124,21 @@ def _list_kernels(problem: Problem, arch: str, level: Level, limit: int, *, as_j
         raise not_one_of("arch", ARCHITECTURES, arch)
     legal = kernels(problem, arch, level=level)
     measured = ARCHITECTURES[arch].measured
-    if as_json:
-        emit(
-            {
-                "problem": problem,
-                "arch": arch,
-                "measured": measured,
-                "level": level,
-                "counts": {"kernels": len(legal)},
-                "kernels": legal[:limit],
-            }
-        )
-        return
+    document = {
+        "problem": problem,
+        "arch": arch,
+        "measured": measured,
+        "level": level,
+        "counts": {"kernels": len(legal)},
+        "kernels": legal[:limit],
+    }
     state = "measured" if measured else "can be compiled here, not measured"
-    say(f"{problem} on {arch} ({ARCHITECTURES[arch].gpus}), {state}: {len(legal)} kernels")
+    line = f"{problem} on {arch} ({ARCHITECTURES[arch].gpus}), {state}: {len(legal)} kernels"
     rows = [(kernel.name, kernel.backend) for kernel in legal[:limit]]
-    if rows:
-        table("", ("kernel", "backend"), rows, left=2)
+    return Result(document, lambda: _print(line, ("kernel", "backend"), rows))
 
 
 def level_of(name: str) -> Level:
-    """The level with this name.
-
-    Raises:
-        InvalidProblem: names what is accepted.
-    """
     from tuner.backends import Level
 
     return member("level", Level, name)
@@ -156,21 +147,11 @@ def level_of(name: str) -> Level:
 def predicted(problem: Problem, model: DeviceModel, level: Level) -> list[tuple[float, Candidate]]:
     """Every legal candidate with its predicted microseconds, fastest first."""
     from tuner.backends import candidates
-    from tuner.search.cost_model import AnalyticModel
     from tuner.search.ranking import by_time, predictions
 
     legal = candidates(problem, model, level=level)
-    times = predictions(problem, legal, model, AnalyticModel())
+    times = predictions(problem, legal, model)
     return [(times[candidate.key], candidate) for candidate in by_time(legal, times)]
-
-
-def _document(us: float, candidate: Candidate) -> dict[str, Any]:
-    return {
-        "kernel": candidate.kernel,
-        "launch": candidate.launch,
-        "key": candidate.key,
-        "predicted_us": us,
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,19 +179,21 @@ def record(
     ],
     problems: TaskOptions,
     options: SweepOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Measure every candidate of the problems (at most --limit of them) and write a sweep file.
 
     After an interruption, the same command continues. The file appears when it is complete.
     """
+    from tuner.devices.recording import SUFFIX
+
     began = time.monotonic()
-    _check_output(output)
+    if not output.name.endswith(SUFFIX) or output.name == SUFFIX:
+        raise MisuseError(f"the output file must be called NAME{SUFFIX}, got {output.name!r}")
     tasks = problems.tasks(options.limit)
     level = level_of(options.level)
     settings = load_settings(device=options.device, database=options.database, packs=options.packs)
     with (
-        StopFlag() as stop,
+        stop_flag() as stop,
         signed_store(settings) as store,
         tuning_session(settings, store) as session,
         reporter() as says,
@@ -222,32 +205,20 @@ def record(
             )
         recorder = _SweepRecorder(session, says, stop, options.compiled_only)
         recorder.run(tasks, level, options.candidates, output)
-    if as_json:
-        emit(
-            {
-                "file": str(output),
-                "bytes": output.stat().st_size,
-                "problems": recorder.problems,
-                "trials": recorder.trials,
-                "failed_trials": recorder.failed_trials,
-                "failures": recorder.failures,
-                "seconds": round(time.monotonic() - began, 1),
-            }
-        )
-    else:
-        say(
-            f"{recorder.problems} problems, {recorder.trials} trials ({recorder.failed_trials} "
-            f"failed) written to {output}, {output.stat().st_size / 1e6:.1f} MB"
-        )
-    if recorder.failures:
-        raise typer.Exit(1)
-
-
-def _check_output(output: Path) -> None:
-    from tuner.devices.recording import SUFFIX
-
-    if not output.name.endswith(SUFFIX) or output.name == SUFFIX:
-        raise MisuseError(f"the output file must be called NAME{SUFFIX}, got {output.name!r}")
+    size = output.stat().st_size
+    document = {
+        "file": str(output),
+        "bytes": size,
+        "problems": recorder.problems,
+        "trials": recorder.trials,
+        "failed_trials": recorder.failed_trials,
+        "failures": recorder.failures,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    trials = f"{recorder.trials} trials ({recorder.failed_trials} failed)"
+    written = f"written to {output}, {size / 1e6:.1f} MB"
+    line = f"{recorder.problems} problems, {trials} {written}"
+    return Result(document, line, failed=bool(recorder.failures))
 
 
 @dataclass
@@ -256,7 +227,7 @@ class _SweepRecorder:
 
     session: TuningSession
     says: Reporter
-    stop: StopFlag
+    stop: Callable[[], bool]
     compiled_only: bool
     problems: int = 0
     trials: int = 0
@@ -264,7 +235,7 @@ class _SweepRecorder:
     failures: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, tasks: Sequence[Task], level: Level, most: int | None, output: Path) -> None:
-        from tuner.devices.recording import SweepWriter
+        from tuner.devices.recording import SCHEMA, Header, SweepWriter
         from tuner.errors import DeviceError, NoGpu
 
         model = self.session.device.model
@@ -277,7 +248,14 @@ class _SweepRecorder:
             for task in tasks
         }
         built = self._compile([c for listed in candidates.values() for c in listed])
-        with SweepWriter(output, self._header()) as writer:
+        header = Header(
+            schema=SCHEMA,
+            device=model,
+            environment=self.session.device.environment,
+            recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            gemmsmith=VERSION,
+        )
+        with SweepWriter(output, header) as writer:
             for i, (problem, listed) in enumerate(candidates.items()):
                 if problem in writer.done:
                     continue
@@ -337,14 +315,3 @@ class _SweepRecorder:
         recorded = device.sweep(problem, contenders, Policy())
         trials = sorted((*recorded.trials, *failed), key=lambda trial: trial.candidate.key)
         return replace(recorded, trials=tuple(trials))
-
-    def _header(self) -> Any:
-        from tuner.devices.recording import SCHEMA, Header
-
-        return Header(
-            schema=SCHEMA,
-            device=self.session.device.model,
-            environment=self.session.device.environment,
-            recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            gemmsmith=VERSION,
-        )

@@ -51,31 +51,16 @@ _Result = tuple[CheckStatus, str, str]
 """The status, the detail and the fix of a check."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ability:
-    """Something that a machine can do if none of the checks in `needs` is MISSING."""
-
-    label: str
-    needs: tuple[str, ...]
-
-
 ABILITIES = {
-    "serve": Ability(
-        label="serve answers", needs=("files", "cutlass", "disk", "database")
+    "serve": ("serve answers", ("files", "cutlass", "disk", "database")),
+    "compile": ("compile kernels", ("compiler", "host compiler", "cutlass", "disk")),
+    "measure": (
+        "tune on a GPU",
+        ("gpu", "driver", "compiler", "host compiler", "torch", "cutlass", "disk", "database"),
     ),
-    "compile": Ability(
-        label="compile kernels", needs=("compiler", "host compiler", "cutlass", "disk")
-    ),
-    "measure": Ability(
-        label="tune on a GPU",
-        needs=(
-            "gpu", "driver", "compiler", "host compiler", "torch", "cutlass", "disk", "database",
-        ),
-    ),
-    "replay": Ability(
-        label="tune on a recorded GPU", needs=("cutlass", "recordings", "disk", "database")
-    ),
-}  # fmt: skip
+    "replay": ("tune on a recorded GPU", ("cutlass", "recordings", "disk", "database")),
+}
+"""What a machine can do, in words, if none of these checks is MISSING."""
 
 
 def run(settings: Settings, url: str | None) -> list[Check]:
@@ -106,7 +91,7 @@ def run(settings: Settings, url: str | None) -> list[Check]:
 
 def abilities(checks: Sequence[Check]) -> dict[str, bool]:
     missing = {check.name for check in checks if check.status is CheckStatus.MISSING}
-    return {name: not missing.intersection(ability.needs) for name, ability in ABILITIES.items()}
+    return {name: not missing.intersection(needs) for name, (_, needs) in ABILITIES.items()}
 
 
 def _ok(detail: str) -> _Result:
@@ -149,21 +134,16 @@ def _gpu() -> _Result:
 
 
 def _driver() -> _Result:
-    version = _driver_version()
-    if version is None:
-        return _missing("no NVIDIA driver", "to measure, install driver 580 or newer (CUDA 13)")
-    if int(version.split(".")[0]) < 580:
-        return _missing(version, "CUDA 13 kernels need driver 580 or newer: upgrade it")
-    return _ok(version)
-
-
-def _driver_version() -> str | None:
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:
-        return None
-    version = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
-    return version[1] if version else None
+        text = ""
+    version = re.search(r"\b(\d{3,})\.\d+(?:\.\d+)?\b", text)
+    if version is None:
+        return _missing("no NVIDIA driver", "to measure, install driver 580 or newer (CUDA 13)")
+    if int(version[1]) < 580:
+        return _missing(version[0], "CUDA 13 kernels need driver 580 or newer: upgrade it")
+    return _ok(version[0])
 
 
 def _compiler() -> _Result:

@@ -6,23 +6,14 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from service.cli.candidates import level_of, predicted
-from service.cli.options import (
-    AsJson,
-    DataOptions,
-    DeviceSlug,
-    LevelName,
-    Workers,
-    complete_suites,
-    dtypes_of,
-)
-from service.cli.output import MisuseError, Reporter, emit, note, reporter, say
-from service.cli.session import connect, device_called, made_store, model_of
+from service.cli.options import DataOptions, DeviceSlug, LevelName, Workers, dtypes_of
+from service.cli.output import MisuseError, Reporter, Result, note, reporter
+from service.cli.session import connect, device_of, made_store, model_of
 from service.cli.tasks import Task, TaskOptions
 
 if TYPE_CHECKING:
@@ -40,10 +31,6 @@ if TYPE_CHECKING:
 class CompileTaskOptions(TaskOptions):
     """The problems of `compile`, or the winners, or the base."""
 
-    suite: Annotated[
-        Path | None,
-        typer.Option(help="For every problem of this file.", autocompletion=complete_suites),
-    ] = None
     winners: Annotated[
         bool, typer.Option("--winners", help="The kernels that current winners run.")
     ] = False
@@ -90,9 +77,7 @@ class KernelOptions:
     ] = None
 
 
-def compile_(
-    problems: CompileTaskOptions, options: KernelOptions, data: DataOptions, as_json: AsJson = False
-) -> None:
+def compile_(problems: CompileTaskOptions, options: KernelOptions, data: DataOptions) -> Result:
     """Compile kernels for M N K, for a suite, for the winners, or for new problems (--base).
 
     Kernels that are compiled already are skipped. If a kernel does not compile, it is reported, the
@@ -115,9 +100,7 @@ def compile_(
         store = stack.enter_context(made_store(settings))
         kernels = _chosen(settings, store, problems, options)
         outcome = _build(settings, store, kernels, options.workers, client)
-    code = _report(outcome, len(kernels), time.monotonic() - began, as_json)
-    if code:
-        raise typer.Exit(code)
+    return _result(outcome, len(kernels), time.monotonic() - began)
 
 
 def _chosen(
@@ -129,7 +112,7 @@ def _chosen(
         from tuner.exchange import of_types
 
         if device is not None:
-            device = device_called(device, [model.slug for model in store.devices()])
+            device = device_of(store, device)
         winners = of_types(store.winners(device=device), dtypes_of(dtypes) if dtypes else ())
         kernels = {w.runs.kernel.name: w.runs.kernel for w in winners if w.runs is not None}
         return list(kernels.values())[:limit]
@@ -273,7 +256,7 @@ def _fetch(
     says.line(f"  {len(outcome.fetched)} kernels fetched from {client.url}")
 
 
-def _report(outcome: _Outcome, total: int, seconds: float, as_json: bool) -> int:
+def _result(outcome: _Outcome, total: int, seconds: float) -> Result:
     built = outcome.built
     packs = {item.pack.hash: item.pack for item in built if item.pack is not None}
     size = _bytes(packs.values())
@@ -293,18 +276,21 @@ def _report(outcome: _Outcome, total: int, seconds: float, as_json: bool) -> int
         "failed": len(failures),
         "packs": len(packs),
     }
-    if as_json:
-        kernels = {item.kernel.name: item.pack.hash for item in built if item.pack is not None}
-        document = {"counts": counts, "seconds": round(seconds, 1), "bytes": size}
-        emit(document | {"kernels": kernels, "failures": failures, "refused": outcome.refused})
-    else:
-        say(
-            f"{f'{fetched} fetched, ' if outcome.asked else ''}"
-            f"{counts['compiled']} compiled, {counts['cached']} compiled before, "
-            f"{counts['failed']} failed, of {total} kernels, in {counts['packs']} packs "
-            f"({size / 1e6:.1f} MB), {seconds:.0f} s"
-        )
-    return 1 if failures or len(built) < total else 0
+    document = {
+        "counts": counts,
+        "seconds": round(seconds, 1),
+        "bytes": size,
+        "kernels": {item.kernel.name: item.pack.hash for item in built if item.pack is not None},
+        "failures": failures,
+        "refused": outcome.refused,
+    }
+    line = (
+        f"{f'{fetched} fetched, ' if outcome.asked else ''}"
+        f"{counts['compiled']} compiled, {counts['cached']} compiled before, "
+        f"{counts['failed']} failed, of {total} kernels, in {counts['packs']} packs "
+        f"({size / 1e6:.1f} MB), {seconds:.0f} s"
+    )
+    return Result(document, line, failed=bool(failures) or len(built) < total)
 
 
 def _bytes(packs: Iterable[Pack]) -> int:

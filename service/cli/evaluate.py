@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemmsmith.core.tuning import Effort
-from service.cli.options import AsJson, Sweeps, load_settings
-from service.cli.output import CommandError, MisuseError, emit, note, say, table, writable
+from service.cli.options import Sweeps, load_settings
+from service.cli.output import CommandError, MisuseError, Result, note, say, table, writable
 
 if TYPE_CHECKING:
     from gemmsmith.core.device import DeviceModel
     from tuner.search.budget import Budget
     from tuner.search.evaluation import Curve, Flips, Neighbour, Recording, Strategy
-    from tuner.search.ranking import Ranker
 
 
 def evaluate(
@@ -28,8 +27,7 @@ def evaluate(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE.svg", help="Also draw it.", callback=writable),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Evaluate search strategies on recorded sweeps: the regret of their winner after N trials.
 
     Regret is how much longer than the recorded optimum the winner takes, in paired rounds.
@@ -44,12 +42,13 @@ def evaluate(
         from service.charts import regret
 
         write(output, regret.chart(judged.curves).encode())
-    if as_json:
-        emit(judged.summary())
-        return
-    judged.print()
-    if output is not None:
-        say(str(output))
+
+    def show() -> None:
+        judged.print()
+        if output is not None:
+            say(str(output))
+
+    return Result(judged.summary(), show)
 
 
 def load(folder: Path) -> list[Recording]:
@@ -74,20 +73,19 @@ def load(folder: Path) -> list[Recording]:
 def judge(recordings: Sequence[Recording]) -> tuple[list[Curve], list[str]]:
     """The curve of every strategy; and a line for each strategy that is missing."""
     from tuner.search.budget import BUDGETS
-    from tuner.search.cost_model import AnalyticModel
     from tuner.search.evaluation import SEEDS, curve, planned, shuffled
     from tuner.search.matmul_heuristics import HeuristicsUnavailable
 
     default, quick = BUDGETS[Effort.DEFAULT], BUDGETS[Effort.QUICK]
-    model = AnalyticModel()
+    base = frozenset[str]().union(*(_base_of(recording.model) for recording in recordings))
     left_out = []
     strategies: list[tuple[str, Strategy, Budget]] = [
-        ("gemmsmith, default", planned(model, default, ()), default),
-        ("… after compile --base", planned(model, default, base(recordings)), default),
-        ("gemmsmith, quick", planned(model, quick, ()), quick),
+        ("gemmsmith, default", planned(default, ()), default),
+        ("… after compile --base", planned(default, base), default),
+        ("gemmsmith, quick", planned(quick, ()), quick),
     ]
     try:
-        strategies.append(("nvMatmulHeuristics", _heuristics(recordings, model), default))
+        strategies.append(("nvMatmulHeuristics", _heuristics(recordings), default))
     except HeuristicsUnavailable as error:
         left_out.append(f"without nvMatmulHeuristics: {error}")
     strategies.append((f"random, mean of {SEEDS}", shuffled(), default))
@@ -95,31 +93,25 @@ def judge(recordings: Sequence[Recording]) -> tuple[list[Curve], list[str]]:
     return curves, left_out
 
 
-def base(recordings: Sequence[Recording]) -> set[str]:
-    """Names of the kernels that `gemmsmith compile --base` builds while there are no winners."""
-    models = {recording.model for recording in recordings}
-    return {name for model in models for name in _base_of(model)}
-
-
 @cache  # choosing the base enumerates all kernels, which takes seconds
 def _base_of(model: DeviceModel) -> frozenset[str]:
+    """Names of the kernels that `gemmsmith compile --base` builds while there are no winners."""
     from tuner.search.base import base_kernels
 
     return frozenset(kernel.name for kernel in base_kernels(model))
 
 
-def _heuristics(recordings: Sequence[Recording], ranker: Ranker) -> Strategy:
+def _heuristics(recordings: Sequence[Recording]) -> Strategy:
     """The order of nvMatmulHeuristics; the cost model orders what its proposals leave open."""
     from tuner.search.evaluation import predicted_order
     from tuner.search.matmul_heuristics import MatmulHeuristics, matched
 
-    ranked = predicted_order(ranker)
     models = {recording.model.slug: recording.model for recording in recordings}
     heuristics = {slug: MatmulHeuristics(model) for slug, model in models.items()}
 
     def orders(recording: Recording) -> list[list[Any]]:
         proposals = heuristics[recording.model.slug].proposals(recording.problem)
-        return [matched(proposals, order) for order in ranked(recording)]
+        return [matched(proposals, order) for order in predicted_order(recording)]
 
     return orders
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.options import AsJson, Database, DataOptions, load_settings
-from service.cli.output import MisuseError, emit, note, say, writable_bytes
+from service.cli.options import Database, DataOptions, load_settings
+from service.cli.output import MisuseError, Result, note, writable_bytes
 
 if TYPE_CHECKING:
     from gemmsmith.signing import Trusted
@@ -35,8 +35,7 @@ def doctor(
     ] = False,
     *,
     data: DataOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Check GPU, driver, compiler, torch, CUTLASS, disk, database, recordings and service.
 
     Changes nothing. The status is 0 if this machine can serve answers, otherwise 1. With --deep, it
@@ -48,21 +47,18 @@ def doctor(
     results = checks.run(settings, url)
     can = checks.abilities(results)
     altered = _altered(settings) if deep and can["serve"] else []
-    if as_json:
-        emit({"checks": results, "can": can} | ({"wrong": altered} if deep else {}))
-    else:
-        width = max(len(check.name) for check in results)
-        for check in results:
-            say(f"{check.status:<8} {check.name:<{width}}  {check.detail}")
-            if check.fix:
-                say(f"{'':<8} {'':<{width}}  → {check.fix}")
-        say("")
-        for ability, possible in can.items():
-            say(f"{'yes' if possible else 'no':<8} {checks.ABILITIES[ability].label}")
-        for line in altered:
-            say(f"wrong    {line}")
-    if not can["serve"] or altered:
-        raise typer.Exit(1)
+    width = max(len(check.name) for check in results)
+    lines = []
+    for check in results:
+        lines.append(f"{check.status:<8} {check.name:<{width}}  {check.detail}")
+        if check.fix:
+            lines.append(f"{'':<8} {'':<{width}}  → {check.fix}")
+    lines.append("")
+    for ability, possible in can.items():
+        lines.append(f"{'yes' if possible else 'no':<8} {checks.ABILITIES[ability][0]}")
+    lines += [f"wrong    {line}" for line in altered]
+    document = {"checks": results, "can": can} | ({"wrong": altered} if deep else {})
+    return Result(document, lines, failed=not can["serve"] or bool(altered))
 
 
 def _altered(settings: Settings) -> list[str]:
@@ -134,7 +130,7 @@ WithPacks = Annotated[
 ]
 
 
-def upgrade(database: Database = None, as_json: AsJson = False) -> None:
+def upgrade(database: Database = None) -> Result:
     """Create the database, or migrate it to the schema of this version. Safe to repeat.
 
     Also loads missing shipped winners.
@@ -149,33 +145,28 @@ def upgrade(database: Database = None, as_json: AsJson = False) -> None:
     after = store.current(settings.database)
     if added:
         note(f"{added} shipped winners loaded")
-    if as_json:
-        emit({"database": where, "before": before, "after": after})
-    elif before == after:
-        say(f"{where} is at schema {after} already")
-    else:
-        say(f"{where}: schema {before or 'none'} → {after}")
+    same, changed = f" is at schema {after} already", f": schema {before or 'none'} → {after}"
+    document = {"database": where, "before": before, "after": after}
+    return Result(document, where + (same if before == after else changed))
 
 
-def current(database: Database = None, as_json: AsJson = False) -> None:
+def current(database: Database = None) -> Result:
     """Print the database's schema and the one this version needs. Status 1 if they differ."""
     from tuner import store
 
     where = load_settings(database=database).database
     schema, needed = store.current(where), store.head()
-    if as_json:
-        emit({"database": where, "current": schema, "head": needed, "up_to_date": schema == needed})
-    else:
-        say(f"{where}: schema {schema or 'none'}, this gemmsmith needs {needed}")
-        if schema != needed and store.is_known(schema):
-            say(f"run: gemmsmith db upgrade --database {where}")
-        elif schema != needed:
-            say(
-                "a newer gemmsmith wrote it: run that one, or put back a backup from before its "
-                f"upgrade: gemmsmith db restore FILE --force --database {where}"
-            )
-    if schema != needed:
-        raise typer.Exit(1)
+    right = schema == needed
+    lines = [f"{where}: schema {schema or 'none'}, this gemmsmith needs {needed}"]
+    if not right and store.is_known(schema):
+        lines.append(f"run: gemmsmith db upgrade --database {where}")
+    elif not right:
+        lines.append(
+            "a newer gemmsmith wrote it: run that one, or put back a backup from before its "
+            f"upgrade: gemmsmith db restore FILE --force --database {where}"
+        )
+    document = {"database": where, "current": schema, "head": needed, "up_to_date": right}
+    return Result(document, lines, failed=not right)
 
 
 def backup(
@@ -187,8 +178,7 @@ def backup(
     ],
     packs: WithPacks = False,
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Write a consistent backup of the database to FILE, while everything runs.
 
     FILE is checked before it gets its name. For SQLite it is a database; PostgreSQL needs
@@ -208,12 +198,11 @@ def backup(
     schema = write(settings.database, file)
     number = archive(ArtifactStore(settings.packs), archived) if packs else None
     size = None if is_stream(file) else file.stat().st_size
-    if as_json:
-        emit({"file": str(file), "schema": schema, "bytes": size, "packs": number})
-        return
-    say(f"{file}: schema {schema}" + ("" if size is None else f", {size / 1e6:.1f} MB"))
+    lines = [f"{file}: schema {schema}" + ("" if size is None else f", {size / 1e6:.1f} MB")]
     if number is not None:
-        say(f"{archived}: {number} packs, {archived.stat().st_size / 1e6:.1f} MB")
+        lines.append(f"{archived}: {number} packs, {archived.stat().st_size / 1e6:.1f} MB")
+    document = {"file": str(file), "schema": schema, "bytes": size, "packs": number}
+    return Result(document, lines)
 
 
 def restore(
@@ -223,8 +212,7 @@ def restore(
         bool, typer.Option("--force", help="Replace a database that is not empty.")
     ] = False,
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Replace the database with the backup FILE. Stop the service first.
 
     A backup of an older gemmsmith is upgraded. A newer or damaged one is refused, and nothing
@@ -244,12 +232,10 @@ def restore(
     schema = put_back(settings.database, file, force=force)
     number = unarchive(archived, ArtifactStore(settings.packs)) if packs else None
     where = settings.database
-    if as_json:
-        emit({"database": where, "schema": schema, "packs": number})
-        return
-    say(f"{where}: restored from {file}, schema {schema}")
+    lines = [f"{where}: restored from {file}, schema {schema}"]
     if number is not None:
-        say(f"{settings.packs}: {number} packs")
+        lines.append(f"{settings.packs}: {number} packs")
+    return Result({"database": where, "schema": schema, "packs": number}, lines)
 
 
 def _packs_file(file: Path) -> Path:

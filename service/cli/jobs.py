@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,16 +15,27 @@ import typer
 from gemmsmith.core.choices import member
 from gemmsmith.core.tuning import JobState
 from gemmsmith.errors import GemmsmithError
-from service.cli.options import AsJson, SourceOptions, complete_states, load_settings
-from service.cli.output import TUNING, CommandError, Reporter, emit, note, reporter, say, table
-from service.cli.session import connect
+from service.cli.options import SourceOptions, complete_states
+from service.cli.output import (
+    TUNING,
+    CommandError,
+    Reporter,
+    Result,
+    counted_rows,
+    note,
+    reporter,
+    table,
+)
+from service.cli.session import opened
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
     from gemmsmith.errors import Busy
     from gemmsmith.http.client import Client
     from gemmsmith.http.jobs import JobStatus
-    from tuner.jobs import Job, Queue
+    from service.settings import Settings
+    from tuner.jobs import Job
+    from tuner.store import Store
 
 LATEST = "latest"
 """The newest job, as an identifier."""
@@ -48,25 +60,24 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number.")] = 20,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """List jobs, newest first."""
     if state is not None:
         state = member("state", JobState, state)
-    with _opened(source) as jobs:
-        statuses = jobs.list(state, limit)
-    if as_json:
-        emit({"jobs": statuses})
-        return
+    with opened(source, _LocalJobs) as jobs:
+        statuses = [*jobs.jobs(state=state, limit=limit)]
     columns = ("job", "state", "problem", "effort", "phase", "best", "tries", "created")
-    table("", columns, map(_row, statuses), left=5)
-    note(f"{len(statuses)} jobs" + (f" (--limit {limit})" if len(statuses) == limit else ""))
+    return Result(
+        {"jobs": statuses},
+        lambda: table("", columns, map(_row, statuses), left=5),
+        [counted_rows(statuses, limit, "jobs")],
+    )
 
 
-def show(job: Identifier, source: SourceOptions, as_json: AsJson = False) -> None:
+def show(job: Identifier, source: SourceOptions) -> Result:
     """Print the status of a job."""
-    with _opened(source) as jobs:
-        _print(jobs.show(job), as_json)
+    with opened(source, _LocalJobs) as jobs:
+        return _result(jobs.job_status(job))
 
 
 def watch(
@@ -75,24 +86,25 @@ def watch(
     ] = LATEST,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Follow a job with a progress bar until it ends; status 1 if it ends without a winner.
 
     Ctrl-C stops watching, and the job goes on.
     """
-    with _opened(source) as jobs:
-        status = jobs.show(job)
+    with opened(source, _LocalJobs) as jobs:
+        status = jobs.job_status(job)
         try:
             if not status.state.terminal:
-                with reporter(TUNING) as says:
+                identifier = status.id
+                with (
+                    reporter(TUNING) as says,
+                    waiting(lambda: jobs.job_status(identifier), source.words, says),
+                ):
                     says.overall(0, 1, str(status.problem))
-                    status = jobs.watch(status.id, says)
+                    status = _follow(jobs, identifier, says)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(abandoned([status.id], jobs.place)) from None
-    _print(status, as_json)
-    if status.state is not JobState.DONE:
-        raise typer.Exit(1)
+            raise KeyboardInterrupt(abandoned([status.id], source.words)) from None
+    return replace(_result(status), failed=status.state is not JobState.DONE)
 
 
 def cancel(
@@ -100,16 +112,12 @@ def cancel(
         list[str], typer.Argument(metavar="ID...", help="The jobs' identifiers.")
     ],
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Cancel jobs: waiting ones at once, running ones after their current candidate."""
-    with _opened(source) as jobs:
+    with opened(source, _LocalJobs) as jobs:
         statuses = [jobs.cancel(job) for job in identifiers]
-    if as_json and len(statuses) > 1:
-        emit({"jobs": statuses})
-        return
-    for status in statuses:
-        _print(status, as_json)
+    lines = [line for status in statuses for line in _lines(status)]
+    return Result({"jobs": statuses} if len(statuses) > 1 else statuses[0], lines)
 
 
 def retry(
@@ -119,11 +127,12 @@ def retry(
     ] = 0.0,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Request a failed or cancelled job again, as a new job."""
-    with _opened(source) as jobs:
-        _print(jobs.retry(job, time_limit), as_json)
+    with opened(source, _LocalJobs) as jobs:
+        if isinstance(jobs, _LocalJobs):  # where a full queue is an error
+            return _result(jobs.retry(job))
+        return _result(jobs.retry(job, timeout=time_limit, on_busy=say_busy).status)
 
 
 def say_busy(busy: Busy) -> None:
@@ -174,84 +183,47 @@ def waiting(
         thread.join()
 
 
-class _OfService:
-    """The jobs of a service; `place` is the option that names it."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self.place: Sequence[str] = ("--url", client.url)
-
-    def show(self, job: str) -> JobStatus:
-        return self._client.job_status(job)
-
-    def watch(self, job: str, says: Reporter) -> JobStatus:
-        handle = self._client.job(job)
-        with waiting(lambda: self.show(job), self.place, says):
-            for _ in handle.events():
-                show_progress(handle.status, says)
-        return handle.refresh()
-
-    def cancel(self, job: str) -> JobStatus:
-        return self._client.cancel(job)
-
-    def retry(self, job: str, time_limit: float) -> JobStatus:
-        return self._client.retry(job, timeout=time_limit, on_busy=say_busy).status
-
-    def list(self, state: str | None, limit: int) -> list[JobStatus]:
-        return [*self._client.jobs(state=state, limit=limit)]
+def _follow(jobs: Client | _LocalJobs, job: str, says: Reporter) -> JobStatus:
+    """Show the progress of a job until it ends."""
+    if isinstance(jobs, _LocalJobs):
+        while not (status := jobs.job_status(job)).state.terminal:
+            show_progress(status, says)
+            time.sleep(LOOK_S)
+        return status
+    handle = jobs.job(job)
+    for _ in handle.events():
+        show_progress(handle.status, says)
+    return handle.refresh()
 
 
-class _OfDatabase:
-    """The jobs of the local database, with the same methods."""
+class _LocalJobs:
+    """The jobs of the local database, with the calls of a service's client."""
 
-    def __init__(self, queue: Queue, place: Sequence[str]) -> None:
-        self._queue = queue
-        self.place = place
+    def __init__(self, store: Store, settings: Settings) -> None:
+        from tuner.jobs import Queue
 
-    def show(self, job: str) -> JobStatus:
-        current = self._newest() if job == LATEST else self._queue.get(job)
+        self._queue = Queue(store, limit=settings.queue_limit)
+
+    def job_status(self, job: str) -> JobStatus:
+        jobs = self._queue.list(None, limit=1) if job == LATEST else [self._queue.get(job)]
+        if not jobs:
+            raise CommandError("this database has no jobs")
+        current = jobs[0]
         if current.state is not JobState.WAITING:
             return _status(current)
         from service.report.waiting import waiting as reason
 
         return _status(current, reason(current, self._queue.workers.alive()))
 
-    def watch(self, job: str, says: Reporter) -> JobStatus:
-        with waiting(lambda: self.show(job), self.place, says):
-            while not (status := _status(self._queue.get(job))).state.terminal:
-                show_progress(status, says)
-                time.sleep(LOOK_S)
-        return status
-
-    def _newest(self) -> Job:
-        newest = self._queue.list(None, limit=1)
-        if not newest:
-            raise CommandError("this database has no jobs")
-        return newest[0]
-
     def cancel(self, job: str) -> JobStatus:
         return _status(self._queue.cancel(job))
 
-    def retry(self, job: str, time_limit: float) -> JobStatus:  # noqa: ARG002 - a full queue is an error here
+    def retry(self, job: str) -> JobStatus:
         return _status(self._queue.retry(job)[0])
 
-    def list(self, state: str | None, limit: int) -> list[JobStatus]:
+    def jobs(self, state: str | None, limit: int) -> list[JobStatus]:
         only = None if state is None else JobState(state)
         return [_status(job) for job in self._queue.list(only, limit=limit)]
-
-
-@contextmanager
-def _opened(source: SourceOptions) -> Iterator[_OfService | _OfDatabase]:
-    if source.url:
-        with connect(source.url) as client:
-            yield _OfService(client)
-        return
-    from tuner.jobs import Queue
-    from tuner.store import Store
-
-    settings = load_settings(database=source.database)
-    with Store.open(settings.database) as store:
-        yield _OfDatabase(Queue(store, limit=settings.queue_limit), source.words)
 
 
 def _status(job: Job, waits: str = "") -> JobStatus:
@@ -277,12 +249,13 @@ def _row(status: JobStatus) -> tuple[object, ...]:
     )
 
 
-def _print(status: JobStatus, as_json: bool) -> None:
-    if as_json:
-        emit(status)
-        return
-    say(f"{status.id}  {status.state}" + (f"  ({status.waits})" if status.waits else ""))
-    lines = {
+def _result(status: JobStatus) -> Result:
+    return Result(status, _lines(status))
+
+
+def _lines(status: JobStatus) -> list[str]:
+    waits = f"  ({status.waits})" if status.waits else ""
+    fields = {
         "problem": f"{status.problem}, effort {status.effort}",
         "device": status.device,
         "requested by": status.ordered_by,
@@ -296,6 +269,5 @@ def _print(status: JobStatus, as_json: bool) -> None:
         "deadline": status.deadline_at,
         "error": status.error,
     }
-    for name, value in lines.items():
-        if value:
-            say(f"  {name:<13}{value}")
+    shown = [f"  {name:<13}{value}" for name, value in fields.items() if value]
+    return [f"{status.id}  {status.state}{waits}", *shown]

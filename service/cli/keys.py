@@ -11,7 +11,6 @@ import typer
 
 from gemmsmith.core.choices import member
 from service.cli.options import (
-    AsJson,
     Database,
     Limit,
     Packs,
@@ -19,7 +18,7 @@ from service.cli.options import (
     complete_scopes,
     load_settings,
 )
-from service.cli.output import CommandError, MisuseError, emit, note, say, table
+from service.cli.output import MisuseError, Result, note, say, table
 from service.cli.session import existing_store, made_store
 
 if TYPE_CHECKING:
@@ -56,13 +55,11 @@ def create(
         ),
     ] = None,
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Create a key and print it once; only its hash is stored.
 
     A running service accepts it at once.
     """
-    from tuner.errors import KeyNameTaken
     from tuner.store.keys import MOST_JOBS, NAME_RULE, Scope, is_name
 
     if not is_name(name):
@@ -72,30 +69,22 @@ def create(
         raise MisuseError(f"job-limit must be in 1 … {MOST_JOBS}, got {job_limit}")
     life = None if expires is None else _seconds(expires)
     with made_store(load_settings(database=database)) as store:
-        try:
-            key, secret = store.keys.create(name, checked, expires_in_s=life, job_limit=job_limit)
-        except KeyNameTaken as error:
-            raise CommandError(str(error)) from error
-    if as_json:
-        emit({"key": secret, **_document(key)})
-        return
-    say(secret)
-    note(f"the key of {name}, scope {scope}; it is not shown again. Clients take it from")
-    note("GEMMSMITH_API_KEY, for the service of GEMMSMITH_URL, or send it as")
-    note("`Authorization: Bearer gsk_…`.")
+        key, secret = store.keys.create(name, checked, expires_in_s=life, job_limit=job_limit)
+    notes = [
+        f"the key of {name}, scope {scope}; it is not shown again. Clients take it from",
+        "GEMMSMITH_API_KEY, for the service of GEMMSMITH_URL, or send it as",
+        "`Authorization: Bearer gsk_…`.",
+    ]
+    return Result({"key": secret, **_document(key)}, secret, notes)
 
 
 def list_(
     inactive: Annotated[bool, typer.Option("--all", help="Also revoked and expired ones.")] = False,
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """List the active keys, newest first."""
     with existing_store(database) as store:
         keys = store.keys.list(inactive=inactive)
-    if as_json:
-        emit({"keys": [_document(key) for key in keys]})
-        return
     columns = ("name", "key", "scope", "job limit", "created", "expires", "last used", "revoked")
     rows = [
         (
@@ -107,14 +96,14 @@ def list_(
         )
         for key in keys
     ]
-    table("", columns, rows, left=3)
+    document = {"keys": [_document(key) for key in keys]}
+    return Result(document, lambda: table("", columns, rows, left=3))
 
 
 def revoke(
     name: Annotated[str, typer.Argument(help="The key's name, see `gemmsmith keys list`.")],
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Revoke a key. Running services refuse it within two seconds."""
     from tuner.errors import KeyNotFound
 
@@ -123,10 +112,7 @@ def revoke(
             key = store.keys.revoke(name)
         except KeyNotFound as error:
             raise MisuseError(f"{error}; see `gemmsmith keys list`") from error
-    if as_json:
-        emit(_document(key))
-    else:
-        say(f"{key.name} ({key.prefix}…) is revoked")
+    return Result(_document(key), f"{key.name} ({key.prefix}…) is revoked")
 
 
 def audit(
@@ -146,8 +132,7 @@ def audit(
         ),
     ] = None,
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Print the audit log: who changed winners or API keys, newest first.
 
     Entries that were changed, or whose predecessor is missing, are marked. With --verify, the
@@ -165,14 +150,11 @@ def audit(
             f"{head!r:.80}"
         )
     if verify:
-        _verify(database, head, as_json=as_json)
-        return
+        return _verified(database, head)
     only = None if action is None else member("action", Action, action)
     with existing_store(database) as store:
         entries = store.audit.entries(action=only, actor=actor, limit=limit)
-    if as_json:
-        emit({"entries": [{**msgspec.to_builtins(e), "at": _time(e.at)} for e in entries]})
-        return
+    document = {"entries": [{**msgspec.to_builtins(e), "at": _time(e.at)} for e in entries]}
     rows = [
         (
             _time(e.at),
@@ -184,20 +166,17 @@ def audit(
         )
         for e in entries
     ]
-    table("", ("at", "actor", "action", "subject", "detail"), rows, left=5)
+    columns = ("at", "actor", "action", "subject", "detail")
+    return Result(document, lambda: table("", columns, rows, left=5))
 
 
-def _verify(database: str | None, head: str | None, *, as_json: bool) -> None:
+def _verified(database: str | None, head: str | None) -> Result:
     with existing_store(database) as store:
         chain = store.audit.verify(head)
-    if as_json:
-        emit({"entries": chain.entries, "head": chain.head, "fault": chain.fault})
-    elif chain.fault is None:
-        say(f"{chain.entries} entries, none changed or removed; head {chain.head or 'none'}")
-    else:
-        say(f"the audit log was altered: {chain.fault}")
-    if chain.fault is not None:
-        raise typer.Exit(1)
+    intact = f"{chain.entries} entries, none changed or removed; head {chain.head or 'none'}"
+    text = f"the audit log was altered: {chain.fault}" if chain.fault else intact
+    document = {"entries": chain.entries, "head": chain.head, "fault": chain.fault}
+    return Result(document, text, failed=chain.fault is not None)
 
 
 def _seconds(text: str) -> int:
@@ -229,7 +208,7 @@ def _time(seconds: float | None) -> str | None:
 _AGAIN = "services and workers that run already know it when they are started again"
 
 
-def show_signing_key(as_json: AsJson = False) -> None:
+def show_signing_key() -> Result:
     """Print this installation's public key, which others need to trust its signatures.
 
     Creates the key if it does not exist.
@@ -237,14 +216,12 @@ def show_signing_key(as_json: AsJson = False) -> None:
     from service import identity
 
     key = identity.signer(load_settings()).public
-    if as_json:
-        emit({"id": key.id, "key": key.line})
-        return
-    say(key.line)
-    note(
-        f"its identifier is {key.id}; to trust it on another machine: gemmsmith signing trust FILE,"
-    )
-    note("or without the application: python -m gemmsmith trust FILE, with this line in FILE")
+    notes = [
+        f"its identifier is {key.id}; to trust it on another machine: gemmsmith signing trust "
+        "FILE,",
+        "or without the application: python -m gemmsmith trust FILE, with this line in FILE",
+    ]
+    return Result({"id": key.id, "key": key.line}, key.line, notes)
 
 
 def trust(
@@ -272,7 +249,7 @@ def trust(
     note(_AGAIN)
 
 
-def list_trusted(as_json: AsJson = False) -> None:
+def list_trusted() -> Result:
     """List the keys that are trusted here, and for what."""
     from service import identity
 
@@ -282,11 +259,8 @@ def list_trusted(as_json: AsJson = False) -> None:
         {"id": key.id, "for": sorted(trusted.purposes[key.id]), "file": str(path)}
         for path, key in _trusted(settings)
     ]
-    if as_json:
-        emit({"keys": listed})
-        return
     rows = [(key["id"], ", ".join(key["for"]), key["file"]) for key in listed]
-    table("", ("key", "for", "file"), rows, left=3)
+    return Result({"keys": listed}, lambda: table("", ("key", "for", "file"), rows, left=3))
 
 
 def revoke_trust(
@@ -338,8 +312,7 @@ def sign_winners(
     key: Annotated[
         Path | None, typer.Option(help="File of the private key; default: this installation's own.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Sign the winners of files, replacing earlier signatures.
 
     Releases are signed with their own key. Exported winners have the signature of the installation
@@ -354,13 +327,15 @@ def sign_winners(
         signer = Signer.load(key) if key else identity.signer(load_settings())
     except ValueError as error:
         raise MisuseError(str(error)) from error
-    counts = []
+    counts: list[dict[str, object]] = []
+    lines: list[str] = []
     for path in paths:
         try:
-            counts.append({"file": str(path), "winners": sign(path, signer)})
+            count = sign(path, signer)
         except ExchangeError as error:
+            for line in lines:  # these stay signed
+                note(line)
             raise MisuseError(str(error)) from error
-        if not as_json:
-            say(f"{path}: {counts[-1]['winners']} winners signed with {signer.public.id}")
-    if as_json:
-        emit({"files": counts, "key": signer.public.id})
+        counts.append({"file": str(path), "winners": count})
+        lines.append(f"{path}: {count} winners signed with {signer.public.id}")
+    return Result({"files": counts, "key": signer.public.id}, lines)

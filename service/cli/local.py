@@ -12,7 +12,7 @@ from gemmsmith.core.device import time_text
 from gemmsmith.http.requests import effort_of
 from service.cli.outcomes import Status, TaskOutcome, not_served
 from service.cli.output import Reporter
-from service.cli.session import StopFlag, TuningSession
+from service.cli.session import TuningSession
 from service.cli.tasks import Task, TuningOptions, by_stake
 from tuner.errors import (
     CompilerNotFound,
@@ -23,8 +23,7 @@ from tuner.errors import (
     NotRecorded,
 )
 from tuner.search import demand
-from tuner.search.progress import Progress, Step
-from tuner.search.run import TuningRun
+from tuner.search.run import Progress, Step, TuningRun
 
 if TYPE_CHECKING:
     from gemmsmith.core.kernel import AnyKernel
@@ -44,7 +43,7 @@ class Here:
     """
 
     def __init__(
-        self, session: TuningSession, tuning: TuningOptions, stop: StopFlag, began: float
+        self, session: TuningSession, tuning: TuningOptions, stop: Callable[[], bool], began: float
     ) -> None:
         self._session = session
         self._tuning = tuning

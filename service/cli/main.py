@@ -39,7 +39,7 @@ from service.cli import (
     winners,
 )
 from service.cli.options import flattened
-from service.cli.output import CommandError, MisuseError, Stdout, note, open_streams, say
+from service.cli.output import CommandError, MisuseError, Result, Stdout, note, open_streams, say
 from tuner.errors import TunerError
 
 INTERRUPTED = 130
@@ -62,10 +62,12 @@ _ADVICE = {
 
 def explain(error: BaseException) -> tuple[str, int] | None:
     """The line and the exit status for an expected failure; None if this is a bug of ours."""
-    from service.settings import SettingsError  # pydantic: most commands that fail have it by then
+    # Most commands that fail have imported these by then.
+    from service.settings import SettingsError
+    from tuner.suites import SuiteError
 
     match error:
-        case InvalidProblem() | SettingsError():
+        case InvalidProblem() | SettingsError() | SuiteError():
             return str(error), 2
         case CommandError():
             return str(error), error.exit_code
@@ -188,7 +190,7 @@ app = typer.Typer(
     epilog="Exit status: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted.",
 )
 
-_PANELS: Mapping[str, Mapping[str, tuple[Callable[..., None], str]]] = {
+_PANELS: Mapping[str, Mapping[str, tuple[Callable[..., Result | None], str]]] = {
     "Look up and tune": {
         "best": (best.best, "4096 6144 1024"),
         "tune": (best.tune, "4096x6144x1024 --dtype bf16"),
@@ -254,7 +256,7 @@ _GROUPS = {
 }
 
 
-def _add(panel: str, words: str, function: Callable[..., None], example: str) -> None:
+def _add(panel: str, words: str, function: Callable[..., Result | None], example: str) -> None:
     """Add a command to its panel of the help, or to its group."""
     command = flattened(function)
     options = signature(command).parameters

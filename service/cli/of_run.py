@@ -11,7 +11,6 @@ from threading import Thread
 
 from gemmsmith.answers.snapshot import Row, Snapshot
 from gemmsmith.core.neighbours import NEIGHBOURS, run_reach
-from gemmsmith.core.operation import Epilogue
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.files import private_folder
@@ -44,7 +43,7 @@ class ProgramWinners:
     """
 
     settings: Settings
-    bundle: Path | None
+    bundle: Path
     url: str | None
 
 
@@ -64,8 +63,8 @@ def tune(winners: ProgramWinners, captured: Captured, effort: str, time_limit: f
         TunerError, GemmsmithError: nothing can be tuned.
     """
     tuning = TuningOptions(effort=effort, time_limit=time_limit)
-    if winners.url or winners.bundle is None:
-        with connect(str(winners.url)) as client:
+    if winners.url:
+        with connect(winners.url) as client:
             stored = client.snapshot(_model())
         tasks = _tasks(captured, stored)
         place = runner.service(replace(tuning, url=winners.url, device=_model()))
@@ -153,7 +152,7 @@ def needed(problems: Counter[Problem], stored: Snapshot) -> Counter[Problem]:
 
 def _saves_steps(problem: Problem) -> bool:
     # torch adds the bias of a linear layer in the product as well.
-    return problem.operation.epilogue not in (Epilogue.NONE, Epilogue.BIAS)
+    return not problem.operation.epilogue.is_torchs
 
 
 def _product(problem: Problem, n: int) -> tuple[object, ...]:
@@ -234,8 +233,8 @@ def _known(
 ) -> tuple[Snapshot | None, Snapshot, Mapping[Problem, float]]:
     """The winners it ran with, all that are stored, and each problem's µs by default."""
     problems = captured.problems
-    if winners.url or winners.bundle is None:
-        with connect(str(winners.url)) as client:
+    if winners.url:
+        with connect(winners.url) as client:
             stored = client.snapshot(_model())
         times = {p: calls * demand.default_us(p, None, []) for p, calls in problems.items()}
         return stored, stored, times

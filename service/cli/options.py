@@ -20,7 +20,7 @@ from gemmsmith.core.names import named_layout
 from gemmsmith.core.operation import Layout, of_dtype
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.errors import InvalidProblem
-from service.cli.output import MisuseError
+from service.cli.output import MisuseError, Result
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -78,11 +78,7 @@ complete_suites = _values(_suites)
 
 
 def extent(text: str | int) -> int:
-    """A size as typed.
-
-    Raises:
-        MisuseError: it is not an integer. Its range is checked by `Problem`.
-    """
+    """A size as typed; its range is checked by `Problem`."""
     try:
         return int(text)
     except ValueError:
@@ -151,6 +147,18 @@ OnlyDevice = Annotated[
     str | None,
     typer.Option(help="Only this device model, such as h200.", autocompletion=complete_slugs),
 ]
+OnlyDType = Annotated[
+    str | None, typer.Option(help="Only these element types.", autocompletion=complete_dtypes)
+]
+OnlyDTypes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dtype",
+        "--dtypes",
+        help="Only these element types; repeatable, or with commas. Default: all.",
+        autocompletion=complete_dtypes,
+    ),
+]
 Url = Annotated[
     str | None,
     typer.Option(envvar="GEMMSMITH_URL", help="Use this service instead of the local database."),
@@ -186,7 +194,6 @@ class ProblemOptions:
 
     @property
     def problem(self) -> Problem:
-        """The problem; raises InvalidProblem, see `problem_of`."""
         return problem_of(
             *(self.m, self.n, self.k), batch=self.batch, dtype=self.dtype, layout=self.layout
         )
@@ -201,11 +208,7 @@ class SizeOptions:
     k: Annotated[int | None, _K] = None
 
     def three(self, instead: str) -> tuple[int, int, int]:
-        """All three sizes; `instead` ends the error with what the command also takes.
-
-        Raises:
-            MisuseError: some are missing.
-        """
+        """All three sizes; `instead` ends the error with what the command also takes."""
         if self.m is None or self.n is None or self.k is None:
             count = 3 - (self.m, self.n, self.k).count(None)
             raise MisuseError(f"three sizes M N K are needed, got {count}; {instead}")
@@ -235,18 +238,19 @@ class DataOptions:
     sweeps: Sweeps = None
 
     def settings(self, **others: Any) -> Settings:
-        """The settings with these places and `others`; raises MisuseError, see `load_settings`."""
         return load_settings(**vars(self), **others)
 
 
-def flattened(function: Callable[..., None]) -> Callable[..., None]:
+def flattened(function: Callable[..., Result | None]) -> Callable[..., None]:
     """A command whose every option is a parameter, as typer reads them.
 
-    The function takes records: the fields of each become options at the record's place.
+    The function takes records: the fields of each become options at the record's place. If it
+    returns a `Result`, the command has the option `--json`, and prints the result.
     """
     records: dict[str, type] = {}
     parameters: list[Parameter] = []
-    for parameter in signature(function, eval_str=True).parameters.values():
+    declared = signature(function, eval_str=True)
+    for parameter in declared.parameters.values():
         record = parameter.annotation
         if not is_dataclass(record):
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
@@ -255,21 +259,24 @@ def flattened(function: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(record, include_extras=True)
         for field in fields(record):
             default = Parameter.empty if field.default is MISSING else field.default
-            parameters.append(
-                Parameter(
-                    field.name,
-                    Parameter.KEYWORD_ONLY,
-                    default=default,
-                    annotation=hints[field.name],
-                )
-            )
+            kind, annotation = Parameter.KEYWORD_ONLY, hints[field.name]
+            parameters.append(Parameter(field.name, kind, default=default, annotation=annotation))
+    prints = declared.return_annotation is Result
+    if prints:
+        json = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+        parameters.append(json)
 
     def command(**options: Any) -> None:
+        as_json = prints and options.pop("as_json")
         filled = {
             name: record(**{field.name: options.pop(field.name) for field in fields(record)})
             for name, record in records.items()
         }
-        function(**filled, **options)
+        result = function(**filled, **options)
+        if result is not None:
+            result.print(as_json)
+            if result.failed:
+                raise typer.Exit(1)
 
     update_wrapper(command, function)
     # typer reads the signature for the options and the annotations for their types.
@@ -279,17 +286,9 @@ def flattened(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """The settings, with the options that were typed.
+    from service.settings import Settings  # pydantic: not every command needs it
 
-    Raises:
-        MisuseError: a value that cannot be used; names the variable.
-    """
-    from service.settings import Settings, SettingsError
-
-    try:
-        return Settings.load(**overrides)
-    except SettingsError as error:
-        raise MisuseError(str(error)) from error
+    return Settings.load(**overrides)
 
 
 def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str | None) -> Problem:

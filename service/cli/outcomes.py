@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -160,10 +159,9 @@ def totals(outcomes: Sequence[TaskOutcome]) -> dict[str, Any]:
         if outcome.result is not None and outcome.result.speedup is not None
     ]
     stays = sum(o.result.use.is_default for o in outcomes if o.result is not None)
-    mean = math.exp(math.fsum(map(math.log, gains)) / len(gains)) if gains else None
     return counts | {
         "cublas_stays": stays,
-        "speedup_geometric_mean": mean,
+        "speedup_geometric_mean": statistics.geometric_mean(gains) if gains else None,
         "speedup_median": statistics.median(gains) if gains else None,
         "speedup_max": max(gains, default=None),
     }

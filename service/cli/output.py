@@ -16,7 +16,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -83,11 +84,7 @@ def readable(paths: Sequence[Path]) -> list[Path]:
 
 
 def writable_bytes(path: Path | None) -> Path | None:
-    """As `writable`, for a binary file.
-
-    Raises:
-        MisuseError: it cannot be written, or would be printed on a terminal.
-    """
+    """As `writable`, for a binary file, which is not for a terminal."""
     path = writable(path)
     if Stdout.is_a_file and sys.stdout.isatty():
         raise MisuseError("the file is not for a terminal: name a file, or redirect")
@@ -95,11 +92,7 @@ def writable_bytes(path: Path | None) -> Path | None:
 
 
 def writable_folder(path: Path) -> Path:
-    """As `writable`, for a folder, which may not exist yet.
-
-    Raises:
-        MisuseError: it cannot be written to.
-    """
+    """As `writable`, for a folder, which may not exist yet."""
     real = Path(os.path.realpath(path))
     _check_folder(path, (real, *real.parents))
     return path
@@ -173,9 +166,37 @@ def note(text: str) -> None:
     _print(showing.line(text), sys.stderr)
 
 
-def say_made(winners: int) -> None:
-    if winners:
-        note(f"created the database with {winners} shipped winners")
+@dataclass(frozen=True)
+class Result:
+    """What a command prints at its end: a JSON document with `--json`, else what is for people.
+
+    Attributes:
+        shown: lines, or a function that prints them.
+        notes: lines on stderr, which go with them.
+        failed: whether the exit status is 1.
+    """
+
+    document: Any
+    shown: str | Sequence[str] | Callable[[], None]
+    notes: Sequence[str] = ()
+    failed: bool = False
+
+    def print(self, as_json: bool) -> None:
+        """Print the document, or the rest."""
+        if as_json:
+            emit(self.document)
+            return
+        if callable(self.shown):
+            self.shown()
+        else:
+            for line in [self.shown] if isinstance(self.shown, str) else self.shown:
+                say(line)
+        for line in self.notes:
+            note(line)
+
+
+def counted_rows(rows: Sized, limit: int, thing: str) -> str:
+    return f"{len(rows)} {thing}" + (f" (--limit {limit})" if len(rows) == limit else "")
 
 
 def _print(text: str, stream: TextIO) -> None:

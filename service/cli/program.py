@@ -35,6 +35,7 @@ from gemmsmith.program.variables import (
 )
 from service.cli.options import DataOptions, DeviceName, Url, complete_efforts
 from service.cli.output import CommandError, MisuseError, note, writable
+from service.signals import handled
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -109,10 +110,10 @@ def run(
     settings = data.settings(device=options.device)
     url = options.url
     gpu = None if url else local_gpu()
-    kept = None if url else kept_bundle(settings.default_model if gpu is None else gpu.slug)
+    kept = kept_bundle(settings.default_model if gpu is None else gpu.slug)
 
     def winners() -> str | None:
-        return url or (str(kept) if kept is not None and kept.is_file() else None)
+        return url or (str(kept) if kept.is_file() else None)
 
     ended = run_captured(command, winners=winners(), steps=steps, stop=rehearse)
     # Imported only now: a database and all that goes with it take a second.
@@ -277,8 +278,11 @@ def run_program(command: Sequence[str], winners: str | None, **variables: str) -
         program, words = sys.executable, [sys.executable, *words]
     if program is None:
         raise MisuseError(f"no program {words[0]}")
+    forwarding = _Forwarding()
+    # An ignored signal (`nohup`) stays ignored in the program: a handler here would undo that.
+    numbers = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
     with (
-        _Forwarding() as forwarding,
+        handled(numbers, forwarding.pass_on),
         subprocess.Popen([program, *words[1:]], env=environment) as process,
     ):
         forwarding.to(process)
@@ -293,25 +297,12 @@ class _Forwarding:
         self._process: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
 
-    def __enter__(self) -> _Forwarding:
-        # An ignored signal (`nohup`) stays ignored in the program: a handler here would undo that.
-        self._before = {
-            number: signal.signal(number, self._pass)
-            for number in _FORWARDED
-            if signal.getsignal(number) is not signal.SIG_IGN
-        }
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
     def to(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         for number in self._early:
             process.send_signal(number)
 
-    def _pass(self, number: int, _frame: types.FrameType | None) -> None:
+    def pass_on(self, number: int, _frame: types.FrameType | None) -> None:
         if number == signal.SIGINT and _at_terminal():
             return  # the terminal sends Ctrl-C to the program itself
         if self._process is None:

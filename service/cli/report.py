@@ -14,18 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemmsmith.core.device import called
-from service.cli.options import (
-    AsJson,
-    Database,
-    OnlyDevice,
-    complete_dtypes,
-    dtypes_of,
-    load_settings,
-)
+from service.cli.options import Database, OnlyDevice, OnlyDTypes, dtypes_of, load_settings
 from service.cli.output import (
     CommandError,
     MisuseError,
-    emit,
+    Result,
     microseconds,
     note,
     ratio,
@@ -36,6 +29,7 @@ from service.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from gemmsmith.answers.answer import Statistics
     from service.report.problem_rows import DeviceReport
     from tuner.trial import Winner
 
@@ -53,13 +47,7 @@ class ReportOptions:
             metavar="FILE...", help="Winners files instead of the database's current winners."
         ),
     ] = None
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only these element types; repeatable, or with commas.",
-            autocompletion=complete_dtypes,
-        ),
-    ] = None
+    dtype: OnlyDTypes = None
     device: OnlyDevice = None
 
 
@@ -78,8 +66,7 @@ def report(
         Path | None, typer.Option(help="Folder of measured ceilings (see `gemmsmith ceilings`).")
     ] = None,
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Compare the winners with cuBLAS, and with the limits of the GPU.
 
     Writes report.html, report.csv and report.json.
@@ -100,22 +87,21 @@ def report(
     }
     for path, content in written.values():
         write(path, content)
-    if as_json:
-        summaries = [
-            {"device": item.device.slug, "notes": notes(item), "summary": item.summaries}
-            for item in reports
-        ]
-        emit(
-            {"files": {name: str(path) for name, (path, _) in written.items()}}
-            | {"devices": summaries}
-        )
-        return
-    for item in reports:
-        _print(item)
-        for line in notes(item):
-            note(line)
-    for path, _ in written.values():
-        say(str(path))
+    files = {name: str(path) for name, (path, _) in written.items()}
+    summaries = [
+        {"device": item.device.slug, "notes": notes(item), "summary": item.summaries}
+        for item in reports
+    ]
+
+    def show() -> None:
+        for item in reports:
+            _print(item)
+            for line in notes(item):
+                note(line)
+        for file in files.values():
+            say(file)
+
+    return Result({"files": files, "devices": summaries}, show)
 
 
 def _from_files(paths: Sequence[Path]) -> list[Winner]:
@@ -150,11 +136,7 @@ def _from_database(database: str | None) -> list[Winner]:
 def _chosen(
     winners: Sequence[Winner], dtypes: Sequence[str] | None, device: str | None
 ) -> list[Winner]:
-    """The winners that the options select.
-
-    Raises:
-        CommandError: there are no such winners; names those there are.
-    """
+    """The winners that the options select, at least one."""
     fitting = called(device or "", {winner.device.slug for winner in winners})
     chosen = [
         winner
@@ -187,18 +169,10 @@ def _reports(winners: Sequence[Winner], folder: Path | None) -> list[DeviceRepor
 
 
 def _print(report: DeviceReport) -> None:
-    rows = [
-        (
-            summary.dtype,
-            summary.title,
-            summary.problems,
-            ratio(summary.geometric_mean),
-            ratio(summary.median),
-            ratio(summary.minimum),
-            summary.below,
-        )
-        for summary in report.summaries
-    ]
+    rows = []
+    for summary in report.summaries:
+        ratios = map(ratio, (summary.geometric_mean, summary.median, summary.minimum))
+        rows.append((summary.dtype, summary.title, summary.problems, *ratios, summary.below))
     columns = ("types", "problems", "count", "geometric mean", "median", "minimum", "below 0.97")
     table(report.device.slug, columns, rows, left=2)
 
@@ -214,8 +188,7 @@ def ceilings(
             callback=writable,
         ),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Measure copy bandwidth and the peak rate of cuBLAS on this machine's GPU.
 
     It takes about ten seconds, and waits while another process measures on the GPU.
@@ -223,44 +196,26 @@ def ceilings(
     from gemmsmith.files import private_folder
     from tuner.measure.ceilings import document, measure, own_folder, path_for, write_ceilings
 
-    measured = measure(_ordinal(device), on_step=note)
+    named = re.fullmatch(r"cuda(?::(\d{1,3}))?", device, re.ASCII)
+    if named is None:
+        raise MisuseError(f"ceilings are measured on a GPU: --device cuda:0, got {device!r}")
+    measured = measure(int(named[1] or 0), on_step=note)
     path = output
     if path is None:
         private_folder(own_folder())
         path = path_for(measured.device.slug, own_folder())
     write_ceilings(measured, path)
-    if as_json:
-        emit({"file": str(path)} | document(measured))
-        return
-    rows: list[tuple[object, ...]] = [
-        (
-            f"copy of {copy.read_bytes / 1e6:g} MB",
-            f"{copy.bytes_per_second / 1e12:.3f} TB/s",
-            microseconds(copy.statistics.median_us),
-            copy.statistics.samples,
-        )
-        for copy in (*measured.copies, measured.copy)
-    ]
-    rows += [
-        (
-            peak.problem,
-            f"{peak.flops_per_second / 1e12:.1f} TFLOP/s",
-            microseconds(peak.statistics.median_us),
-            peak.statistics.samples,
-        )
-        for peak in measured.peaks
-    ]
-    table(measured.device.name, ("measured", "value", "µs", "samples"), rows)
-    say(str(path))
+    lines: list[tuple[object, str, Statistics]] = []
+    for copy in (*measured.copies, measured.copy):
+        rate = f"{copy.bytes_per_second / 1e12:.3f} TB/s"
+        lines.append((f"copy of {copy.read_bytes / 1e6:g} MB", rate, copy.statistics))
+    for peak in measured.peaks:
+        rate = f"{peak.flops_per_second / 1e12:.1f} TFLOP/s"
+        lines.append((peak.problem, rate, peak.statistics))
+    rows = [(name, rate, microseconds(time.median_us), time.samples) for name, rate, time in lines]
 
+    def show() -> None:
+        table(measured.device.name, ("measured", "value", "µs", "samples"), rows)
+        say(str(path))
 
-def _ordinal(device: str) -> int:
-    """The number in `cuda:0`.
-
-    Raises:
-        MisuseError: this is not a name of a GPU.
-    """
-    named = re.fullmatch(r"cuda(?::(\d{1,3}))?", device, re.ASCII)
-    if named is None:
-        raise MisuseError(f"ceilings are measured on a GPU: --device cuda:0, got {device!r}")
-    return int(named[1] or 0)
+    return Result({"file": str(path)} | document(measured), show)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,8 +18,8 @@ from gemmsmith.showing import lines
 from service.cli.options import (
     AsJson,
     OnlyDevice,
+    OnlyDType,
     SourceOptions,
-    complete_dtypes,
     complete_formats,
     complete_layouts,
     complete_phases,
@@ -30,6 +30,7 @@ from service.cli.output import (
     TIMES,
     CommandError,
     MisuseError,
+    counted_rows,
     emit,
     microseconds,
     note,
@@ -37,11 +38,10 @@ from service.cli.output import (
     times,
     writable,
 )
-from service.cli.session import connect, device_called, existing_store
+from service.cli.session import connect, device_of, existing_store
 
 if TYPE_CHECKING:
     from service.tables import FileFormat, Row, Table
-    from tuner.store import Store, StoredTrial
     from tuner.trial import Winner
 
 
@@ -52,9 +52,7 @@ class ResultFilters:
     problem: Annotated[
         tuple[int, int, int] | None, typer.Option(metavar="M N K", help="Only this shape.")
     ] = None
-    dtype: Annotated[
-        str | None, typer.Option(help="Only these element types.", autocompletion=complete_dtypes)
-    ] = None
+    dtype: OnlyDType = None
     layout: Annotated[
         str | None,
         typer.Option(help="Only this layout: tn, tt, nt or nn.", autocompletion=complete_layouts),
@@ -66,28 +64,27 @@ class ResultFilters:
     ] = None
     job: Annotated[str | None, typer.Option(help="Only this job's.")] = None
 
-    def query(self) -> dict[str, Any]:
-        """The filters as `GET /results` takes them, checked; without those that were not typed."""
+    def checked(self) -> dict[str, Any]:
+        """The filters that were typed, as `Store.trials` takes them."""
         from gemmsmith.core.problem import Layout
-        from gemmsmith.http.requests import fields_of
         from tuner.trial import Phase
 
-        query: dict[str, Any] = {
+        filters: dict[str, Any] = {
             "device": self.device,
-            "phase": self.phase and member("phase", Phase, self.phase).value,
+            "phase": self.phase and member("phase", Phase, self.phase),
             "job": self.job,
         }
         if self.problem is not None:
             dtype = self.dtype or "bf16"
-            query |= fields_of(
-                problem_of(*self.problem, batch=self.batch, dtype=dtype, layout=self.layout)
+            filters["problem"] = problem_of(
+                *self.problem, batch=self.batch, dtype=dtype, layout=self.layout
             )
         else:
             name, own = named_layout(self.dtype or "")
             layout = self.layout or own
-            query["layout"] = layout and member("layout", Layout, layout.lower()).value
-            query["dtype"] = dtypes_of([name])[0] if name else None
-        return {name: value for name, value in query.items() if value is not None}
+            filters["layout"] = layout and member("layout", Layout, layout.lower())
+            filters["dtype"] = dtypes_of([name])[0] if name else None
+        return {name: value for name, value in filters.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +108,7 @@ class TableOptions:
     ] = None
 
     def format_of(self, path: Path | None) -> FileFormat:
-        """The format of the option, else that of the file's ending, else JSON lines.
-
-        Raises:
-            InvalidProblem: there is no such format; names those there are.
-        """
+        """The format of the option, else that of the file's ending, else JSON lines."""
         from service.tables import FileFormat
 
         if self.form is None:
@@ -124,11 +117,7 @@ class TableOptions:
         return member("format", FileFormat, self.form)
 
     def columns_of(self, kind: Table[Any]) -> tuple[str, ...]:
-        """The columns of the option, else all of the table.
-
-        Raises:
-            MisuseError: there is no such column; names those there are.
-        """
+        """The columns of the option, else all of the table."""
         from service.tables import UnknownField
 
         try:
@@ -169,9 +158,9 @@ def results(
 
     With --format, --fields or --output they are a table of plain columns for other programs.
     """
-    filters = options.query()
+    filters = options.checked()
     as_table = file.form or file.fields or file.output
-    if winners and (source.url or filters.keys() & {"m", "phase", "job"}):
+    if winners and (source.url or filters.keys() & {"problem", "phase", "job"}):
         raise MisuseError("--winners goes with --dtype, --layout, --device and --database only")
     if unanswered:
         if winners or filters or source.url or as_table:
@@ -184,7 +173,7 @@ def results(
     if as_table:
         _write(filters, winners, limit, source, file)
     elif winners:
-        _show_winners(_winners(filters, limit, source.database), limit, as_json)
+        _show_winners(_stored(filters, winners, limit, source.database), limit, as_json)
     else:
         _show_trials(filters, limit, source, as_json)
 
@@ -199,14 +188,12 @@ def _write(
     kind: tables.Table[Any] = tables.WINNERS if winners else tables.TRIALS
     columns = file.columns_of(kind)
     if source.url:
-        with connect(source.url) as client:
-            trials = client.results(limit=limit, fields=",".join(columns), **filters)
-            rows = [{name: trial.get(name) for name in columns} for trial in trials]
+        trials = _of_service(filters, limit, source.url, fields=",".join(columns))
+        rows = [{name: trial.get(name) for name in columns} for trial in trials]
     else:
-        records = (_winners if winners else _trials)(filters, limit, source.database)
-        rows = kind.rows(records, columns)
+        rows = kind.rows(_stored(filters, winners, limit, source.database), columns)
     write_table(kind, rows, columns, form, file.output)
-    _count(rows, limit, "rows")
+    note(counted_rows(rows, limit, "rows"))
 
 
 def write_table(
@@ -241,104 +228,73 @@ def write_table(
         sys.stdout.flush()
 
 
-def _trials(filters: dict[str, Any], limit: int, database: str | None) -> list[StoredTrial]:
-    import msgspec
+def _of_service(
+    filters: dict[str, Any], limit: int, url: str, **options: str
+) -> list[dict[str, Any]]:
+    from gemmsmith.http.requests import fields_of
 
-    from gemmsmith.core.problem import Layout, Problem
-    from tuner.trial import Phase
+    query = filters | options
+    if problem := query.pop("problem", None):
+        query |= fields_of(problem)
+    with connect(url) as client:
+        return list(client.results(limit=limit, **query))
 
-    problem = None
-    if "m" in filters:
-        names = ("m", "n", "k", "batch", "dtype", "layout")
-        problem = msgspec.convert({name: filters[name] for name in names}, Problem)
+
+def _stored(filters: dict[str, Any], winners: bool, limit: int, database: str | None) -> list[Any]:
+    """Winners or trials of the database."""
     with existing_store(database) as store:
-        return store.trials(
-            problem=problem,
-            device=_device(store, filters),
-            dtype=filters.get("dtype"),
-            layout=Layout(filters["layout"]) if "layout" in filters else None,
-            phase=Phase(filters["phase"]) if "phase" in filters else None,
-            job=filters.get("job"),
-            limit=limit,
-        )
-
-
-def _winners(filters: dict[str, Any], limit: int, database: str | None) -> list[Winner]:
-    from gemmsmith.core.problem import Layout
-
-    with existing_store(database) as store:
-        return store.winners(
-            device=_device(store, filters),
-            dtype=filters.get("dtype"),
-            layout=Layout(filters["layout"]) if "layout" in filters else None,
-            limit=limit,
-        )
-
-
-def _device(store: Store, filters: dict[str, Any]) -> str | None:
-    name = filters.get("device")
-    return device_called(name, [model.slug for model in store.devices()]) if name else None
-
-
-def _count(rows: Sized, limit: int, thing: str) -> None:
-    note(f"{len(rows)} {thing}" + (f" (--limit {limit})" if len(rows) == limit else ""))
+        if device := filters.get("device"):
+            filters = filters | {"device": device_of(store, device)}
+        return (store.winners if winners else store.trials)(**filters, limit=limit)
 
 
 def _show_trials(filters: dict[str, Any], limit: int, source: SourceOptions, as_json: bool) -> None:
     import msgspec
 
     if source.url:
-        with connect(source.url) as client:
-            rows = list(client.results(limit=limit, **filters))
+        rows = _of_service(filters, limit, source.url)
     else:
         rows = [
             {"id": stored.id, "created_at": stored.created_at, **msgspec.to_builtins(stored.trial)}
-            for stored in _trials(filters, limit, source.database)
+            for stored in _stored(filters, False, limit, source.database)
         ]
     if as_json:
         for row in rows:
             emit(row, line=True)
         return
     columns = ("problem", "kernel", "launch", "phase", "on", "µs", "± µs")
-    understood = [known for row in rows if (known := _known(row)) is not None]
+    understood = [cells for row in rows if (cells := _row(row)) is not None]
     table("", columns, understood, left=5)
     if len(understood) < len(rows):
         note(f"{len(rows) - len(understood)} trials need a newer gemmsmith, and are left out")
-    _count(rows, limit, "trials")
+    note(counted_rows(rows, limit, "trials"))
 
 
-def _known(row: dict[str, Any]) -> tuple[Any, ...] | None:
+def _row(row: dict[str, Any]) -> tuple[Any, ...] | None:
     """A trial's row of the table; None if it needs a newer gemmsmith."""
-    from msgspec import ValidationError
-
-    try:
-        return _row(row)
-    except (ValidationError, InvalidProblem, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _row(row: dict[str, Any]) -> tuple[Any, ...]:
     import msgspec
 
     from gemmsmith.core.launch import Launch
     from gemmsmith.core.problem import Problem
 
-    device = row["device"]["name"]
-    statistics = row.get("statistics") or {}
-    failure = row.get("failure") or {}
-    launch = msgspec.convert(row["candidate"]["launch"], Launch)
-    spread = None
-    if statistics:
-        spread = (statistics["ci_high_us"] - statistics["ci_low_us"]) / 2
-    return (
-        msgspec.convert(row["problem"], Problem),
-        row["candidate"]["kernel"]["name"],
-        launch.key,
-        row["phase"],
-        recording_of(device) if row["replayed"] else device.removeprefix("NVIDIA "),
-        microseconds(statistics.get("median_us")) or failure.get("kind"),
-        microseconds(spread),
-    )
+    try:
+        device = row["device"]["name"]
+        statistics = row.get("statistics") or {}
+        failure = row.get("failure") or {}
+        spread = None
+        if statistics:
+            spread = (statistics["ci_high_us"] - statistics["ci_low_us"]) / 2
+        return (
+            msgspec.convert(row["problem"], Problem),
+            row["candidate"]["kernel"]["name"],
+            msgspec.convert(row["candidate"]["launch"], Launch).key,
+            row["phase"],
+            recording_of(device) if row["replayed"] else device.removeprefix("NVIDIA "),
+            microseconds(statistics.get("median_us")) or failure.get("kind"),
+            microseconds(spread),
+        )
+    except (msgspec.ValidationError, InvalidProblem, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _show_winners(winners: list[Winner], limit: int, as_json: bool) -> None:
@@ -359,4 +315,4 @@ def _show_winners(winners: list[Winner], limit: int, as_json: bool) -> None:
     ]
     columns = ("problem", "device", "origin", "use", "best CUTLASS kernel", *TIMES)
     table("", columns, rows, left=5)
-    _count(winners, limit, "winners")
+    note(counted_rows(winners, limit, "winners"))

@@ -17,16 +17,16 @@ from gemmsmith.core.tuning import JobState
 from gemmsmith.errors import JobCancelled, JobFailed
 from gemmsmith.http.client import Client
 from gemmsmith.http.handles import TuningJob
-from gemmsmith.http.requests import deadline_of, effort_of
+from gemmsmith.http.requests import deadline_of, effort_of, fields_of
 from service.cli.jobs import LOOK_S, abandoned, say_busy, show_progress, waiting
 from service.cli.outcomes import Status, TaskOutcome, not_served, report
 from service.cli.output import TUNING, CommandError, Reporter, emit, note, reporter, say
 from service.cli.session import (
-    StopFlag,
     connect,
     device_called,
     made_store,
     signed_store,
+    stop_flag,
     tuning_session,
 )
 from service.cli.tasks import Task, TuningOptions, by_stake
@@ -110,7 +110,7 @@ def on_device(settings: Settings, store: Store, tuning: TuningOptions) -> Iterat
     from service.cli.local import Here
 
     began = time.monotonic()  # the time limit includes opening the device
-    with StopFlag() as stop, tuning_session(settings, store) as session:
+    with stop_flag() as stop, tuning_session(settings, store) as session:
         yield Here(session, tuning, stop, began)
 
 
@@ -193,12 +193,9 @@ class _Service(_Requested):
         self.left = {job.id: task for task, job in self._handles}
 
     def _request(self, task: Task, until: float) -> TuningJob:
-        problem, tuning = task.problem, self.tuning
+        tuning = self.tuning
         return self._client.tune(
-            *(problem.m, problem.n, problem.k),
-            batch=problem.batch,
-            dtype=problem.dtype,
-            layout=problem.layout,
+            **fields_of(task.problem),
             effort=tuning.effort,
             priority=tuning.priority,
             device=tuning.device,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from service.cli.options import DataOptions, DeviceName
-from service.cli.output import CommandError, MisuseError, note
+from service.cli.output import CommandError, note
 
 UntilIdle = Annotated[bool, typer.Option("--until-idle", help="Stop when the queue is empty.")]
 
@@ -44,16 +44,11 @@ def serve(
     Creates and migrates the database, loads the shipped winners, and prints lines to try.
     """
     from service.cli.serve import serve as run
-    from service.settings import SettingsError
 
     settings = data.settings(
         host=host, port=port, require_keys=require_keys, device=device, winners=winners
     )
-    try:
-        status = run(settings, worker=worker)
-    except SettingsError as error:
-        raise MisuseError(str(error)) from error
-    raise typer.Exit(status)
+    raise typer.Exit(run(settings, worker=worker))
 
 
 def worker(device: DeviceName = None, *, data: DataOptions, until_idle: UntilIdle = False) -> None:

@@ -16,7 +16,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -32,12 +31,12 @@ from service.http.connections import raise_file_limit
 from service.http.server import server_config
 from service.lookup.devices import Catalogue
 from service.settings import Settings, SettingsError
+from service.signals import handled
 from service.worker.gpu import usable_gpu
 from service.worker.supervisor import WorkerSupervisor
 from tuner.compile import ArtifactStore
 from tuner.devices.recording import SUFFIX, first_problem
 from tuner.errors import RecordingCorrupt
-from tuner.exchange import Imported
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.serve")
@@ -51,15 +50,10 @@ FALLBACK = Problem(m=4096, n=4096, k=4096)
 """The banner's lookup while there are no winners: a 404 that says how to tune it."""
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None] = _say) -> int:
+def serve(settings: Settings, *, worker: bool = False) -> int:
     """Run the service until SIGTERM or SIGINT; the exit status.
 
-    `say` gets the banner with the lines to try, once the service answers.
+    Once it answers, a banner with lines to try is printed.
 
     Raises:
         SettingsError: the address cannot be bound, or requests need API keys and none exist.
@@ -72,8 +66,10 @@ def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None
     with _listening(settings) as listener:
         prepare(settings)
         supervisor = WorkerSupervisor(settings) if worker else None
-        server = _Server(settings, lambda: say(_banner(settings, listener)))
-        with _quiet_signals():
+        server = _Server(settings, lambda: print(_banner(settings, listener), flush=True))
+        # uvicorn stops at these signals, and then raises them again: the process would end before
+        # the worker is stopped.
+        with handled((signal.SIGINT, signal.SIGTERM), lambda *_: None):
             if supervisor is not None:
                 supervisor.start()
             try:
@@ -90,7 +86,15 @@ def prepare(settings: Settings) -> None:
     loaded = database.prepare(settings)
     _check_keys(settings)
     _check_packs(settings)
-    _log_winners(loaded)
+    for path, imported in loaded:
+        log.info("shipped winners", file=path.name, added=imported.added, kept=imported.kept)
+        if imported.unbelieved:
+            log.warning(
+                "winners without a trusted signature are not served",
+                file=path.name,
+                unbelieved=imported.unbelieved,
+                keys=imported.keys,
+            )
 
 
 def _check_keys(settings: Settings) -> None:
@@ -109,25 +113,13 @@ def _check_packs(settings: Settings) -> None:
     """Warn of packs that are not served because they have no trusted signature."""
     identity.signer(settings)  # makes the key, so that this installation's own packs are trusted
     packs = ArtifactStore(settings.packs, trusted=identity.trusted_packs(settings))
-    left_out = len(packs.manifests()) - len(packs.believed())
+    left_out = len(packs.manifests()) - len(packs.manifests(believed=True))
     if left_out > 0:
         log.warning(
             "packs are not served: they have no trusted signature",
             packs=left_out,
             fix="if they were compiled here: gemmsmith signing packs",
         )
-
-
-def _log_winners(loaded: list[tuple[Path, Imported]]) -> None:
-    for path, imported in loaded:
-        log.info("shipped winners", file=path.name, added=imported.added, kept=imported.kept)
-        if imported.unbelieved:
-            log.warning(
-                "winners without a trusted signature are not served",
-                file=path.name,
-                unbelieved=imported.unbelieved,
-                keys=imported.keys,
-            )
 
 
 class _Server(uvicorn.Server):
@@ -184,21 +176,12 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
         yield listener
 
 
-@contextmanager
-def _quiet_signals() -> Iterator[None]:
-    """Ignore the signals that uvicorn raises again after it has stopped for them."""
-    # Without this the process would end before the worker is stopped.
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda *_: None)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _banner(settings: Settings, listener: socket.socket) -> str:
+    """The pages' address, a lookup, a tuning job, and that job's events.
+
+    The lookup is of a problem with a winner, if there is any; the job is one that the worker's
+    device can tune. If keys are required, the lines take one from GEMMSMITH_API_KEY.
+    """
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     with Store.open(settings.database) as store:
@@ -206,16 +189,7 @@ def _banner(settings: Settings, listener: socket.socket) -> str:
         lookup = _known_problem(store, model.slug if model else None) or FALLBACK
     tuning = _recorded_problem(settings) or lookup
     url = f"http://{shown}:{port}"
-    return _text(url, lookup=lookup, tuning=tuning, keys=settings.keys_required)
-
-
-def _text(url: str, *, lookup: Problem, tuning: Problem, keys: bool) -> str:
-    """The banner: where the pages are, a lookup, a tuning job, and that job's events.
-
-    `lookup` should be a problem that has a winner, `tuning` a problem that the worker's device can
-    tune. With `keys` the lines take an API key from GEMMSMITH_API_KEY.
-    """
-    key = ' -H "Authorization: Bearer $GEMMSMITH_API_KEY"' if keys else ""
+    key = ' -H "Authorization: Bearer $GEMMSMITH_API_KEY"' if settings.keys_required else ""
     body = shlex.quote(msgspec.json.encode(tuning).decode())
     return "\n".join(
         [

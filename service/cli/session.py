@@ -7,16 +7,17 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from gemmsmith.core.device import DeviceModel, called
-from service.cli.options import load_settings
-from service.cli.output import CommandError, MisuseError, say_made
+from service.cli.options import SourceOptions, load_settings
+from service.cli.output import CommandError, MisuseError, note
+from service.signals import handled
 
 if TYPE_CHECKING:
     from gemmsmith.http.client import Client
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from tuner.compile import Builder
     from tuner.devices.base import Device
     from tuner.store import Store
+
+T = TypeVar("T")
 
 _NO_HOST = re.compile(r"Name or service not known|No address associated|failure in name resolution")
 _NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|wrong version number|RECORD_LAYER_FAILURE")
@@ -94,6 +97,20 @@ def _root(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
+@contextmanager
+def opened(source: SourceOptions, here: Callable[[Store, Settings], T]) -> Iterator[Client | T]:
+    """A client of the source's service, else what `here` makes of the local database."""
+    if source.url:
+        with connect(source.url) as client:
+            yield client
+        return
+    from tuner.store import Store
+
+    settings = load_settings(database=source.database)
+    with Store.open(settings.database) as store:
+        yield here(store, settings)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuningSession:
     """Everything a tuning run needs, opened; `device` is entered already."""
@@ -113,16 +130,15 @@ def made_store(settings: Settings, signer: Signer | None = None) -> Store:
     """This installation's database, which is made if it does not exist."""
     from service.database import open_store
 
-    return open_store(settings, signer=signer, on_made=say_made)
+    def on_made(winners: int) -> None:
+        if winners:
+            note(f"created the database with {winners} shipped winners")
+
+    return open_store(settings, signer=signer, on_made=on_made)
 
 
 def signed_store(settings: Settings) -> Store:
-    """As `made_store`; it signs the winners that are measured here.
-
-    Raises:
-        StoreError: the database cannot be used.
-        SettingsError: the signing key cannot be used.
-    """
+    """As `made_store`; it signs the winners that are measured here."""
     from service import identity
 
     settings.create_folders()
@@ -158,6 +174,10 @@ def device_called(name: str, slugs: Iterable[str]) -> str:
     if fitting:
         raise CommandError(f"device {name!r} is ambiguous: say {' or '.join(fitting)}")
     raise CommandError(f"no device {name!r}; there is {', '.join(known) or 'none'}")
+
+
+def device_of(store: Store, name: str) -> str:
+    return device_called(name, [model.slug for model in store.devices()])
 
 
 def model_of(settings: Settings, name: str | None, store: Store | None = None) -> DeviceModel:
@@ -214,30 +234,20 @@ def _models(settings: Settings, store: Store | None) -> Iterator[Sequence[Device
 _STOPPING = b"stopping after the current candidate; once more to stop at once\n"
 
 
-class StopFlag:
-    """Ctrl-C or SIGTERM asks for a clean stop; a second one interrupts at once."""
+@contextmanager
+def stop_flag() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C or SIGTERM has asked for a clean stop; a second one interrupts at once."""
+    stopping = False
 
-    def __init__(self) -> None:
-        self._set = False
-        self._before: dict[int, object] = {}
-
-    def __call__(self) -> bool:
-        return self._set
-
-    def __enter__(self) -> StopFlag:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._stop)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        if self._set:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal stopping
+        if stopping:
             raise KeyboardInterrupt
-        self._set = True
+        stopping = True
         # Not by `sys.stderr`: the signal may have come while that was being written to, and a
         # second write within the first one raises.
         with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), _STOPPING)
+
+    with handled((signal.SIGINT, signal.SIGTERM), stop):
+        yield lambda: stopping

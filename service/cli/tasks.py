@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -26,9 +26,6 @@ from service.cli.options import (
     problem_of,
 )
 from service.cli.output import MisuseError
-
-if TYPE_CHECKING:
-    from tuner.suites import Suite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,10 +81,12 @@ class TaskOptions(SizeOptions):
         `calls` is how often each is run, unless the suite says so itself.
 
         Raises:
-            MisuseError: neither M N K nor a suite, or both, or a suite that cannot be read.
+            MisuseError: neither M N K nor a suite, or both.
+            SuiteError: the suite cannot be read.
             InvalidProblem: a shape or `calls` is not valid.
         """
         from gemmsmith.http.requests import calls_of
+        from tuner.suites import load
 
         calls = calls_of(calls)
         if self.suite is None:
@@ -101,7 +100,7 @@ class TaskOptions(SizeOptions):
             return tasks[:limit]
         if (self.m, self.n, self.k) != (None, None, None):
             raise MisuseError("give M N K or --suite FILE, not both")
-        suite = load_suite(self.suite)
+        suite = load(self.suite)
         dtypes = dtypes_of(self.dtype) if self.dtype else suite.dtypes or [DType.BF16.value]
         tasks = [
             Task(
@@ -113,20 +112,6 @@ class TaskOptions(SizeOptions):
             for entry, problem in suite.problems(dtype)
         ]
         return tasks[:limit]
-
-
-def load_suite(path: Path) -> Suite:
-    """Read a suite.
-
-    Raises:
-        MisuseError: it cannot be read, or an entry is not valid.
-    """
-    from tuner.suites import SuiteError, load
-
-    try:
-        return load(path)
-    except SuiteError as error:
-        raise MisuseError(str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,34 +16,25 @@ import typer
 
 from gemmsmith.core.device import recording_of
 from service.cli.options import (
-    AsJson,
     Database,
     DeviceSlug,
     Limit,
     OnlyDevice,
+    OnlyDType,
     ProblemOptions,
     SourceOptions,
     Unsigned,
-    complete_dtypes,
     dtypes_of,
     load_settings,
 )
-from service.cli.output import TIMES, MisuseError, emit, note, readable, say, table, times, writable
+from service.cli.output import TIMES, MisuseError, Result, note, readable, table, times, writable
 from service.cli.results import TableOptions, write_table
-from service.cli.session import (
-    blaming,
-    connect,
-    device_called,
-    existing_store,
-    made_store,
-    model_of,
-)
+from service.cli.session import blaming, device_of, existing_store, made_store, model_of, opened
 
 if TYPE_CHECKING:
     from gemmsmith.answers.history import Revision
     from gemmsmith.core.config import Config
     from gemmsmith.core.problem import Problem
-    from gemmsmith.http.client import Client
     from service.settings import Settings
     from tuner.exchange import Imported
     from tuner.store import Store
@@ -58,20 +48,19 @@ def history(
     limit: Limit = None,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """List all winners of M N K, newest first."""
     problem = shape.problem
-    with _opened(source) as winners:
+    with opened(source, _LocalWinners) as winners:
         revisions = winners.history(problem, device=device, limit=limit)
-    if as_json:
-        emit({"revisions": revisions})
-        return
+    title = f"{problem} on {revisions[0].answer.device.name}"
     columns = (
         *("revision", "served", "origin", "status", "use", "tile"),
         *(*TIMES, "driver", "promoted"),
     )
-    table(f"{problem} on {revisions[0].answer.device.name}", columns, map(_row, revisions), left=6)
+    return Result(
+        {"revisions": revisions}, lambda: table(title, columns, map(_row, revisions), left=6)
+    )
 
 
 def pin(
@@ -82,12 +71,11 @@ def pin(
     device: DeviceSlug = None,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Serve REVISION until it is unpinned, even if M N K is tuned, imported or re-checked."""
     problem = shape.problem
-    with _opened(source) as winners:
-        _say_served(winners.pin(problem, revision, device=device), as_json)
+    with opened(source, _LocalWinners) as winners:
+        return _served(winners.pin(problem, revision, device=device))
 
 
 def unpin(
@@ -95,12 +83,11 @@ def unpin(
     device: DeviceSlug = None,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Serve the newest winner of the best origin again: measured, imported, then replayed."""
     problem = shape.problem
-    with _opened(source) as winners:
-        _say_served(winners.unpin(problem, device=device), as_json)
+    with opened(source, _LocalWinners) as winners:
+        return _served(winners.unpin(problem, device=device))
 
 
 def rollback(
@@ -108,15 +95,14 @@ def rollback(
     device: DeviceSlug = None,
     *,
     source: SourceOptions,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Serve and pin the previous revision. A second rollback undoes the first."""
     problem = shape.problem
-    with _opened(source) as winners:
-        _say_served(winners.rollback(problem, device=device), as_json)
+    with opened(source, _LocalWinners) as winners:
+        return _served(winners.rollback(problem, device=device))
 
 
-class _Local:
+class _LocalWinners:
     """The local database, with the calls of a service's client."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
@@ -155,26 +141,10 @@ class _Local:
         )
 
 
-@contextmanager
-def _opened(source: SourceOptions) -> Iterator[Client | _Local]:
-    if source.url:
-        with connect(source.url) as client:
-            yield client
-        return
-    from tuner.store import Store
-
-    settings = load_settings(database=source.database)
-    with Store.open(settings.database) as store:
-        yield _Local(store, settings)
-
-
-def _say_served(revision: Revision, as_json: bool) -> None:
-    if as_json:
-        emit(revision)
-        return
+def _served(revision: Revision) -> Result:
     answer = revision.answer
-    pinned = ", pinned" if answer.pinned else ""
-    say(f"{answer.problem} on {answer.device.name}: revision {answer.revision} is served{pinned}")
+    served = f"revision {answer.revision} is served{', pinned' if answer.pinned else ''}"
+    return Result(revision, f"{answer.problem} on {answer.device.name}: {served}")
 
 
 def _row(revision: Revision) -> tuple[object, ...]:
@@ -208,14 +178,11 @@ def export(
         ),
     ],
     device: OnlyDevice = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Only these element types.", autocompletion=complete_dtypes)
-    ] = None,
+    dtype: OnlyDType = None,
     *,
     columns: TableOptions,
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Write the current winners to a file, atomically."""
     from service import tables
     from tuner.exchange import export_winners, of_types
@@ -225,17 +192,15 @@ def export(
     chosen = columns.columns_of(tables.WINNERS)
     with existing_store(database) as store:
         if device:
-            device = device_called(device, [model.slug for model in store.devices()])
+            device = device_of(store, device)
         if form is tables.FileFormat.JSONL and columns.fields is None:
             count = export_winners(store, path, device=device, dtype=next(iter(dtypes), None))
         else:
             rows = tables.WINNERS.rows(of_types(store.winners(device=device), dtypes), chosen)
             write_table(tables.WINNERS, rows, chosen, form, path)
             count = len(rows)
-    if as_json:
-        emit({"file": str(path), "winners": count})
-    else:
-        say(f"{count} winners written to {path}")
+    document = {"file": str(path), "winners": count}
+    return Result(document, f"{count} winners written to {path}")
 
 
 def import_(
@@ -245,43 +210,54 @@ def import_(
     ],
     unsigned: Unsigned = None,
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Import winners from files into the database; winners measured here are kept.
 
     A file with an implausible winner is refused as a whole, with status 2. Winners without a
     trusted signature are stored, but not served.
     """
-    from service import identity
-    from tuner.exchange import ExchangeError, import_winners
-
     settings = load_settings(database=database, unsigned=unsigned)
-    trusted = identity.trusted(settings)
-    counts = []
+    imported: dict[str, Imported] = {}
     with made_store(settings) as store:
         for path in paths:
             try:
-                imported = import_winners(store, path, trusted, unsigned=settings.unsigned)
-            except ExchangeError as error:
-                raise MisuseError(str(error)) from error
-            counts.append({"file": str(path), **asdict(imported)})
-            if not as_json:
-                say(f"{path}: {imported.added} winners added, {imported.kept} known already")
-            if imported.unbelieved:
-                note(f"{path}: {_unbelieved(imported, settings)}")
-    if as_json:
-        emit({"files": counts})
+                imported[str(path)] = _import(store, path, settings, str(path))
+            except MisuseError:
+                for item in imported.items():  # these stay imported
+                    note(_added(*item))
+                raise
+    files = [{"file": file, **asdict(counts)} for file, counts in imported.items()]
+    return Result({"files": files}, [_added(*item) for item in imported.items()])
 
 
-def _unbelieved(imported: Imported, settings: Settings) -> str:
-    """What to do about winners that are stored and not served."""
-    keys = f", or by keys that are not trusted here ({', '.join(imported.keys)})"
-    return (
-        f"{imported.unbelieved} winners are stored and not served until they are measured here: "
-        f"they are not signed{keys if imported.keys else ''}. To trust a key, put its "
-        f"public half, NAME.pub, into {settings.trusted} and import again; to serve them "
-        "anyway, import with --unsigned"
-    )
+def _import(store: Store, path: Path, settings: Settings, source: str) -> Imported:
+    """Import a file of winners from `source`, and note which are not served.
+
+    Raises:
+        MisuseError: the file is refused.
+    """
+    from service import identity
+    from tuner.exchange import ExchangeError, import_winners
+
+    trusted = identity.trusted(settings)
+    try:
+        imported = import_winners(store, path, trusted, unsigned=settings.unsigned)
+    except ExchangeError as error:
+        # `sync` imports a temporary file, of which the user knows nothing.
+        raise MisuseError(str(error).replace(str(path), source)) from error
+    if imported.unbelieved:
+        keys = f", or by keys that are not trusted here ({', '.join(imported.keys)})"
+        note(
+            f"{source}: {imported.unbelieved} winners are stored and not served until they are "
+            f"measured here: they are not signed{keys if imported.keys else ''}. To trust a key, "
+            f"put its public half, NAME.pub, into {settings.trusted} and import again; to serve "
+            "them anyway, import with --unsigned"
+        )
+    return imported
+
+
+def _added(source: str, imported: Imported) -> str:
+    return f"{source}: {imported.added} winners added, {imported.kept} known already"
 
 
 def sync(
@@ -289,8 +265,7 @@ def sync(
     device: OnlyDevice = None,
     unsigned: Unsigned = None,
     database: Database = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Import the winners that another service serves; winners measured here are kept.
 
     The rules are those of `gemmsmith import`: implausible winners are refused, and winners without
@@ -298,7 +273,7 @@ def sync(
     noise, a re-check is requested.
     """
     from service import identity
-    from tuner.exchange import ExchangeError, import_winners, write_winners
+    from tuner.exchange import write_winners
     from tuner.jobs import Queue
     from tuner.merge import Verdict, settle
     from tuner.store.statement import is_believed
@@ -309,32 +284,22 @@ def sync(
     with made_store(settings) as store, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "winners.jsonl"
         write_winners(path, winners)
-        try:
-            imported = import_winners(store, path, trusted, unsigned=settings.unsigned)
-        except ExchangeError as error:
-            # The message names the temporary file, of which the user knows nothing.
-            raise MisuseError(str(error).replace(str(path), url)) from error
+        imported = _import(store, path, settings, url)
         believed = [winner for winner in winners if is_believed(winner, trusted)]
         verdicts, rechecks = settle(store, Queue(store), believed)
     counts = {str(verdict): verdicts[verdict] for verdict in Verdict}
-    if as_json:
-        emit(
-            {
-                "url": url,
-                **asdict(imported),
-                "not_understood": skipped,
-                "compared": counts,
-                "rechecks": [job.id for job in rechecks],
-            }
-        )
-        return
-    say(f"{url}: {imported.added} winners added, {imported.kept} known already")
+    document = {
+        "url": url,
+        **asdict(imported),
+        "not_understood": skipped,
+        "compared": counts,
+        "rechecks": [job.id for job in rechecks],
+    }
     compared = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
-    say(f"compared with those here: {compared or 'none'}; {len(rechecks)} re-checks requested")
-    if skipped:
-        note(f"{skipped} winners need a newer gemmsmith, and were skipped")
-    if imported.unbelieved:
-        note(f"{url}: {_unbelieved(imported, settings)}")
+    requested = f"{len(rechecks)} re-checks requested"
+    lines = [_added(url, imported), f"compared with those here: {compared or 'none'}; {requested}"]
+    newer = f"{skipped} winners need a newer gemmsmith, and were skipped"
+    return Result(document, lines, [newer] if skipped else [])
 
 
 def _winners(url: str, device: str | None) -> tuple[list[Winner], int]:

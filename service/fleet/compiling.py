@@ -7,7 +7,7 @@ packs that it has built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
@@ -26,9 +26,8 @@ from tuner.devices.base import Device
 from tuner.errors import NoLegalCandidate, NotRecorded
 from tuner.jobs import Job, LeasedJob, Worker
 from tuner.jobs.stages import Stage, StagedQueue, hand_to_gpus
-from tuner.search.ahead import first_kernels
 from tuner.search.budget import BUDGETS
-from tuner.search.cost_model import AnalyticModel
+from tuner.search.hints import first_kernels
 from tuner.search.packs import in_batches
 from tuner.store import Store
 
@@ -46,24 +45,36 @@ class FleetGpu:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompileOrder:
-    """The argument of a compile task.
+class WorkerOrder:
+    """What every worker of a fleet is started with.
 
     Attributes:
         environ: the settings, as environment variables.
-        owner: the owner of its leases.
-        devices: the GPUs that the jobs will be measured on.
-        cores: how many compilers run at once.
+        owner: the owner of its leases, a name that was not used before.
         share: URL of the packs that the fleet shares; empty if all machines mount one folder.
         ttl_s: how long a lease lasts without a heartbeat.
     """
 
     environ: Mapping[str, str]
     owner: str
-    devices: Sequence[FleetGpu]
-    cores: int
     share: str = ""
     ttl_s: float = 60.0
+
+    def open_share(self, settings: Settings) -> Share | None:
+        return Share(self.share, identity.trusted_packs(settings)) if self.share else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompileOrder(WorkerOrder):
+    """The argument of a compile task.
+
+    Attributes:
+        devices: the GPUs that the jobs will be measured on.
+        cores: how many compilers run at once.
+    """
+
+    devices: Sequence[FleetGpu]
+    cores: int
 
 
 def compile_jobs(order: CompileOrder) -> int:
@@ -80,18 +91,10 @@ def compile_jobs(order: CompileOrder) -> int:
     logging.configure(json=settings.log_json)
     with Store.open(settings.database, signer=identity.signer(settings)) as store:
         queue = StagedQueue(store, Stage.COMPILE)
-        share = Share(order.share, identity.trusted_packs(settings)) if order.share else None
-        preparation = Preparation(
-            settings=settings,
-            store=store,
-            queue=queue,
-            builder=open_builder(settings, store, order.cores),
-            devices=order.devices,
-            share=share,
-        )
+        builder = open_builder(settings, store, order.cores)
         worker = Worker(
             queue,
-            preparation,
+            Preparation(settings, store, queue, builder, order),
             devices=[name for device in order.devices for name in device.names],
             owner=order.owner,
             ttl_s=order.ttl_s,
@@ -104,29 +107,25 @@ class Preparation:
 
     def __init__(
         self,
-        *,
         settings: Settings,
         store: Store,
         queue: StagedQueue,
         builder: RecordingBuilder,
-        devices: Sequence[FleetGpu],
-        share: Share | None,
+        order: CompileOrder,
     ) -> None:
         self._settings = settings
         self._store = store
         self._queue = queue
         self._builder = builder
-        self._devices = devices
-        self._share = share
-        self._ranker = AnalyticModel()
+        self._devices = order.devices
+        self._share = order.open_share(settings)
         self._recorded: dict[str, Device] = {}
 
     def __call__(self, leased: LeasedJob) -> None:
         """Compile the kernels that the job's run requested, or begins with; hand it to the GPUs."""
         store = self._builder.records = self._store.fenced(leased.fence)
         kernels, failures = self._kernels(leased, store)
-        packs = {}
-        report = _reporter(leased, len(kernels))
+        packs, done, job = {}, 0, leased.job
         with closing(in_batches(self._builder, kernels, leased.should_stop)) as batches:
             for batch in batches:
                 for built in batch:
@@ -134,7 +133,8 @@ class Preparation:
                         packs[built.pack.hash] = built.pack
                     elif built.failure is not None:
                         failures[built.kernel.name] = built.failure.message
-                report(len(batch))
+                done += len(batch)
+                leased.progress("compile", done, len(kernels), job.best_us, job.best)
         if self._share is not None:
             self._share.push(self._builder.store, packs.values())
         self._builder.report(leased)
@@ -152,7 +152,6 @@ class Preparation:
                 device.model,
                 store=store,
                 builder=self._builder,
-                ranker=self._ranker,
                 effort=job.effort,
             )
             return first, {}
@@ -193,16 +192,3 @@ class Preparation:
         if name not in self._recorded:
             self._recorded[name] = open_device(name, sweeps=self._settings.sweeps)
         return self._recorded[name]
-
-
-def _reporter(leased: LeasedJob, total: int) -> Callable[[int], None]:
-    """Return a function that adds to the job's number of built kernels."""
-    done = 0
-
-    def report(more: int) -> None:
-        nonlocal done
-        done += more
-        job = leased.job
-        leased.progress("compile", done, total, job.best_us, job.best)
-
-    return report

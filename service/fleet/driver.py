@@ -189,13 +189,13 @@ class Driver:
 
     def _start(self, slot: Slot) -> None:
         order = replace(self._order, owner=self._owner(slot.resource), device=slot.device)
-        gpus = slot.needs.get("GPU", 0)
+        real = slot.resource == "GPU"
         actor = (
             ray.remote(self.options.gpu_worker)
             .options(
                 num_cpus=0,  # measuring needs little; all cores are for compile tasks
-                num_gpus=gpus,
-                resources={} if gpus else slot.needs,
+                num_gpus=int(real),
+                resources={} if real else {slot.resource: 1.0},
                 max_concurrency=4,
                 name=f"{self._kind}:{slot.machine}:{slot.resource}:{slot.number}",
                 namespace=NAMESPACE,

@@ -8,14 +8,13 @@ measures another one meanwhile.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
 import structlog
 
 from service import identity, logging
-from service.fleet.compiling import FleetGpu
+from service.fleet.compiling import FleetGpu, WorkerOrder
 from service.fleet.packs import Share
 from service.fleet.prepared import KernelsWanted, PreparedBuilder
 from service.settings import Settings
@@ -43,25 +42,17 @@ class PacksMissing(TunerError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeasureOrder:
+class MeasureOrder(WorkerOrder):
     """The argument of a GPU's worker.
 
     Attributes:
-        environ: the settings, as environment variables.
-        owner: the owner of its leases, a name that was not used before.
         device: the device to measure on, as for `tuner.devices.open_device`.
         compilers: whether the fleet has compilers; else this worker compiles its kernels.
-        share: URL of the packs that the fleet shares; empty if all machines mount one folder.
-        ttl_s: how long a lease lasts without a heartbeat.
         poll_s: how often it looks for a job if it has none.
     """
 
-    environ: Mapping[str, str]
-    owner: str
     device: str
     compilers: bool = True
-    share: str = ""
-    ttl_s: float = 60.0
     poll_s: float = 1.0
 
 
@@ -201,6 +192,5 @@ class GpuWorker:
     def _tuning(self, store: Store, device: Device, queue: StagedQueue) -> StagedTuning:
         settings = self._settings
         builder = PreparedBuilder(open_artifacts(settings, store), find_toolchain(), store)
-        url = self._order.share
-        share = Share(url, identity.trusted_packs(settings)) if url else None
+        share = self._order.open_share(settings)
         return StagedTuning(settings, store, device, queue, builder, share)

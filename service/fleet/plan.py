@@ -35,10 +35,6 @@ class Slot:
         """The device that the worker opens. Ray shows an actor only its own GPU, as `cuda:0`."""
         return "cuda:0" if self.resource == "GPU" else self.resource
 
-    @property
-    def needs(self) -> dict[str, float]:
-        return {self.resource: 1.0}
-
 
 def slots(machines: Iterable[Machine]) -> list[Slot]:
     """Return a slot for each GPU, real or recorded, of all machines, in a fixed order."""

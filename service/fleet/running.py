@@ -15,6 +15,7 @@ from gemmsmith.core.tuning import JobState
 from service.fleet import local
 from service.fleet.driver import LOOK_S, Driver, Options
 from service.settings import Settings
+from service.signals import handled
 from tuner.errors import StoreError
 from tuner.jobs.stages import Stage, StagedQueue
 from tuner.store import Store
@@ -88,9 +89,5 @@ def _signals() -> Iterator[threading.Event]:
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with handled((signal.SIGTERM, signal.SIGINT), stop):
         yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

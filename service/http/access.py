@@ -221,7 +221,7 @@ class Doorkeeper:
         try:
             caller = self.admit(connection, needed)
         except UnknownKey:
-            self._attempts.failed(client)
+            log.warning("unknown key", client=client)
             raise
         self._attempts.succeeded(client)
         return caller
@@ -332,7 +332,6 @@ def _check_name(headers: Iterable[tuple[bytes, bytes]]) -> None:
     raise ProblemError(
         status=421,
         kind="misdirected-request",
-        title="Misdirected request",
         detail="Without API keys this service answers under the names localhost, 127.0.0.1 and "
         "[::1] only. To serve it under another name, through a proxy say, set "
         "GEMMSMITH_REQUIRE_KEYS=1 and create keys: gemmsmith keys create NAME --scope read.",

@@ -12,15 +12,12 @@ from contextlib import asynccontextmanager, closing
 from fastapi import FastAPI
 
 from gemmsmith.version import VERSION
-from service import errors, identity
+from service import errors
 from service.http import openapi
-from service.http.access import Doorkeeper
 from service.http.bodies import CheckRequest
-from service.http.denials import Denials
 from service.http.lookup_routes import ServeLookups
 from service.http.middleware import AnswerHead, Observe
 from service.http.routes import (
-    audit,
     best,
     devices,
     docs,
@@ -29,24 +26,13 @@ from service.http.routes import (
     jobs,
     kernels,
     keys,
-    results,
-    signing,
     snapshot,
-    tune,
     winners,
-)
+)  # fmt: skip
 from service.http.state import State
 from service.http.turns import TakeTurns
-from service.lookup.cache import Answers
-from service.lookup.devices import Catalogue
-from service.lookup.watcher import StoreWatcher
-from service.metrics.database import Figures
-from service.metrics.prometheus import Metrics
 from service.pages import routes as pages
 from service.settings import Settings
-from service.worker.gpu import usable_gpu
-from tuner.compile.artifacts import ArtifactStore
-from tuner.jobs import Queue
 from tuner.store import Store
 
 DESCRIPTION = (
@@ -62,7 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         store = Store.open(settings.database)
         try:
-            app.state.service = state = _state(settings, store)
+            app.state.service = state = State(settings, store)
             with (
                 state.access,
                 state.denials,
@@ -94,35 +80,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(CheckRequest, limit=settings.max_body_bytes)
     app.add_middleware(Observe)
     app.router.routes += lookups
-    for module in (
-        tune, jobs, kernels, results, exports, winners, devices, keys, audit,
-        signing, health, docs,
-    ):  # fmt: skip
+    for module in (jobs, kernels, exports, winners, devices, keys, health, docs):
         app.include_router(module.router)
     pages.install(app)
     app.add_middleware(AnswerHead)  # outermost, so that it sees error pages too
     openapi.install(app)
     return app
-
-
-def _state(settings: Settings, store: Store) -> State:
-    signer = identity.signer(settings)  # first: its own packs are believed
-    answers = Answers(settings.answers_kept)
-    catalogue = Catalogue(store.devices, usable_gpu(), settings.default_model)
-    metrics = Metrics(Figures(store), settings.volumes())
-    metrics.answers_kept.set_function(answers.__len__)
-    return State(
-        settings=settings,
-        store=store,
-        queue=Queue(store, limit=settings.queue_limit),
-        catalogue=catalogue,
-        answers=answers,
-        watcher=StoreWatcher(store, answers, catalogue),
-        metrics=metrics,
-        artifacts=ArtifactStore(settings.packs, trusted=identity.trusted_packs(settings)),
-        signer=signer,
-        access=Doorkeeper(
-            store.keys, required=settings.keys_required, job_limit=settings.key_job_limit
-        ),
-        denials=Denials(store.audit),
-    )

@@ -61,15 +61,11 @@ class Attempts:
         if client in self._paid_at:
             self._paid_at[client] -= EACH_S
 
-    def failed(self, client: str) -> None:
-        log.warning("unknown key", client=client)
-
 
 def _too_many(wait_s: int) -> ProblemError:
     return ProblemError(
         status=429,
         kind="too-many-unknown-keys",
-        title="Too many unknown keys",
         detail="Many unknown API keys were sent from this address: mistyped, revoked or expired. "
         "Send a valid key, or wait.",
         headers={"Retry-After": str(wait_s)},

@@ -167,7 +167,6 @@ def _too_large(limit: int) -> ProblemError:
     return ProblemError(
         status=413,
         kind="body-too-large",
-        title="Body too large",
         detail=f"A body can have at most {limit} bytes here; send fewer problems per call.",
     )
 
@@ -176,7 +175,6 @@ def _too_many(status: int, senders: str) -> ProblemError:
     return ProblemError(
         status=status,
         kind="too-many-bodies",
-        title="Too many bodies",
         detail=f"The bodies of {senders} together exceed the memory limit. Try again.",
         headers={"Retry-After": "1"},
     )

@@ -142,7 +142,7 @@ class Connections:
         self._beginning: dict[str, _Client] = {}
         self._every_s = min(1.0, idle_s / 4, request_s / 4)
         self._sweeping: asyncio.TimerHandle | None = None
-        self._pressed = _Seldom()
+        self._said_at, self._times = -_SAID_EVERY_S, 0
         self._may_open_files = True
 
     def __len__(self) -> int:
@@ -246,30 +246,15 @@ class Connections:
                 log.error("connections refused: too many open files", error=error.strerror)  # noqa: TRY400
 
     def _say(self, connection: Connection, why: str) -> None:
-        times = self._pressed.times()
-        if times:
-            log.warning(
-                "connection limit reached",
-                reason=why,
-                client=connection.client_name,
-                open=len(self),
-                times=times,
-            )
-
-
-class _Seldom:
-    """Counts what happens too often for a log line each time."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._said_at = -_SAID_EVERY_S
-        self._times = 0
-
-    def times(self) -> int:
-        """Count one. Returns the number since the last log line, or 0 if that is too recent."""
+        """Log it, but not each time: it happens too often."""
         self._times += 1
-        if self._clock() - self._said_at < _SAID_EVERY_S:
-            return 0
-        self._said_at = self._clock()
-        times, self._times = self._times, 0
-        return times
+        if time.monotonic() - self._said_at < _SAID_EVERY_S:
+            return
+        log.warning(
+            "connection limit reached",
+            reason=why,
+            client=connection.client_name,
+            open=len(self),
+            times=self._times,
+        )
+        self._said_at, self._times = time.monotonic(), 0

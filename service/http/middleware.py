@@ -46,8 +46,9 @@ class Observe:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = _given_id(scope)
-        request = given or f"{_PROCESS}{next(_requests):08x}"
+        sent = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        named = _REQUEST_ID.fullmatch(sent) is not None
+        request = sent if named else f"{_PROCESS}{next(_requests):08x}"
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request=request)
         status = 0
@@ -69,11 +70,17 @@ class Observe:
             log.exception("internal error", method=scope["method"], path=scope["path"])
             if status:
                 raise  # too late to answer otherwise; the server closes the connection
-            await _fault(request).response(scope["path"])(scope, receive, observed)
+            fault = ProblemError(
+                status=500,
+                kind="internal-error",
+                detail="An internal error; the service's log has the cause under request "
+                f"{request}.",
+            )
+            await fault.response(scope["path"])(scope, receive, observed)
         finally:
             seconds = time.perf_counter() - began
             _count(scope, status, None if STREAMED in scope else seconds)
-            if given or UNLOGGED not in scope:
+            if named or UNLOGGED not in scope:
                 log.info(
                     "request",
                     method=scope["method"],
@@ -106,20 +113,6 @@ class AnswerHead:
                     asked.cancel()
 
             await self.app({**scope, "method": "GET"}, receive, head_only)
-
-
-def _fault(request: str) -> ProblemError:
-    return ProblemError(
-        status=500,
-        kind="internal-error",
-        title="Internal error",
-        detail=f"An internal error; the service's log has the cause under request {request}.",
-    )
-
-
-def _given_id(scope: Scope) -> str | None:
-    given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-    return given if _REQUEST_ID.fullmatch(given) else None
 
 
 def _count(scope: Scope, status: int, seconds: float | None) -> None:

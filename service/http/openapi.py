@@ -13,11 +13,13 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from gemmsmith.core.problem import MAX_EXTENT
 from service.errors import MEDIA_TYPE as PROBLEM
+from service.errors import invalid_field
 from service.http import examples, response_schemas
 from service.http.access import BEARER
 from service.http.lookup_routes import LookupRoute
-from service.http.parameters import DTYPE_PATTERN
+from service.http.parameters import DTYPE_PATTERN, integer_reason
 from service.http.protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
 from service.http.questions import LayoutName, ProblemBody
 from service.http.response_schemas import ref
@@ -103,20 +105,7 @@ _MEANING: dict[int | str, str] = {
     "5XX": "An internal error; the service's log has the cause",
 }
 
-_REFUSED: dict[str, Any] = {
-    "type": "urn:gemmsmith:problem:invalid-input",
-    "title": "Invalid input",
-    "status": 422,
-    "detail": "m: is out of range: 0 (accepted: an integer in 1 … 2147483647)",
-    "instance": "/best",
-    "errors": [
-        {
-            "field": "m",
-            "message": "is out of range: 0",
-            "accepted": "an integer in 1 … 2147483647",
-        }
-    ],
-}
+_REFUSED = invalid_field("m", *integer_reason(0, 1, MAX_EXTENT)).document("/best")
 
 
 def install(app: FastAPI) -> None:
@@ -145,9 +134,11 @@ def describe(app: FastAPI) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             name = f"{method.upper()} {path}"
-            answers = _with_example(name, ANSWERS[name]) | _refusals(method, path, operation)
+            answers = ANSWERS[name] | _refusals(method, path, operation)
+            example = examples.answers().get(name)
             operation["responses"] = {
-                str(status): _response(status, answers[status]) for status in sorted(answers)
+                str(status): _response(status, answers[status], example)
+                for status in sorted(answers)
             }
             operation["responses"]["5XX"] = {"$ref": "#/components/responses/5XX"}
             for parameter in operation.get("parameters", ()):
@@ -170,22 +161,6 @@ def describe(app: FastAPI) -> dict[str, Any]:
     components = _struct_schemas(ProblemBody, *bodies) | components | response_schemas.components()
     document["components"]["schemas"] = dict(sorted(components.items()))
     return document
-
-
-def _with_example(name: str, answers: Answers) -> Answers:
-    """The answers, those that are JSON and as asked with the call's example."""
-    example = examples.answers().get(name)
-    if example is None:
-        return answers
-    return {
-        status: {
-            kind: {**said, "example": example} if kind == "application/json" else said
-            for kind, said in content.items()
-        }
-        if content is not None
-        else None
-        for status, content in answers.items()
-    }
 
 
 def _lookup(route: LookupRoute) -> dict[str, Any]:
@@ -263,11 +238,17 @@ def _refusals(method: str, path: str, operation: dict[str, Any]) -> Answers:
     return dict.fromkeys(statuses)
 
 
-def _response(status: int, content: Content | None) -> dict[str, Any]:
+def _response(status: int, content: Content | None, example: Any) -> dict[str, Any]:
     if status >= 400:
         return {"$ref": f"#/components/responses/{status}"}
     answer: dict[str, Any] = {"description": _MEANING[status]}
-    return answer if content is None else {**answer, "content": content}
+    if content is not None:
+        answer["content"] = content
+        if example is not None:
+            answer["content"] = {
+                kind: {**said, "example": example} for kind, said in content.items()
+            }
+    return answer
 
 
 def _refusal(status: int | str, meaning: str) -> dict[str, Any]:

@@ -230,7 +230,6 @@ class Protocol(HttpToolsProtocol):
 _MALFORMED = ProblemError(
     status=400,
     kind="malformed-request",
-    title="Malformed request",
     detail="What was sent is not HTTP/1.1.",
 )
 _URL_TOO_LONG = ProblemError(
@@ -242,20 +241,17 @@ _URL_TOO_LONG = ProblemError(
 _HEAD_TOO_LARGE = ProblemError(
     status=431,
     kind="headers-too-large",
-    title="Headers too large",
     detail=f"The URL and all headers together can have at most {MAX_HEAD_BYTES} bytes, and the "
     f"headers {MAX_HEADERS} fields.",
 )
 _TOO_SLOW = ProblemError(
     status=408,
     kind="request-timeout",
-    title="Request timeout",
     detail="The rest of the request did not arrive in time.",
 )
 _FULL = ProblemError(
     status=503,
     kind="too-many-connections",
-    title="Too many connections",
     detail="The limit of connections, or of connections from this address, is reached; close "
     "some, and try again.",
     headers={"Retry-After": "1"},

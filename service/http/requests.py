@@ -237,10 +237,9 @@ class WinnersQuery(ListQuery, _Operation):
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes that are given, by name."""
-        given = {name: getattr(self, name) for name in ("m", "n", "k", "batch")}
-        if self.groups is not None:
-            given["batch"] = self.groups
-        return {name: size for name, size in given.items() if size is not None}
+        batch = self.batch if self.groups is None else self.groups
+        sizes = {"m": self.m, "n": self.n, "k": self.k, "batch": batch}
+        return {name: size for name, size in sizes.items() if size is not None}
 
     @property
     def whole_dtype(self) -> str | None:

@@ -7,7 +7,7 @@ that they leave no member out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, get_args
 
@@ -61,75 +61,61 @@ def components() -> dict[str, Schema]:
         if "properties" in schema:  # all members are always there
             schema["required"] = list(schema["properties"])
     core["Launch"]["required"].remove("algorithm")  # of cuBLASLt's launches only
-    return core | dict(_documents(core)) | dict(_pages())
+    return core | _documents(core) | _pages()
 
 
-def _documents(core: dict[str, Schema]) -> Iterator[tuple[str, Schema]]:
+def _documents(core: dict[str, Schema]) -> dict[str, Schema]:
     links = ref("Links")
     answer = _with(core["Answer"], links=links)
     answer["required"].remove("predicted_us")
-    yield "Answer", answer
     times = {f"{name}_at": _MOMENT_OR_NONE for name in ("started", "finished", "deadline")}
     job = _with(core["Job"], created_at=_MOMENT, **times, waits=_TEXT, links=links)
     job["required"].remove("waits")  # of one that waits, asked for alone
-    yield "Job", job
-    yield "Trial", _with(core["Trial"], id=_NUMBER, created_at=_MOMENT)
-    yield "Winner", _with(core["Winner"], links=links)
-    yield (
-        "Device",
-        _with(core["DeviceModel"], slug=_TEXT, default=_FLAG, local=_FLAG, links=links),
-    )
     held = {"pack": {"anyOf": [_TEXT, {"type": "null"}]}, "links": links}
-    kernels = [_with(core[kind.__name__], **held) for kind in get_args(AnyKernel)]
-    yield "KernelDocument", {"anyOf": kernels}
     pack = _with(core["Manifest"], hash=_TEXT, links=links)
     for own in ("format", "taken"):
         del pack["properties"][own]
         pack["required"].remove(own)
-    yield "Manifest", pack
     times = {f"{name}_at": _MOMENT_OR_NONE for name in ("expires", "last_used", "revoked")}
     key = _with(core["ApiKey"], created_at=_MOMENT, **times, links=links)
-    yield "ApiKey", key
-    yield "NewApiKey", _with(key, key=_TEXT)
-    yield "AuditEntry", _with(core["AuditEntry"], at=_MOMENT)
-    yield (
-        "Revision",
-        _object(current=_FLAG, origin=ref("Origin"), answer=ref("Answer"), links=links),
-    )
-    yield (
-        "Snapshot",
-        _object(
+    link = _object(href=_TEXT, method=_TEXT, body={"type": "object"})
+    return {
+        "Answer": answer,
+        "Job": job,
+        "Trial": _with(core["Trial"], id=_NUMBER, created_at=_MOMENT),
+        "Winner": _with(core["Winner"], links=links),
+        "Device": _with(core["DeviceModel"], slug=_TEXT, default=_FLAG, local=_FLAG, links=links),
+        "KernelDocument": _any_of(
+            _with(core[kind.__name__], **held) for kind in get_args(AnyKernel)
+        ),
+        "Manifest": pack,
+        "ApiKey": key,
+        "NewApiKey": _with(key, key=_TEXT),
+        "AuditEntry": _with(core["AuditEntry"], at=_MOMENT),
+        "Revision": _object(current=_FLAG, origin=ref("Origin"), answer=ref("Answer"), links=links),
+        "Snapshot": _object(
             format=_NUMBER,
             device=_TEXT,
             revision=_TEXT,
-            winners={"type": "array", "items": ref("Row")},
+            winners=_list_of(ref("Row")),
             signature=ref("Signature"),
         ),
-    )
-    yield "SigningKey", _object(id=_TEXT, key=_TEXT)
-    yield (
-        "Batch",
-        _object(
-            answers={"type": "array", "items": {"anyOf": [ref("Answer"), ref("ProblemDetails")]}}
-        ),
-    )
-    yield "Devices", _object(devices={"type": "array", "items": ref("Device")})
-    yield "Event", _event()
-    yield "Health", _object(status=_TEXT)
-    yield "Readiness", _object(status=_TEXT, schema=_TEXT, checks=_CHECKS)
-    yield "TrialRow", _row(TRIALS)
-    yield "WinnerRow", _row(WINNERS)
-    yield (
-        "Links",
-        {
+        "SigningKey": _object(id=_TEXT, key=_TEXT),
+        "Batch": _object(answers=_list_of(_any_of([ref("Answer"), ref("ProblemDetails")]))),
+        "Devices": _object(devices=_list_of(ref("Device"))),
+        "Event": _event(),
+        "Health": _object(status=_TEXT),
+        "Readiness": _object(status=_TEXT, schema=_TEXT, checks=_CHECKS),
+        "TrialRow": _row(TRIALS),
+        "WinnerRow": _row(WINNERS),
+        "Links": {
             "description": "What to do next, by name.",
             "type": "object",
             "additionalProperties": ref("Link"),
         },
-    )
-    link = _object(href=_TEXT, method=_TEXT, body={"type": "object"})
-    yield "Link", {**link, "required": ["href"]}
-    yield "ProblemDetails", _problem(links)
+        "Link": {**link, "required": ["href"]},
+        "ProblemDetails": _problem(links),
+    }
 
 
 def _problem(links: Schema) -> Schema:
@@ -141,7 +127,7 @@ def _problem(links: Schema) -> Schema:
         status={"type": "integer", "minimum": 400, "maximum": 599},
         detail=_TEXT,
         instance=_TEXT,
-        errors={"type": "array", "items": error},
+        errors=_list_of(error),
         links=links,
         checks={**_CHECKS, "description": "The result of each check of /readyz."},
     )
@@ -161,24 +147,29 @@ def _event() -> Schema:
     return event
 
 
-def _pages() -> Iterator[tuple[str, Schema]]:
-    for name, member, items in (
-        ("Jobs", "jobs", ref("Job")),
-        ("Packs", "packs", ref("Manifest")),
-        ("Keys", "keys", ref("ApiKey")),
-        ("Audit", "entries", ref("AuditEntry")),
-        ("History", "revisions", ref("Revision")),
-        ("Results", "trials", {"anyOf": [ref("Trial"), ref("TrialRow")]}),
-        ("Winners", "winners", {"anyOf": [ref("Winner"), ref("WinnerRow")]}),
-    ):
-        yield (
-            name,
-            _object(
-                schema={"type": "integer", "const": SCHEMA},
-                **{member: {"type": "array", "items": items}},
-                links=ref("Links"),
-            ),
-        )
+def _pages() -> dict[str, Schema]:
+    lists = {
+        "Jobs": ("jobs", ref("Job")),
+        "Packs": ("packs", ref("Manifest")),
+        "Keys": ("keys", ref("ApiKey")),
+        "Audit": ("entries", ref("AuditEntry")),
+        "History": ("revisions", ref("Revision")),
+        "Results": ("trials", _any_of([ref("Trial"), ref("TrialRow")])),
+        "Winners": ("winners", _any_of([ref("Winner"), ref("WinnerRow")])),
+    }
+    schema = {"type": "integer", "const": SCHEMA}
+    return {
+        name: _object(schema=schema, **{member: _list_of(items)}, links=ref("Links"))
+        for name, (member, items) in lists.items()
+    }
+
+
+def _any_of(schemas: Iterable[Schema]) -> Schema:
+    return {"anyOf": [*schemas]}
+
+
+def _list_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
 
 
 def _object(**properties: Schema) -> Schema:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
 
-from gemmsmith.signing import Signer
+from service import identity
 from service.http.access import Doorkeeper
 from service.http.connections import Limits
 from service.http.denials import Denials
@@ -22,9 +21,11 @@ from service.lookup.find import Chart
 from service.lookup.reader import AnswerReader
 from service.lookup.snapshots import Snapshots, WrittenSnapshot
 from service.lookup.watcher import StoreWatcher
+from service.metrics.database import Figures
 from service.metrics.prometheus import Metrics
 from service.report.glance import Glances
 from service.settings import Settings
+from service.worker.gpu import usable_gpu
 from tuner.compile.artifacts import ArtifactStore
 from tuner.errors import StoreError
 from tuner.jobs import Queue
@@ -35,7 +36,6 @@ SnapshotRequest = tuple[str, Arch | None, str | None, Abilities]
 """A client's name, and the architecture, device and abilities that it asks for."""
 
 
-@dataclass(kw_only=True)
 class State:
     """The store and what is built on it.
 
@@ -47,55 +47,51 @@ class State:
         snapshots: all winners of a device model, as they are sent; `newest_snapshot` takes turns.
         glances: what the winners come to, added up.
         signer: signs what is handed on.
-        access: tells who makes a request, and whether they may.
+        access: identifies who makes a request, and checks whether they may.
         streams: what event streams are fed by.
-        readiness: tells whether all is well.
+        readiness: checks whether all is well.
         denials: what was denied, on its way into the audit.
         stopping: set when the server begins to stop; event streams then end, and their clients
             resume with `Last-Event-ID` at the next server.
+
+    Raises:
+        SettingsError: the keys cannot be used.
     """
 
-    settings: Settings
-    store: Store
-    queue: Queue
-    catalogue: Catalogue
-    answers: Answers
-    watcher: StoreWatcher
-    metrics: Metrics
-    artifacts: ArtifactStore
-    signer: Signer
-    access: Doorkeeper
-    denials: Denials
-    stopping: threading.Event = field(default_factory=threading.Event)
-    reader: AnswerReader = field(init=False)
-    lookups: Lookups = field(init=False)
-    in_progress: Shares = field(init=False)
-    snapshots: Snapshots = field(init=False)
-    newest_snapshot: OncePerTurn[SnapshotRequest, WrittenSnapshot | None] = field(init=False)
-    glances: Glances = field(init=False)
-    streams: Streams = field(init=False)
-    readiness: Readiness = field(init=False)
-
-    def __post_init__(self) -> None:
-        chart = Chart(self.store)
+    def __init__(self, settings: Settings, store: Store) -> None:
+        limits = Limits.of(settings)
+        self.settings = settings
+        self.store = store
+        self.signer = identity.signer(settings)  # first: its own packs are believed
+        self.artifacts = ArtifactStore(settings.packs, trusted=identity.trusted_packs(settings))
+        self.queue = Queue(store, limit=settings.queue_limit)
+        self.catalogue = Catalogue(store.devices, usable_gpu(), settings.default_model)
+        self.answers = Answers(settings.answers_kept)
+        self.watcher = StoreWatcher(store, self.answers, self.catalogue)
+        self.metrics = Metrics(Figures(store), settings.volumes())
+        self.metrics.answers_kept.set_function(self.answers.__len__)
         self.reader = AnswerReader(
-            store=self.store, chart=chart, answers=self.answers, metrics=self.metrics
+            store=store, chart=Chart(store), answers=self.answers, metrics=self.metrics
         )
-        limits = Limits.of(self.settings)
+        self.access = Doorkeeper(
+            store.keys, required=settings.keys_required, job_limit=settings.key_job_limit
+        )
+        self.denials = Denials(store.audit)
         self.in_progress = Shares(limits.of_key, too_many_requests)
-        self.lookups = Lookups(self.settings.lookups_limit)
-        self.snapshots = Snapshots(self.store, self.catalogue, self.artifacts, self.signer)
+        self.lookups = Lookups(settings.lookups_limit)
+        self.snapshots = Snapshots(store, self.catalogue, self.artifacts, self.signer)
         self.newest_snapshot = OncePerTurn(self._newest_snapshot)
-        self.glances = Glances(self.store)
-        self.readiness = Readiness(self.settings.database, self.settings.packs)
+        self.glances = Glances(store)
+        self.readiness = Readiness(settings.database, settings.packs)
+        self.stopping = threading.Event()
         self.streams = Streams(
             self.queue,
-            News(self.store.database),
+            News(store.database),
             limits,
             catch_up=self.catch_up,
             stopping=self.stopping,
-            poll_s=self.settings.events_poll_s,
-            heartbeat_s=self.settings.events_heartbeat_s,
+            poll_s=settings.events_poll_s,
+            heartbeat_s=settings.events_heartbeat_s,
         )
 
     async def _newest_snapshot(self, request: SnapshotRequest) -> WrittenSnapshot | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +24,7 @@ from anyio import CapacityLimiter, move_on_after, to_thread
 from service import documents
 from service.errors import ProblemError
 from service.http.connections import Limits
+from service.http.turns import Shares
 from tuner.errors import JobNotFound, StoreError
 from tuner.jobs import Queue, RecordedEvent
 from tuner.jobs.news import News
@@ -119,7 +120,9 @@ class Streams:
         self._stopping = stopping
         self._poll_s = poll_s
         self._heartbeat_s = heartbeat_s
-        self._clients: Counter[str] = Counter()
+        self._clients = Shares(
+            limits.streams_of_key, lambda limit: _full(429, f"{limit} may be open of one client")
+        )
         self._followed: dict[str, _Watched] = {}
         self._readers = CapacityLimiter(_READERS)
         self._looker = CapacityLimiter(1)
@@ -133,17 +136,10 @@ class Streams:
         Raises:
             ProblemError: 429, it has as many as it may; 503, all have together.
         """
-        if self._clients[client] >= self._limits.streams_of_key:
-            raise _full(429, f"{self._limits.streams_of_key} may be open of one client")
-        if self._clients.total() >= self._limits.streams:
-            raise _full(503, f"{self._limits.streams} may be open")
-        self._clients[client] += 1
-        try:
+        with self._clients.admitted(client):
+            if self._clients.total() > self._limits.streams:
+                raise _full(503, f"{self._limits.streams} may be open")
             yield
-        finally:
-            self._clients[client] -= 1
-            if not self._clients[client]:
-                del self._clients[client]
 
     async def events(
         self, job: str, after: int, is_welcome: Callable[[], bool]
@@ -183,7 +179,9 @@ class Streams:
                 if waiting.cancelled_caught:
                     yield b": still here\n\n"
         finally:
-            self._leave(stream, followed)
+            followed.streams.discard(stream)
+            if not followed.streams and self._followed.get(job) is followed:
+                del self._followed[job]
 
     def _join(self, stream: _Stream) -> _Watched:
         stream.is_over = self._stopping.is_set()
@@ -192,11 +190,6 @@ class Streams:
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll())
         return followed
-
-    def _leave(self, stream: _Stream, followed: _Watched) -> None:
-        followed.streams.discard(stream)
-        if not followed.streams and self._followed.get(stream.job) is followed:
-            del self._followed[stream.job]
 
     async def _poll(self) -> None:
         """While any client follows: look for news, and for clients that may no longer have them."""

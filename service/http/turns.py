@@ -108,6 +108,7 @@ class Shares:
         self._limit = limit
         self._refusal = refusal
         self._has: Counter[str] = Counter()
+        self.total = self._has.total
 
     @contextmanager
     def admitted(self, client: str, number: int = 1) -> Iterator[None]:
@@ -144,7 +145,6 @@ def _too_many_lookups(limit: int) -> ProblemError:
     return ProblemError(
         status=429,
         kind="too-many-lookups",
-        title="Too many lookups",
         detail=f"Batches under way may have {limit} problems together; wait for the answers "
         "before sending more, or fetch GET /snapshot once.",
         headers={"Retry-After": "2"},
@@ -156,7 +156,6 @@ def too_many_requests(limit: int) -> ProblemError:
     return ProblemError(
         status=429,
         kind="too-many-requests",
-        title="Too many requests",
         detail=f"{limit} requests of this client are under way; wait for answers before sending "
         "more.",
         headers={"Retry-After": "1"},

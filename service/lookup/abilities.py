@@ -92,7 +92,7 @@ def _listed(runs: bytes) -> Abilities:
     return EVERYTHING if backends == {*Backend} else Abilities(backends=backends)
 
 
-_UNMEASURED: dict[str, Any] = {
+UNMEASURED: dict[str, Any] = {
     "statistics": None, "speedup": None, "correctness": None, "ties": (), "power_penalty": None,
     "regimes": (),
 }  # fmt: skip
@@ -101,12 +101,12 @@ _UNMEASURED: dict[str, Any] = {
 
 def without_candidate(winner: Winner) -> Winner:
     """The winner without all that is about its candidate, which cannot be run there."""
-    return replace(winner, candidate=None, pack=None, **_UNMEASURED)
+    return replace(winner, candidate=None, pack=None, **UNMEASURED)
 
 
 def without_config(answer: Answer) -> Answer:
     """The answer to a caller who cannot run its config: cuBLAS, and nothing of the config."""
-    return replace(answer, use=Use.CUBLAS, config=None, predicted_us=None, **_UNMEASURED)
+    return replace(answer, use=Use.CUBLAS, config=None, predicted_us=None, **UNMEASURED)
 
 
 async def _asking(

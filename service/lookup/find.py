@@ -14,18 +14,19 @@ import functools
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from typing import Protocol, Self
 
 from gemmsmith.answers.answer import Answer
 from gemmsmith.core.candidate import Candidate
-from gemmsmith.core.config import MAX_DISTANCE, Config, Match, Use
+from gemmsmith.core.config import MAX_DISTANCE, Match, Use
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.neighbours import NEIGHBOURS, Neighbourhood, answering
 from gemmsmith.core.problem import Problem
-from service.lookup.abilities import without_candidate
+from service import documents
+from service.lookup.abilities import UNMEASURED, without_candidate
 from tuner.backends import is_legal
 from tuner.errors import StoreError
-from tuner.search.cost_model import AnalyticModel
 from tuner.search.predict import Prediction, predict
 from tuner.store import Store
 from tuner.store.changes import newest
@@ -40,8 +41,10 @@ MEASURED = frozenset({Match.EXACT, Match.NEAREST})
 ANY = frozenset(Match)
 """What may answer a question."""
 
-_RANKER = AnalyticModel()
 """Predicts where no winner answers."""
+
+_SAME_IN_BOTH = {field.name for field in fields(Answer)} & {field.name for field in fields(Winner)}
+"""What an answer says in the winner's words."""
 
 PackOf = Callable[[str], str | None]
 """The pack that holds a kernel, by the kernel's name."""
@@ -97,7 +100,7 @@ def find_many(
         answers |= _of_neighbours(source, others, device, pack_of)
     if Match.PREDICTED in accepted:
         for problem in problems:
-            if problem not in answers and (prediction := predict(problem, device, _RANKER)):
+            if problem not in answers and (prediction := predict(problem, device)):
                 answers[problem] = _predicted(problem, device, prediction, pack_of)
     return answers
 
@@ -152,64 +155,41 @@ def as_served(winner: Winner, pack_of: PackOf) -> Answer:
 
 
 def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf, use: Use) -> Answer:
-    config = None
-    if winner.candidate is not None:
-        kernel = winner.candidate.kernel
+    pack = winner.pack
+    if pack is None and winner.candidate is not None:
         # A kernel compiled after the promotion has a pack that the winner does not know of.
-        config = Config(
-            kernel=kernel,
-            launch=winner.candidate.launch,
-            pack=winner.pack or pack_of(kernel.name),
-        )
-    return Answer(
-        problem=problem,
-        match=match,
-        measured=winner.problem,
-        distance=0.0 if match is Match.EXACT else problem.distance(winner.problem),
-        use=use,
-        config=config,
-        statistics=winner.statistics,
-        baseline=winner.baseline,
-        speedup=winner.speedup,
-        correctness=winner.correctness,
-        conditions=winner.conditions,
-        ties=winner.ties,
-        device=winner.device,
-        environment=winner.environment,
-        revision=winner.revision,
-        promoted_at=winner.promoted_at,
-        replayed=winner.replayed,
-        baseline_kernels=winner.baseline_kernels,
-        power_penalty=winner.power_penalty,
-        regimes=winner.regimes,
-        stale=winner.stale,
-        pinned=winner.pinned,
-    )
+        pack = pack_of(winner.candidate.kernel.name)
+    own = {
+        "problem": problem,
+        "match": match,
+        "measured": winner.problem,
+        "distance": 0.0 if match is Match.EXACT else problem.distance(winner.problem),
+        "use": use,
+        "config": documents.config(winner.candidate, pack),
+    }
+    return Answer(**{name: getattr(winner, name) for name in _SAME_IN_BOTH} | own)
 
 
 def _predicted(
     problem: Problem, device: DeviceModel, prediction: Prediction, pack_of: PackOf
 ) -> Answer:
-    kernel = prediction.candidate.kernel
+    candidate = prediction.candidate
     return Answer(
         problem=problem,
         match=Match.PREDICTED,
         measured=None,
         distance=None,
         use=Use.CUBLAS,
-        config=Config(kernel=kernel, launch=prediction.candidate.launch, pack=pack_of(kernel.name)),
-        statistics=None,
+        config=documents.config(candidate, pack_of(candidate.kernel.name)),
         baseline=None,
-        speedup=None,
-        correctness=None,
         conditions=None,
-        ties=(),
         device=device,
         environment=None,
         revision=None,
         promoted_at=None,
         replayed=False,
         predicted_us=prediction.us,
+        **UNMEASURED,
     )
 
 

@@ -71,7 +71,7 @@ class PacksToRun(NamedTuple):
         """
         held = {
             (pack, kernel)
-            for pack, manifest in artifacts.believed().items()
+            for pack, manifest in artifacts.manifests(believed=True)
             for kernel in manifest.held
             if kernel is not None
         }
@@ -110,7 +110,8 @@ class WrittenRows:
         if seen == now:
             return
         packs = PacksToRun.of(self._store, self._artifacts)
-        if seen is None or _is_other(seen, now):
+        # Also of another database, other rows than those of new winners may differ.
+        if seen is None or seen.gpus != now.gpus or now.sequence < seen.sequence:
             self._rows, self._whats, self._known = {}, {}, {}
             self._put(self._store.served.on(self._device), packs)
         else:
@@ -167,11 +168,6 @@ class WrittenRows:
                     config = documents.config(candidate, packs.of_winner(pack, kernel.name))
                 made[alike] = self._known.setdefault(what, what), config, candidate
             yield winner, *made[alike][:2]
-
-
-def _is_other(before: Marks, now: Marks) -> bool:
-    """Whether other rows than those of new winners may differ; also of another database."""
-    return before.gpus != now.gpus or now.sequence < before.sequence
 
 
 def _place(problem: Problem) -> bytes:

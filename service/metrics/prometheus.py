@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -29,8 +30,6 @@ from prometheus_client.registry import Collector
 from gemmsmith.core.config import Match
 from gemmsmith.version import VERSION
 from service.metrics.database import Figures
-from tuner.jobs.figures import JobFigures
-from tuner.store.totals import RecordTotals
 
 # Time stamps of when each series began would double the series, and Prometheus does not use them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -65,39 +64,20 @@ class Metrics:
     def __init__(self, figures: Figures, volumes: Mapping[str, Path]) -> None:
         self._figures = figures
         self.registry = CollectorRegistry()
-        # Series are cached by their labels, because looking one up costs more than counting.
-        self._requests = functools.cache(
-            Counter(
-                "gemmsmith_requests",
-                "HTTP requests answered",
-                ["method", "route", "status"],
-                registry=self.registry,
-            ).labels
+        self._requests = self._series(
+            Counter, "requests", "HTTP requests answered", "method", "route", "status"
         )
-        self._latency = functools.cache(
-            Histogram(
-                "gemmsmith_request_seconds",
-                "Time from a request to the end of its answer, without event streams",
-                ["route"],
-                buckets=_LATENCY_BUCKETS,
-                registry=self.registry,
-            ).labels
+        self._latency = self._series(
+            functools.partial(Histogram, buckets=_LATENCY_BUCKETS),
+            "request_seconds",
+            "Time from a request to the end of its answer, without event streams",
+            "route",
         )
-        self._lookups = functools.cache(
-            Counter(
-                "gemmsmith_lookups",
-                "Lookups by match: exact, nearest, predicted or unknown",
-                ["match"],
-                registry=self.registry,
-            ).labels
+        self._lookups = self._series(
+            Counter, "lookups", "Lookups by match: exact, nearest, predicted or unknown", "match"
         )
-        self._answers = functools.cache(
-            Counter(
-                "gemmsmith_answers",
-                "Answers by their source: memory or database",
-                ["source"],
-                registry=self.registry,
-            ).labels
+        self._answers = self._series(
+            Counter, "answers", "Answers by their source: memory or database", "source"
         )
         self.answers_kept = Gauge(
             "gemmsmith_answers_kept", "Answers held in memory", registry=self.registry
@@ -110,6 +90,11 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.registry.register(_FromDatabase(figures))
         self.registry.register(_Volumes(volumes))
+
+    def _series(self, kind: Any, name: str, documentation: str, *labels: str) -> Callable[..., Any]:
+        metric = kind(f"gemmsmith_{name}", documentation, labels, registry=self.registry)
+        # Series are cached by their labels, because looking one up costs more than counting.
+        return functools.cache(metric.labels)
 
     def request(self, method: str, route: str, status: int, seconds: float | None) -> None:
         """Count an answered request; `seconds` is None for an event stream."""
@@ -130,6 +115,65 @@ class Metrics:
         self._figures.close()
 
 
+_FAMILIES = (
+    (
+        GaugeMetricFamily, "jobs", "Tuning jobs that have not ended",
+        ("state",), "jobs", "states",
+    ),
+    (
+        GaugeMetricFamily, "oldest_waiting_job_seconds",
+        "Time since the oldest waiting job was requested; 0 if no job waits",
+        (), "jobs", "oldest_waiting_s",
+    ),
+    (
+        GaugeMetricFamily, "abandoned_jobs",
+        "Running jobs whose worker has stopped renewing its lease",
+        (), "jobs", "abandoned",
+    ),
+    (
+        CounterMetricFamily, "jobs_ended", "Jobs that have ended",
+        ("outcome",), "jobs", "ended",
+    ),
+    (
+        CounterMetricFamily, "job_phase_seconds",
+        "Time of jobs by phase: waiting, enumerate, compile, screen, finals or promote",
+        ("phase",), "jobs", "phase_seconds",
+    ),
+    (
+        CounterMetricFamily, "device_busy_seconds", "Time in which a worker's device measured",
+        ("host",), "jobs", "busy_seconds",
+    ),
+    (
+        CounterMetricFamily, "job_kernels",
+        "Kernels that jobs needed: found in a pack, compiled, or failed to compile",
+        ("how",), "jobs", "kernels",
+    ),
+    (
+        CounterMetricFamily, "compile_seconds", "Time of all compiler runs of jobs; they overlap",
+        (), "jobs", "compile_seconds",
+    ),
+    (
+        GaugeMetricFamily, "records", "Records in the database",
+        ("kind",), "records", "records",
+    ),
+    (
+        GaugeMetricFamily, "pack_bytes", "Size of the recorded packs",
+        (), "records", "pack_bytes",
+    ),
+    (
+        CounterMetricFamily, "trials",
+        "Trials by phase and outcome: measured, or the kind of failure",
+        ("phase", "outcome"), "records", "trials",
+    ),
+    (
+        CounterMetricFamily, "trial_seconds",
+        "Time of trials on the device, with verification",
+        ("phase", "outcome"), "records", "trial_seconds",
+    ),
+)  # fmt: skip
+"""Figures from the database: name and documentation of a family, its labels, where it is read."""
+
+
 class _FromDatabase(Collector):
     """The figures of the last reading. Those that were never read are absent."""
 
@@ -137,10 +181,15 @@ class _FromDatabase(Collector):
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        if self._figures.jobs is not None:
-            yield from _of_jobs(self._figures.jobs)
-        if self._figures.records is not None:
-            yield from _of_records(self._figures.records)
+        for family, name, documentation, labels, figures, figure in _FAMILIES:
+            read = getattr(self._figures, figures)
+            if read is None:
+                continue
+            metric = family(f"gemmsmith_{name}", documentation, labels=labels)
+            values = getattr(read, figure)
+            for of, number in values.items() if labels else [((), values)]:
+                metric.add_metric([of] if isinstance(of, str) else of, number)
+            yield metric
         yield GaugeMetricFamily(
             "gemmsmith_figures_read_timestamp_seconds",
             "Unix time of the last reading of the database; 0 before the first",
@@ -162,91 +211,3 @@ class _Volumes(Collector):
             if folder.is_dir():
                 free.add_metric([name], shutil.disk_usage(folder).free)
         yield free
-
-
-def _of_jobs(figures: JobFigures) -> Iterator[Metric]:
-    yield _by_label(
-        GaugeMetricFamily,
-        "gemmsmith_jobs",
-        "Tuning jobs that have not ended",
-        "state",
-        figures.states,
-    )
-    yield GaugeMetricFamily(
-        "gemmsmith_oldest_waiting_job_seconds",
-        "Time since the oldest waiting job was requested; 0 if no job waits",
-        figures.oldest_waiting_s,
-    )
-    yield GaugeMetricFamily(
-        "gemmsmith_abandoned_jobs",
-        "Running jobs whose worker has stopped renewing its lease",
-        figures.abandoned,
-    )
-    yield _by_label(
-        CounterMetricFamily,
-        "gemmsmith_jobs_ended",
-        "Jobs that have ended",
-        "outcome",
-        figures.ended,
-    )
-    yield _by_label(
-        CounterMetricFamily,
-        "gemmsmith_job_phase_seconds",
-        "Time of jobs by phase: waiting, enumerate, compile, screen, finals or promote",
-        "phase",
-        figures.phase_seconds,
-    )
-    yield _by_label(
-        CounterMetricFamily,
-        "gemmsmith_device_busy_seconds",
-        "Time in which a worker's device measured",
-        "host",
-        figures.busy_seconds,
-    )
-    yield _by_label(
-        CounterMetricFamily,
-        "gemmsmith_job_kernels",
-        "Kernels that jobs needed: found in a pack, compiled, or failed to compile",
-        "how",
-        figures.kernels,
-    )
-    yield CounterMetricFamily(
-        "gemmsmith_compile_seconds",
-        "Time of all compiler runs of jobs; they overlap",
-        figures.compile_seconds,
-    )
-
-
-def _of_records(totals: RecordTotals) -> Iterator[Metric]:
-    yield _by_label(
-        GaugeMetricFamily, "gemmsmith_records", "Records in the database", "kind", totals.records
-    )
-    yield GaugeMetricFamily("gemmsmith_pack_bytes", "Size of the recorded packs", totals.pack_bytes)
-    trials = CounterMetricFamily(
-        "gemmsmith_trials",
-        "Trials by phase and outcome: measured, or the kind of failure",
-        labels=["phase", "outcome"],
-    )
-    seconds = CounterMetricFamily(
-        "gemmsmith_trial_seconds",
-        "Time of trials on the device, with verification",
-        labels=["phase", "outcome"],
-    )
-    for labels, number in totals.trials.items():
-        trials.add_metric(labels, number)
-        seconds.add_metric(labels, totals.trial_seconds[labels])
-    yield trials
-    yield seconds
-
-
-def _by_label(
-    family: type[CounterMetricFamily] | type[GaugeMetricFamily],
-    name: str,
-    documentation: str,
-    label: str,
-    values: Mapping[str, float],
-) -> Metric:
-    metric = family(name, documentation, labels=[label])
-    for value, number in values.items():
-        metric.add_metric([value], number)
-    return metric

@@ -37,7 +37,6 @@ async def posted(request: Request) -> dict[str, str]:
         raise ProblemError(
             status=415,
             kind="unsupported-media-type",
-            title="Unsupported media type",
             detail=f"Forms are sent with Content-Type: {FORM.decode()}.",
         )
     return dict(parse_qsl((await request.body()).decode(), keep_blank_values=True))

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from gemmsmith.core.operation import DType, Layout
-from service.charts.heatmap import Cell, heatmap
+from service.charts.heatmap import heatmap
 from service.http.parameters import DTypeName, LayoutName, QueryExtent
 from service.http.state import Service, State
 from service.pages import addresses, operations
@@ -45,17 +45,6 @@ def heat_map(
     ]
     k, batch = fitting[0] if fitting else (k or 1, batch or 1)
     listed = service.store.listing.map(slug, dtype, layout, k, batch, MOST + 1)
-    cells = [
-        Cell(
-            m=item.problem.m,
-            n=item.problem.n,
-            ratio=item.speedup.median if item.speedup else None,
-            stays=item.use.is_default,
-            href=addresses.problem(item.problem, slug),
-            name=str(item.problem),
-        )
-        for item in listed[:MOST]
-    ]
     return page(
         "map.html",
         nav=addresses.MAP,
@@ -71,7 +60,7 @@ def heat_map(
         listed=listed[:MOST],
         more=len(listed) > MOST,
         most=MOST,
-        map=heatmap(cells),
+        map=heatmap(listed[:MOST], lambda problem: addresses.problem(problem, slug)),
     )
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from gemmsmith.core.device import DeviceModel
-from gemmsmith.core.operation import DType, of_dtype
+from gemmsmith.core.operation import DType, in_order
 from service.charts import rooflines
 from service.http.state import Service
 from service.pages import addresses
@@ -43,7 +43,7 @@ def overview(service: Service, caller: Reader, device: Device = None) -> Respons
         device=slug,
         devices=models,
         columns=[column for column in models if any(slug == column.slug for _, slug in standings)],
-        dtypes=sorted({dtype for dtype, _ in standings}, key=_order),
+        dtypes=in_order(dtype for dtype, _ in standings),
         standings=standings,
         suites=glance.suites,
         roofline=rooflines.of_winners(winners.items, roofs),
@@ -53,10 +53,6 @@ def overview(service: Service, caller: Reader, device: Device = None) -> Respons
         counts=service.queue.counts(),
         workers=service.queue.workers.alive(),
     )
-
-
-def _order(dtype: str) -> tuple[int, str]:
-    return [*DType].index(of_dtype(dtype).types), dtype
 
 
 def _roofs(model: DeviceModel, listed: Sequence[Listed]) -> list[tuple[str, Roof]]:
@@ -73,6 +69,6 @@ def _roofs(model: DeviceModel, listed: Sequence[Listed]) -> list[tuple[str, Roof
         nominal = nominal_roof(model, names[0])
         roof = max(measured, key=lambda roof: roof.peak, default=nominal)
         if roof is not None:
-            source = "measured" if roof.measured else "nominal"
-            roofs.append((f"{', '.join(names)}: {roof.peak / 1e12:.0f} TFLOP/s, {source}", roof))
+            rate = f"{roof.peak / 1e12:.0f} TFLOP/s"
+            roofs.append((f"{', '.join(names)}: {rate}, {roof.source}", roof))
     return sorted(roofs, key=lambda named: named[1].peak, reverse=True)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Path, Request
 from markupsafe import Markup
 from starlette.responses import Response
 
-from gemmsmith.answers.answer import Answer
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.problem import Problem
 from service.charts import rooflines
@@ -76,6 +75,7 @@ def problem(
     history = service.store.revisions(problem, device, limit=HISTORY)
     query = {**asdict(problem), "device": device, "format": "csv"}
     origin = str(request.base_url).rstrip("/")
+    lookups = find.Charted(service.store, service.reader.chart)
     return page(
         "problem.html",
         nav=addresses.PROBLEMS,
@@ -83,10 +83,10 @@ def problem(
         problem=problem,
         model=model,
         winner=winner,
-        instead=None if winner else _instead(service, problem, model),
+        instead=None if winner else find.find(lookups, problem, model, accepted=find.ANY),
         why="; ".join(filter(None, (why(row), default_note(problem)))) if row else "",
         regimes=_regimes(winner) if winner else Markup(""),
-        plots=plots(winner, ranking, history, service.store.tried.of_problem(problem, device)),
+        plots=plots(winner, ranking, history, service.store.tried_on(problem, device)),
         elsewhere=elsewhere(service.store, problem, service.catalogue.known()),
         roofline=rooflines.of_rows([row] if row else [], problem.dtype, roofs),
         row=row,
@@ -100,7 +100,14 @@ def problem(
         history_shown=HISTORY,
         answer=best_url(problem, device),
         results=f"/results?{urlencode(query)}",
-        map=_map_of(problem, device),
+        map=addresses.with_query(
+            addresses.MAP,
+            k=problem.k,
+            batch=problem.batch,
+            dtype=problem.dtype,
+            layout=problem.layout.value,
+            device=device,
+        ),
         here=addresses.problem(problem, device),
     )
 
@@ -113,30 +120,21 @@ def pin(
     written = posted.get("revision", "")
     if not _REVISION.fullmatch(written):
         raise invalid_field("revision", f"is not a revision: {written!r:.40}", "1, 2, 3 …")
-    body = PinBody(**_body(problem, device), revision=int(written))
+    body = PinBody(**asdict(problem), device=device, revision=int(written))
     api.pin(service, caller, EVERYTHING, body)
     return _to_history(problem, device)
 
 
 @router.post(_PATH + "/unpin")
 def unpin(service: Service, caller: Admin, problem: Named, device: Device) -> Response:
-    api.unpin(service, caller, EVERYTHING, WinnerBody(**_body(problem, device)))
+    api.unpin(service, caller, EVERYTHING, WinnerBody(**asdict(problem), device=device))
     return _to_history(problem, device)
 
 
 @router.post(_PATH + "/rollback")
 def roll_back(service: Service, caller: Admin, problem: Named, device: Device) -> Response:
-    api.roll_back(service, caller, EVERYTHING, WinnerBody(**_body(problem, device)))
+    api.roll_back(service, caller, EVERYTHING, WinnerBody(**asdict(problem), device=device))
     return _to_history(problem, device)
-
-
-def _body(problem: Problem, device: str) -> dict[str, Any]:
-    return {**asdict(problem), "device": device}
-
-
-def _map_of(problem: Problem, device: str) -> str:
-    kind = {"dtype": problem.dtype, "layout": problem.layout.value, "device": device}
-    return addresses.with_query(addresses.MAP, k=problem.k, batch=problem.batch, **kind)
 
 
 def _to_history(problem: Problem, device: str) -> Response:
@@ -152,12 +150,6 @@ def _model(service: State, device: str) -> DeviceModel:
             f"There is no device model {device!r:.80} here.",
             {"devices": {"href": addresses.DEVICES}},
         ) from None
-
-
-def _instead(service: State, problem: Problem, model: DeviceModel) -> Answer | None:
-    """Return the answer of a lookup for a problem without a winner."""
-    source = find.Charted(service.store, service.reader.chart)
-    return find.find(source, problem, model, accepted=find.ANY)
 
 
 def _jobs(service: State, history: list[WinnerRevision]) -> set[str]:
@@ -185,17 +177,8 @@ def _limits(
         rate = f"{copy / 1e12:.2f} TB/s"
         limits.append(("memory, a copy of as many bytes", rate, moved / copy * 1e6))
     for roof in reversed(roofs):
-        source = "measured" if roof.measured else "nominal"
-        limits += [
-            (
-                f"memory, {source}",
-                f"{roof.bandwidth / 1e12:.2f} TB/s",
-                moved / roof.bandwidth * 1e6,
-            ),
-            (
-                f"tensor cores, {source}",
-                f"{roof.peak / 1e12:.0f} TFLOP/s",
-                row.problem.flops / roof.peak * 1e6,
-            ),
-        ]
+        rate, least = f"{roof.bandwidth / 1e12:.2f} TB/s", moved / roof.bandwidth * 1e6
+        limits.append((f"memory, {roof.source}", rate, least))
+        rate, least = f"{roof.peak / 1e12:.0f} TFLOP/s", row.problem.flops / roof.peak * 1e6
+        limits.append((f"tensor cores, {roof.source}", rate, least))
     return limits

@@ -19,7 +19,7 @@ from gemmsmith.errors import InvalidProblem
 from service.errors import FieldError, ProblemError, from_validation, invalid_field
 from service.http.access import Caller
 from service.http.requests import TuneBody
-from service.http.routes import tune as api
+from service.http.routes import jobs as api
 from service.http.state import Service, State
 from service.pages import addresses
 from service.pages.fields import Posted, Tuner

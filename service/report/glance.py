@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
-from gemmsmith.core.operation import Operation, layouts_of
+from gemmsmith.core.operation import of_dtype
 from gemmsmith.core.problem import Problem
 from tuner.store import Store
 from tuner.store.overview import Standing
@@ -92,7 +91,7 @@ class Glances:
 def _savings(store: Store, device: str, dtypes: Sequence[str]) -> Iterator[SuiteSaving]:
     """Yield the saving of each shipped suite in each type of `dtypes`, if enough is covered."""
     # A suite is tuned for a plain product's types, though its entries may be grouped or fused.
-    bases = sorted({Operation.of(dtype, _layout(dtype)).of_suites.dtype for dtype in dtypes})
+    bases = sorted({of_dtype(dtype).of_suites.dtype for dtype in dtypes})
     listings = [
         (suite, dtype, [(entry.calls, problem) for entry, problem in suite.problems(dtype)])
         for suite in _suites()
@@ -136,18 +135,12 @@ def _saving(
     )
 
 
-def _layout(dtype: str) -> str:
-    return layouts_of(dtype)[0].value
-
-
 @functools.cache
-def _suites() -> tuple[Suite, ...]:
-    return tuple(_read(sorted(shipped().glob("*.toml"))))
-
-
-def _read(paths: Iterable[Path]) -> Iterator[Suite]:
-    for path in paths:
+def _suites() -> list[Suite]:
+    suites = []
+    for path in sorted(shipped().glob("*.toml")):
         try:
-            yield load(path)
+            suites.append(load(path))
         except SuiteError as error:
             log.warning("suite unusable", error=str(error))
+    return suites

@@ -8,7 +8,6 @@ copy, and a problem smaller than the peak's may run at a higher clock.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -270,7 +269,7 @@ def _summary(dtype: str, group: ProblemClass | None, rows: Sequence[ReportRow]) 
         dtype=dtype,
         group=group,
         problems=len(ratios),
-        geometric_mean=math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
+        geometric_mean=statistics.geometric_mean(ratios),
         median=statistics.median(ratios),
         minimum=min(ratios),
         maximum=max(ratios),

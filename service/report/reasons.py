@@ -147,9 +147,8 @@ def waves(problem: Problem, candidate: Candidate, sm_count: int) -> str:
 def single_tiles(problem: Problem, candidate: Candidate, sm_count: int) -> str:
     """Say if ping-pong's second consumer warpgroup is idle because each SM gets a single tile."""
     kernel = cutlass(candidate.kernel)
-    if kernel.mainloop is not MainloopSchedule.PINGPONG:
-        return ""
-    if kernel.scheduler is not TileScheduler.PERSISTENT:
+    persistent = kernel.scheduler is TileScheduler.PERSISTENT
+    if kernel.mainloop is not MainloopSchedule.PINGPONG or not persistent:
         return ""
     cluster = kernel.cluster[0] * kernel.cluster[1]
     resident = architecture(kernel.arch).resident_blocks(sm_count, cluster)

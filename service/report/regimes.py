@@ -6,8 +6,8 @@ compared with the geometric mean of the regimes, so it may be above the answer's
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
+from statistics import geometric_mean
 
 from gemmsmith.answers.answer import InRegime, Ratio
 from gemmsmith.core.device import recording_of
@@ -35,7 +35,9 @@ def lines(
         times = f"{item.median_us:.2f} µs{default}{source}"
         yield "regime", f"{item.regime.value:<11} {ratio}{times}"
     if power_penalty is not None:
-        yield "penalty", f"{power_penalty:.3f}{_against(regimes)}"
+        average = mean(regimes)
+        said = ", and was not kept" if average is None else f": {average:.3f}"
+        yield "penalty", f"{power_penalty:.3f}; the mean of the regimes must exceed it{said}"
 
 
 def summary(regimes: Sequence[InRegime], power_penalty: float | None) -> str:
@@ -52,14 +54,7 @@ def mean(regimes: Sequence[InRegime]) -> float | None:
     ratios = [item.speedup.median for item in regimes if item.speedup]
     if not ratios or len(ratios) < len(regimes):
         return None
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
-
-
-def _against(regimes: Sequence[InRegime]) -> str:
-    ratio = mean(regimes)
-    if ratio is None:
-        return "; the mean of the regimes must exceed it, and was not kept"
-    return f"; the mean of the regimes must exceed it: {ratio:.3f}"
+    return geometric_mean(ratios)
 
 
 def _ratio(ratio: Ratio) -> str:

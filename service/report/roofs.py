@@ -33,6 +33,10 @@ class Roof:
         return self.peak / self.bandwidth
 
     @property
+    def source(self) -> str:
+        return "measured" if self.measured else "nominal"
+
+    @property
     def kind(self) -> str:
         return "roof" if self.measured else "roof nominal"
 

@@ -33,8 +33,7 @@ from tuner.devices.base import Device
 from tuner.errors import TunerError
 from tuner.jobs import LeasedJob, Queue, Worker
 from tuner.merge import is_for_a_third
-from tuner.search.progress import Progress
-from tuner.search.run import TuningRun
+from tuner.search.run import Progress, TuningRun
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.worker")
@@ -97,9 +96,6 @@ class Tuning:
         """Report the GPU, request a re-check, and leave the device after a while without jobs."""
         self._idle.report()
         self._idle.order()
-        self._rest()
-
-    def _rest(self) -> None:
         if self._worked_at is not None and time.monotonic() - self._worked_at >= KEEP_DEVICE_S:
             self.close()
 

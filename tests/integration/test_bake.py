@@ -19,19 +19,12 @@ from service.cli import of_run
 from service.cli.output import counted
 from service.settings import Settings
 from tests.support import fake_nvcc
-from tests.support.commands import run
+from tests.support.commands import run, use
 from tests.support.machines import compile_, document, no_compiler
+from tests.support.present import present
 from tests.support.recordings import record
 from tests.support.replacing import replace
-from tests.support.serving import (
-    H100,
-    H200,
-    new_settings,
-    packs_of,
-    promote,
-    running,
-    winner,
-)
+from tests.support.serving import H100, H200, new_settings, packs_of, promote, running, winner
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore
 from tuner.store import Store
@@ -42,35 +35,19 @@ PROBLEMS = [Problem(m=64 << i, n=64, k=64) for i in range(4)]
 STAYS = Problem(m=64, n=512, k=8192)
 SUITE = """
 name = "small"
-[[problem]]
-name = "first"
-m = 64
-n = 64
-k = 64
-[[problem]]
-name = "near the second"
-m = 130
-n = 64
-k = 64
-[[problem]]
-name = "cublas"
-m = 64
-n = 512
-k = 8192
-[[problem]]
-name = "far"
-m = 8192
-n = 8192
-k = 8192
+problem = [
+    {name = "first", m = 64, n = 64, k = 64},
+    {name = "near the second", m = 130, n = 64, k = 64},
+    {name = "cublas", m = 64, n = 512, k = 8192},
+    {name = "far", m = 8192, n = 8192, k = 8192},
+]
 """
 
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Winners MEMBERS 0 … 3 on an H200 and one elsewhere; nothing is compiled."""
-    made = new_settings(tmp_path)
-    for name, value in made.environment().items():
-        monkeypatch.setenv(name, value)
+    made = use(new_settings(tmp_path), monkeypatch)
     monkeypatch.setattr("tuner.devices.local_gpu", lambda *_: None)
     toolchain = fake_nvcc.toolchain(tmp_path / "toolchain")
     monkeypatch.setattr("service.worker.builder.find_toolchain", lambda: toolchain)
@@ -97,8 +74,7 @@ def test_all_winners_are_compiled_and_baked(settings: Settings, tmp_path: Path) 
     assert bundle.snapshot.revision[:16] in text
     lookup = Lookup(bundle.snapshot, pin=True)
     for member, problem in zip(MEMBERS, PROBLEMS, strict=False):
-        choice = lookup.lookup("bf16", "tn", problem.m, problem.n, problem.k)
-        assert choice is not None
+        choice = present(lookup.lookup("bf16", "tn", problem.m, problem.n, problem.k))
         assert (choice.config.kernel, choice.distance) == (member, 0.0)
         assert choice.config.pack is not None
         content = bundle.packs.path(choice.config.pack).read_bytes()

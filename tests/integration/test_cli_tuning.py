@@ -70,6 +70,17 @@ def gemmsmith(
     return done
 
 
+def started(settings: Settings, *arguments: object) -> subprocess.Popen[str]:
+    """The command while it runs, with what it says."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "service.cli", *map(str, arguments)],
+        env={**os.environ, **settings.environment()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def test_tune_finds_the_recorded_optimum(settings: Settings) -> None:
     done = gemmsmith(settings, "tune", 256, 4096, 4096, "--json")
     outcome = json.loads(done.stdout)
@@ -198,13 +209,7 @@ def test_an_interrupted_suite_keeps_what_it_has(settings: Settings, tmp_path: Pa
         f'[[problem]]\nname = "p{i}"\nm = 256\nn = 4096\nk = {8 * i}\n' for i in range(1, 400)
     )
     (tmp_path / "many.toml").write_text(SUITE.replace('name = "three"', "") + many)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "service.cli", "tune", "--suite", tmp_path / "many.toml", "--json"],
-        env={**os.environ, **settings.environment()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(settings, "tune", "--suite", tmp_path / "many.toml", "--json")
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("[3/"):
@@ -224,11 +229,7 @@ def test_tune_through_a_service(settings: Settings) -> None:
         url = str(http.base_url)
         ordered = gemmsmith(settings, "tune", 512, 512, 1024, "--url", url, "--no-wait", "--json")
         (job,) = json.loads(ordered.stdout)["jobs"]
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "service.cli", "worker"],
-            env={**os.environ, **settings.environment()},
-            stderr=subprocess.PIPE,
-        )
+        worker = started(settings, "worker")
         try:
             done = gemmsmith(settings, "tune", 512, 512, 1024, "--url", url, "--json")
             failed = gemmsmith(settings, "tune", 64, 64, 64, "--url", url, "--json", code=1)
@@ -249,12 +250,7 @@ def test_tune_through_a_service(settings: Settings) -> None:
 def test_waiting_for_nobody_is_said_and_so_is_how_to_cancel(settings: Settings) -> None:
     with running(settings) as http:
         url = str(http.base_url)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "service.cli", "tune", "512x512x1024", "--url", url],
-            env={**os.environ, **settings.environment()},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = started(settings, "tune", "512x512x1024", "--url", url)
         assert process.stderr is not None
         said = next(line for line in process.stderr if "waits" in line)
         assert said.startswith("  waits: no worker is alive; start one with gemmsmith worker. To ")
@@ -271,13 +267,9 @@ def test_waiting_for_nobody_is_said_and_so_is_how_to_cancel(settings: Settings) 
 def test_a_job_of_the_local_database_is_watched_to_its_end(settings: Settings) -> None:
     with Store.open(settings.database) as store:
         job, _ = Queue(store).enqueue(PROBLEMS[1])
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "service.cli", "worker", "--until-idle"],
-        env={**os.environ, **settings.environment()},
-        stderr=subprocess.DEVNULL,
-    )
+    worker = started(settings, "worker", "--until-idle")
     done = gemmsmith(settings, "jobs", "watch", job.id)
-    worker.wait(timeout=60)
+    worker.communicate(timeout=60)
     assert f"{job.id}  done" in done.stdout
     assert re.search(r"  best +[0-9.]+ µs \(recorded H200\)", done.stdout)
     assert "revision 1" in done.stdout
@@ -300,12 +292,7 @@ def test_the_demo_lists_searches_and_shows_the_winner(settings: Settings) -> Non
 
 @pytest.mark.compiles
 def test_an_interrupted_compile_stops_at_once(settings: Settings) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "service.cli", "compile", "512", "512", "1024", "--limit", "2"],
-        env={**os.environ, **settings.environment()},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(settings, "compile", 512, 512, 1024, "--limit", 2)
     assert process.stderr is not None
     assert any("compile 0/2" in line for line in process.stderr)
     began = time.monotonic()

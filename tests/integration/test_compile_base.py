@@ -15,7 +15,7 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import DType, Problem
 from service.settings import Settings
 from tests.support import fake_nvcc
-from tests.support.commands import run
+from tests.support.commands import run, use
 from tests.support.machines import document
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, packs_of, promote, running, winner
@@ -39,9 +39,7 @@ def toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
 @pytest.fixture
 def settings(tmp_path: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A machine without a GPU that knows a winner of an H200 and one of an H100."""
-    made = new_settings(tmp_path)
-    for name, value in made.environment().items():
-        monkeypatch.setenv(name, value)
+    made = use(new_settings(tmp_path), monkeypatch)
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("tuner.devices.local_gpu", lambda *_: None)
     promote(made, _won_by(MEMBERS[3], H200), _won_by(MEMBERS[4], H100))

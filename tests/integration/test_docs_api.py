@@ -12,9 +12,9 @@ from gemmsmith import Client
 from gemmsmith.core.kernel import Kernel
 from tests.support.docs import ROOT, Session, assert_like, steps, tools
 from tests.support.openapi import described
-from tests.support.processes import serving
-from tests.support.serving import own_signer
-from tuner.compile import ArtifactStore, Toolchain
+from tests.support.processes import SHIPPED, address, serving
+from tests.support.serving import own_signer, publish
+from tuner.compile import ArtifactStore
 from tuner.store import Store
 
 PAGE = ROOT / "docs" / "api.md"
@@ -23,26 +23,17 @@ SHOWN_URL = "http://127.0.0.1:8000"
 
 def publish_a_pack(folder: Path, kernel: Kernel) -> None:
     """What compiling the kernel leaves, but for the compiler's work."""
-    compiled = folder / "unit.so"
-    compiled.write_bytes(b"\x7fELF not really")
-    toolchain = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels")
     state = folder / "state"
-    packs = ArtifactStore(state / "packs", signer=own_signer())
-    pack = packs.publish(compiled, [kernel], toolchain)
+    pack = publish(ArtifactStore(state / "packs", signer=own_signer()), kernel)
     with Store.open(f"sqlite:///{state}/gemmsmith.db") as store:
         store.add_pack(pack.hash, pack.toolchain, [kernel], pack.path.stat().st_size)
 
 
 @pytest.mark.long
 def test_every_command_works_as_printed(tmp_path: Path) -> None:
-    configs = {
-        "GEMMSMITH_WINNERS": str(ROOT / "configs" / "winners"),
-        "GEMMSMITH_SWEEPS": str(ROOT / "configs" / "sweeps"),
-        "GEMMSMITH_DEVICE": "replay:",
-    }
     commands = steps(PAGE)
-    with serving(tmp_path, "worker", **configs) as (_, banner):
-        (url,) = set(re.findall(r"http://[0-9.:]+", banner))
+    with serving(tmp_path, "worker", **SHIPPED) as (_, banner):
+        url = address(banner)
         with Client(url, cache_dir=None) as client:
             config = client.best(256, 4096, 4096).config
         assert config is not None

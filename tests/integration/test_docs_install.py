@@ -24,6 +24,7 @@ import pytest
 
 from tests.support import tree
 from tests.support.docs import ROOT
+from tests.support.present import present
 from tuner import extras, places
 
 OURS = ("gemmsmith", "gemmsmith-service")
@@ -113,8 +114,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Empty:
     index = folder / "index"
     index.mkdir()
     for requirement in requirements():
-        named = _NAME.match(requirement)
-        assert named is not None
+        named = present(_NAME.match(requirement))
         if named[1] not in OURS:
             version = re.search(r"[>=]=([0-9.]+)", named[2])
             wheel(index, named[1], version[1] if version else "1.0")
@@ -141,8 +141,7 @@ def wheels(empty: Empty) -> None:
     (empty.checkout / "wheels").mkdir(exist_ok=True)
     for name in OURS:
         distribution = importlib.metadata.distribution(name)
-        text = distribution.read_text("METADATA")
-        assert text is not None
+        text = present(distribution.read_text("METADATA"))
         wheel(empty.checkout / "wheels", name, distribution.version, text)
 
 

@@ -24,12 +24,12 @@ import pytest
 
 from service.settings import PREFIX, Settings
 from tests.support import docs
+from tests.support.docs import ROOT
 from tests.support.processes import until
 from tuner import places
 from tuner.store import Store
 from tuner.store.database import parse_url, sqlite_path
 
-ROOT = Path(__file__).resolve().parents[2]
 PATH = ROOT / "docs" / "operation.md"
 PAGE = PATH.read_text(encoding="utf-8")
 UNRUN = {

@@ -19,6 +19,7 @@ import pytest
 
 from tests.support import tree
 from tests.support.docs import ROOT, Session, Step, assert_like, steps
+from tests.support.processes import address
 
 PAGE = ROOT / "docs" / "start.md"
 SHOWN_URL = "http://127.0.0.1:8000"
@@ -67,8 +68,7 @@ class Server:
             line = self.process.stdout.readline()
             assert line, Path(self._log.name).read_text()
             banner += line
-        (url,) = set(re.findall(r"http://[0-9.:]+", banner))
-        session.instead[SHOWN_URL] = url
+        session.instead[SHOWN_URL] = address(banner)
         assert_like(step.shown, session.show(banner), step.where)
 
     def stop(self) -> None:

@@ -21,11 +21,11 @@ from gemmsmith import Bundle
 from gemmsmith.answers.answer import Ratio
 from gemmsmith.core.problem import Problem
 from tests.support import fake_nvcc, unchanged
+from tests.support.docs import ROOT
 from tests.support.serving import H200, own_signer
 from tuner.compile import ArtifactStore
 from tuner.store import Store
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 RECORDED = Problem(m=16, n=4096, k=4096)

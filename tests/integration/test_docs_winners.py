@@ -17,7 +17,7 @@ PROBLEM = Problem(m=256, n=4096, k=4096)
 
 @pytest.mark.long
 def test_every_command_works_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
+    monkeypatch.setattr("service.http.state.usable_gpu", lambda: None)
     settings = new_settings(tmp_path)
     promote(settings, winner(PROBLEM, us=20.0), winner(PROBLEM, us=19.0))
     environment = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,8 +13,7 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import DType
 from tests.gpu import selection
 from tests.gpu.support.jobs import Job
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.docs import ROOT
 
 
 @pytest.mark.long

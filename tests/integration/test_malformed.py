@@ -29,7 +29,7 @@ from sqlalchemy import select
 
 from gemmsmith.core.problem import Problem
 from tests.support.malformed import Call, Raw, malformed
-from tests.support.processes import serving
+from tests.support.processes import address, serving
 from tests.support.serving import winner
 from tuner.store import Store
 from tuner.store.audit import Action
@@ -53,7 +53,7 @@ def service(store_url: str, tmp_path: Path) -> Iterator[tuple[psutil.Process, st
     with Store.open(store_url) as store:
         store.promote(winner(KNOWN))
     with serving(tmp_path, GEMMSMITH_DATABASE=store_url) as (process, banner):
-        yield psutil.Process(process.pid), re.findall(r"http://[0-9.:]+", banner)[0]
+        yield psutil.Process(process.pid), address(banner)
 
 
 @pytest.mark.parametrize(

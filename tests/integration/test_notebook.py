@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.docs import ROOT
-from tests.support.processes import serving
+from tests.support.processes import SHIPPED, address, serving
 
 NOTEBOOK = ROOT / "examples" / "first_steps.ipynb"
 
@@ -46,13 +46,8 @@ def test_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"GEMMSMITH_{name}", str(value))
     for name in ("CONFIG", "DATA", "RUNTIME"):
         monkeypatch.setenv(f"JUPYTER_{name}_DIR", str(tmp_path / name))
-    settings = {
-        "GEMMSMITH_WINNERS": str(ROOT / "configs" / "winners"),
-        "GEMMSMITH_SWEEPS": str(ROOT / "configs" / "sweeps"),
-        "GEMMSMITH_DEVICE": "replay:nvidia-h200-132sm",
-    }
-    with serving(tmp_path, "worker", **settings) as (_, banner):
-        (url,) = set(re.findall(r"http://[0-9.:]+", banner))
+    with serving(tmp_path, "worker", **SHIPPED) as (_, banner):
+        url = address(banner)
         monkeypatch.setenv("GEMMSMITH_URL", url)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

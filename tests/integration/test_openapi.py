@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,9 +19,7 @@ from service.http import examples
 from service.http.app import create_app
 from service.settings import Settings
 from tests.support.openapi import REFRESH, SNAPSHOT, described, routes, text
-from tests.support.serving import H200, new_settings, packs_of, promote, running, trial, winner
-from tuner.compile import Toolchain
-from tuner.store import Store
+from tests.support.serving import H200, filled, running, trial
 
 KNOWN = Problem(m=4096, n=4096, k=4096)
 DOCUMENT = described()
@@ -121,18 +118,7 @@ def test_examples_are_what_they_are_examples_of() -> None:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder = tmp_path_factory.mktemp("openapi")
-    settings = new_settings(folder)
-    promote(settings, winner(KNOWN, us=200.0), winner(KNOWN, us=190.0))
-    with Store.open(settings.database) as store:
-        store.add_trials([trial(KNOWN, index) for index in range(3)])
-    compiled = folder / "unit.so"
-    compiled.write_bytes(b"\x7fELF not really")
-    packs_of(settings).publish(
-        compiled,
-        [trial(KNOWN).candidate.kernel],
-        Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels"),
-    )
+    settings = filled(tmp_path_factory.mktemp("openapi"), KNOWN)
     with running(settings) as client:
         yield client
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from service.cli.main import app
-from tests.support.processes import serving
+from tests.support.docs import ROOT
+from tests.support.processes import SHIPPED, address, serving
 
-ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -23,13 +23,8 @@ def blocks(language: str) -> list[str]:
 
 def test_the_client_example_works_as_printed(tmp_path: Path) -> None:
     example = next(block for block in blocks("python") if "client.tune(" in block)
-    configs = {
-        "GEMMSMITH_WINNERS": str(ROOT / "configs" / "winners"),
-        "GEMMSMITH_SWEEPS": str(ROOT / "configs" / "sweeps"),
-        "GEMMSMITH_DEVICE": "replay:",
-    }
-    with serving(tmp_path, "worker", **configs) as (_, banner):
-        url = re.findall(r"http://[0-9.:]+", banner)[0]
+    with serving(tmp_path, "worker", **SHIPPED) as (_, banner):
+        url = address(banner)
         code = example.replace("http://127.0.0.1:8000", url) + "\nprint(answer.match, answer.use)"
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False

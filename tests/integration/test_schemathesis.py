@@ -18,35 +18,17 @@ import httpx
 import pytest
 
 from gemmsmith.core.problem import Problem
-from service.settings import Settings
-from tests.support.serving import new_settings, packs_of, promote, running, trial, winner
-from tuner.compile import Toolchain
+from tests.support.docs import ROOT
+from tests.support.serving import filled, running
 from tuner.store import Store
 from tuner.store.keys import Scope
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = Problem(m=4096, n=6144, k=4096)  # the description's own examples ask about it
 EVENTS = "/jobs/{job_id}/events"
 OF_ANSWERS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"
     "response_headers_conformance,response_schema_conformance"
 )
-
-
-def filled(folder: Path, *, require_keys: bool) -> Settings:
-    """A service's settings, with something behind every route."""
-    settings = new_settings(folder, require_keys=require_keys)
-    promote(settings, winner(EXAMPLE, us=200.0), winner(EXAMPLE, us=190.0))
-    with Store.open(settings.database) as store:
-        store.add_trials([trial(EXAMPLE, index) for index in range(3)])
-    compiled = folder / "unit.so"
-    compiled.write_bytes(b"\x7fELF not really")
-    packs_of(settings).publish(
-        compiled,
-        [trial(EXAMPLE).candidate.kernel],
-        Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels"),
-    )
-    return settings
 
 
 def cancelled_job(client: httpx.Client) -> None:
@@ -56,7 +38,7 @@ def cancelled_job(client: httpx.Client) -> None:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    settings = filled(tmp_path_factory.mktemp("keyed"), require_keys=True)
+    settings = filled(tmp_path_factory.mktemp("keyed"), EXAMPLE, require_keys=True)
     with Store.open(settings.database) as store:
         _, secret = store.keys.create("asks-everything", Scope.ADMIN)
     with running(settings) as client:
@@ -67,7 +49,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def keyless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    with running(filled(tmp_path_factory.mktemp("keyless"), require_keys=False)) as client:
+    with running(filled(tmp_path_factory.mktemp("keyless"), EXAMPLE, require_keys=False)) as client:
         cancelled_job(client)
         yield client
 

@@ -16,6 +16,7 @@ import pytest
 
 from gemmsmith.core.problem import Problem
 from service.settings import Settings
+from tests.support.present import present
 from tests.support.serving import new_settings, running
 from tuner.jobs import LeasedJob, Queue
 from tuner.store import Store
@@ -56,9 +57,7 @@ def queue(settings: Settings) -> Iterator[Queue]:
 
 def leased(queue: Queue) -> LeasedJob:
     queue.enqueue(PROBLEM)
-    job = queue.lease("test:1", ["any"])
-    assert job is not None
-    return job
+    return present(queue.lease("test:1", ["any"]))
 
 
 def test_events_arrive_as_they_happen_and_end_with_the_job(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.processes import SERVE, serving
+from tests.support.processes import SERVE, address, serving
 
 
 def gemmsmith(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -62,9 +61,7 @@ def test_the_printed_lines_work_with_a_key_until_it_is_revoked(tmp_path: Path) -
         # Nothing is tuned here: a proposal, then an order; and twice a refusal.
         assert [answer.get("status") for answer in answers] == [404, 401, None, 401]
         assert answers[2]["state"] == "waiting"
-        match = re.search(r"http://[0-9.:]+", banner)
-        assert match
-        with httpx.Client(base_url=match[0]) as http:
+        with httpx.Client(base_url=address(banner)) as http:
             http.headers["Authorization"] = f"Bearer {key}"
             assert http.get("/jobs", headers={"Host": "any.example"}).status_code == 200
             assert "is revoked" in gemmsmith(tmp_path, "keys", "revoke", "ann").stdout

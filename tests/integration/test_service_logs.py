@@ -11,7 +11,7 @@ import httpx
 
 from gemmsmith.core.problem import Problem
 from service.http.access import COOKIE
-from tests.support.processes import serving, until
+from tests.support.processes import address, serving, until
 from tests.support.recordings import record
 from tests.support.serving import new_settings
 from tuner.store import Store
@@ -43,9 +43,7 @@ def test_a_job_can_be_followed_through_both_logs_and_no_secret_is_in_them(tmp_pa
     }
     headers = {"Authorization": f"Bearer {secret}", "X-Request-Id": "order-1"}
     with serving(tmp_path, "worker", **environ) as (_, banner):
-        match = re.search(r"http://[0-9.:]+", banner)
-        assert match
-        with httpx.Client(base_url=match[0], timeout=30) as client:
+        with httpx.Client(base_url=address(banner), timeout=30) as client:
             body = {"m": PROBLEM.m, "n": PROBLEM.n, "k": PROBLEM.k}
             job = client.post("/tune", json=body, headers=headers).json()["id"]
             headers.pop("X-Request-Id")

@@ -15,7 +15,7 @@ import httpx
 
 from gemmsmith.core.problem import Problem
 from service import identity
-from tests.support.processes import SERVE, commands, serving
+from tests.support.processes import SERVE, address, commands, serving
 from tests.support.serving import new_settings, winner
 from tuner.store import Store
 
@@ -60,9 +60,7 @@ def test_the_printed_lines_work_as_printed(tmp_path: Path) -> None:
         assert answer["match"] == "exact"
         job = json.loads(subprocess.check_output(tune))
         assert job["state"] == "waiting"
-        url = re.search(r"http://[0-9.:]+", banner)
-        assert url
-        httpx.delete(f"{url[0]}/jobs/{job['id']}")
+        httpx.delete(f"{address(banner)}/jobs/{job['id']}")
         stream = subprocess.check_output(events, text=True)
         assert re.findall(r"^event: (\w+)$", stream, re.M) == ["created", "cancelled"]
         process.send_signal(signal.SIGTERM)
@@ -90,13 +88,11 @@ def test_an_open_stream_does_not_hold_up_the_end(tmp_path: Path) -> None:
 
 def test_a_port_in_use_is_said_before_anything_is_done(tmp_path: Path) -> None:
     with serving(tmp_path) as (_, banner):
-        port = re.search(r":(\d+)", banner.split("http://")[1])
-        assert port
         second = tmp_path / "second"
         second.mkdir()
         environ = {
             **os.environ,
-            "GEMMSMITH_PORT": port[1],
+            "GEMMSMITH_PORT": address(banner).rpartition(":")[2],
             "GEMMSMITH_DATABASE": f"sqlite:///{second}/gemmsmith.db",
         }
         done = subprocess.run(
@@ -109,9 +105,8 @@ def test_a_port_in_use_is_said_before_anything_is_done(tmp_path: Path) -> None:
 
 def test_answers_on_a_kept_connection_do_not_wait_for_acknowledgements(tmp_path: Path) -> None:
     with serving(tmp_path) as (_, banner):
-        url = re.findall(r"http://[0-9.:]+", banner)[0]
         times = []
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=address(banner)) as client:
             for _ in range(15):
                 began = time.perf_counter()
                 client.get("/healthz").raise_for_status()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from gemmsmith.answers.answer import Conditions, Correctness
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.problem import Problem
 from tests.integration.test_service_events import read_events
-from tests.support.processes import commands, serving, until
+from tests.support.processes import address, commands, serving, until
 from tests.support.serving import ENVIRONMENT, H200
 from tuner.backends import kernels, launches
 from tuner.devices.recording import Header, RecordedProblem, RecordedTrial, SweepWriter
@@ -73,12 +72,6 @@ def service(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         yield running
 
 
-def base_url(banner: str) -> str:
-    match = re.search(r"http://[0-9.:]+", banner)
-    assert match
-    return match[0]
-
-
 def worker_of(process: subprocess.Popen[str]) -> psutil.Process:
     until(lambda: bool(psutil.Process(process.pid).children()), "no worker")
     return psutil.Process(process.pid).children()[0]
@@ -103,16 +96,16 @@ def test_the_printed_order_is_tuned_and_then_served(
     assert answer["statistics"]["median_us"] == pytest.approx(FASTEST_US, rel=0.01)
     assert answer["config"]["kernel"]["name"] == kernels(RECORDED)[2].name
     assert seen[-1].data["winner_revision"] == answer["revision"]
-    trials = httpx.get(f"{base_url(banner)}/results?job={job['id']}&phase=screen").json()["trials"]
+    trials = httpx.get(f"{address(banner)}/results?job={job['id']}&phase=screen").json()["trials"]
     assert len(trials) >= 1
-    [kept] = httpx.get(f"{base_url(banner)}/winners").json()["winners"]
+    [kept] = httpx.get(f"{address(banner)}/winners").json()["winners"]
     assert len(kept["signature"]["key"]) == 16  # the worker says that it measured this
 
 
 def test_what_was_not_recorded_fails_at_once_and_says_what_was(
     service: tuple[subprocess.Popen[str], str],
 ) -> None:
-    url = base_url(service[1])
+    url = address(service[1])
     body = {"m": NOT_RECORDED.m, "n": NOT_RECORDED.n, "k": NOT_RECORDED.k}
     href = httpx.post(f"{url}/tune", json=body).headers["location"]
     with httpx.stream("GET", f"{url}{href}/events", timeout=60) as stream:
@@ -132,7 +125,7 @@ def test_a_killed_worker_is_replaced(service: tuple[subprocess.Popen[str], str])
         lambda: any(child.pid != first.pid for child in psutil.Process(process.pid).children()),
         "no second worker",
     )
-    url = base_url(banner)
+    url = address(banner)
     body = {"m": RECORDED.m, "n": RECORDED.n, "k": RECORDED.k, "effort": "exhaustive"}
     href = httpx.post(f"{url}/tune", json=body).headers["location"]
     until(lambda: httpx.get(url + href).json()["state"] == "done", "the job was not done")

@@ -29,6 +29,7 @@ from gemmsmith.core.kernel import (
 )
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import DType, Layout, Problem
+from tests.support.present import present
 from tests.support.replacing import replace
 from tuner.arch import SM90
 from tuner.backends import BACKENDS, kernels, refusal
@@ -302,8 +303,7 @@ def test_legal_kernels_compile_to_the_footprint_we_say(
 
 def numbers(ptx: str, count: int) -> Sequence[int]:
     """The 32-bit integers of the array `facts`, which PTX spells in bytes."""
-    match = re.search(r"facts\[\d+\] = \{([^}]*)\}", ptx)
-    assert match is not None
+    match = present(re.search(r"facts\[\d+\] = \{([^}]*)\}", ptx))
     data = bytes(int(each) for each in match[1].split(",")).ljust(4 * count, b"\0")
     return [int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4)]
 
@@ -383,6 +383,5 @@ def test_too_many_accumulators_spill(toolchain: Toolchain, tmp_path: Path) -> No
         toolchain, source, tmp_path / "spill.cubin", "-arch=sm_90a", "-cubin", "-Xptxas=-v"
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    spilled = re.search(r"(\d+) bytes spill stores", done.stdout + done.stderr)
-    assert spilled is not None
+    spilled = present(re.search(r"(\d+) bytes spill stores", done.stdout + done.stderr))
     assert int(spilled[1]) > 1000

@@ -15,7 +15,8 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort
 from service import identity
 from service.settings import Settings
-from tests.support.commands import run
+from tests.support.commands import run, use
+from tests.support.present import present
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, new_settings, running, winner
 from tuner.jobs import Queue
@@ -46,10 +47,7 @@ def theirs(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    made = settings_of(tmp_path, "ours")
-    for name, value in made.environment().items():
-        monkeypatch.setenv(name, value)
-    return made
+    return use(settings_of(tmp_path, "ours"), monkeypatch)
 
 
 def pull(url: object) -> dict[str, Any]:
@@ -96,8 +94,7 @@ def test_winners_are_pulled_under_the_rules_of_an_import(ours: Settings, theirs:
             (False, Origin.IMPORTED),
             (True, Origin.MEASURED),
         ]
-        pulled = store.winner(PROBLEMS[1], mine.device.slug)
-        assert pulled is not None
+        pulled = present(store.winner(PROBLEMS[1], mine.device.slug))
         assert (pulled.origin, pulled.job) == (Origin.IMPORTED, None)
         assert pulled.environment.gpu_uuid == "GPU-0"
         job = Queue(store).get(found["rechecks"][0])

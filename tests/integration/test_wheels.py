@@ -28,7 +28,7 @@ from gemmsmith.version import VERSION
 from service.settings import PREFIX
 from tests.support import tree
 from tests.support.docs import ROOT
-from tests.support.processes import commands
+from tests.support.processes import address, commands
 
 PIP = (sys.executable, "-m", "pip")
 OFFLINE = ("--quiet", "--no-deps", "--no-index")
@@ -301,7 +301,7 @@ def test_the_main_job_is_done_with_no_checkout(installed: Installed, tmp_path: P
         assert json.loads(subprocess.check_output(tune))["state"] == "waiting"
         stream = subprocess.check_output(events, text=True, timeout=60)
         assert re.findall(r"^event: (\w+)$", stream, re.MULTILINE)[-1] == "finished"
-        url = re.findall(r"http://[0-9.:]+", banner)[0]
+        url = address(banner)
         page = subprocess.check_output(["curl", "-sL", "--fail", f"{url}/ui"], text=True)
         style = re.findall(r'href="([^"]+pages[^"]*\.css[^"]*)"', page)[0]
         assert subprocess.check_output(["curl", "-s", "--fail", f"{url}{style}"])

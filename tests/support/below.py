@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from gemmsmith.core.problem import Problem
-from gemmsmith.ops.engine.engine import Engine, install
-from tests.support.stand_in import Chooser, Host, Packs
+from gemmsmith.ops.engine.engine import Engine
+from tests.support.stand_in import Chooser, Host, Packs, installed
 
 BF16 = torch.bfloat16
 
@@ -36,12 +36,9 @@ def made(chooser: Chooser, pack: Path) -> Iterator[Engine]:
     host = Host()
     host.kind = "cpu"
     engine = Engine(chooser, Packs(pack), platform=host)
-    before = install(engine)
-    try:
+    with installed(engine):
         yield engine
-    finally:
-        install(before)
-        torch._dynamo.reset()
+    torch._dynamo.reset()
 
 
 def operands(*sizes: tuple[int, ...], grad: bool = False) -> list[torch.Tensor]:

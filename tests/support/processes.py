@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.support.docs import ROOT
+
+SHIPPED = {
+    "GEMMSMITH_WINNERS": str(ROOT / "configs" / "winners"),
+    "GEMMSMITH_SWEEPS": str(ROOT / "configs" / "sweeps"),
+    "GEMMSMITH_DEVICE": "replay:nvidia-h200-132sm",
+}
+"""The settings of a service with the shipped winners and a worker on the recorded H200."""
 
 SERVE = """
 import sys
@@ -25,6 +36,15 @@ def until(condition: Callable[[], bool], what: str, patience_s: float = 60.0) ->
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
+
+
+def in_threads(*tasks: Callable[[], object]) -> None:
+    """Runs all tasks at once, a thread for each, until all have ended."""
+    threads = [threading.Thread(target=task) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def as_user(user: int, task: Callable[[], None], folder: Path | None = None) -> int:
@@ -78,6 +98,12 @@ def serving(
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def address(banner: str) -> str:
+    """The URL that the banner names."""
+    (url,) = set(re.findall(r"http://[0-9.:]+", banner))
+    return str(url)
 
 
 def commands(banner: str) -> list[list[str]]:

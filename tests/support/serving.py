@@ -7,7 +7,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
 
 import httpx
 import uvicorn
@@ -16,6 +19,7 @@ from gemmsmith.answers.answer import Correctness, Ratio, Statistics
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.config import Use
 from gemmsmith.core.device import DeviceModel, Environment
+from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Signer
@@ -26,12 +30,10 @@ from service.settings import Settings
 from tests.support.replacing import replace
 from tests.support.sqlite import empty_store
 from tuner.backends import kernels
-from tuner.compile import ArtifactStore
+from tuner.compile import ArtifactStore, Pack, Toolchain
 from tuner.store import Store, upgrade
 from tuner.store.database import create_private, parse_url, sqlite_path
-from tuner.store.imports import Foreign
-from tuner.store.statement import fingerprint
-from tuner.store.winners import entries
+from tuner.store.keys import Scope
 from tuner.trial import Phase, Trial, Winner
 
 H200 = DeviceModel(
@@ -75,13 +77,6 @@ def winner(
         correctness=Correctness(error=1e-3, max_error=2e-3, tolerance=1e-2, repeatable=True),
         conditions=None,
     )
-
-
-def imported(store: Store, winner: Winner, *, believed: bool = True) -> None:
-    """Import a winner from another installation."""
-    foreign = Foreign(winner=winner, digest=fingerprint(winner), believed=believed)
-    named = set(entries(winner)) - {winner.problem}
-    store.imports.take([[foreign]], named, unsigned=False)  # type: ignore[arg-type]
 
 
 def trial(problem: Problem, index: int = 0) -> Trial:
@@ -132,10 +127,41 @@ def packs_of(settings: Settings) -> ArtifactStore:
     return ArtifactStore(settings.packs, signer=identity.signer(settings))
 
 
+def publish(
+    packs: ArtifactStore, *kernels: AnyKernel, content: bytes = b"\x7fELF not really"
+) -> Pack:
+    """Publish a pack of these bytes, which are no shared object."""
+    toolchain = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels")
+    with NamedTemporaryFile(suffix=".so") as compiled:
+        Path(compiled.name).write_bytes(content)
+        return packs.publish(Path(compiled.name), [*kernels], toolchain)
+
+
+def filled(folder: Path, problem: Problem, **values: object) -> Settings:
+    """The settings of a service with something behind every route."""
+    settings = new_settings(folder, **values)
+    promote(settings, winner(problem, us=200.0), winner(problem, us=190.0))
+    with Store.open(settings.database) as store:
+        store.add_trials([trial(problem, index) for index in range(3)])
+    publish(packs_of(settings), trial(problem).candidate.kernel)
+    return settings
+
+
 def promote(settings: Settings, *winners: Winner) -> None:
     with Store.open(settings.database) as store:
         for item in winners:
             store.promote(item)
+
+
+def pages(
+    client: httpx.Client, href: str | None, name: str, **more: Any
+) -> Iterator[list[dict[str, Any]]]:
+    """The records of each page of a list, the member `name`, from the first page to the last."""
+    while href:
+        reply = client.get(href, **more)
+        assert reply.status_code == 200, reply.text
+        yield reply.json()[name]
+        href = reply.json()["links"].get("next", {}).get("href")
 
 
 @contextmanager
@@ -160,3 +186,26 @@ def running(settings: Settings) -> Iterator[httpx.Client]:
             state.stopping.set()
         server.should_exit = True
         thread.join()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keyed:
+    """A service that asks for keys, its database, and the keys by their names."""
+
+    http: httpx.Client
+    store: Store
+    keys: dict[str, str]
+
+    def ask(self, method: str, path: str, key: str, **more: Any) -> httpx.Response:
+        """Send a request with the key of that name, or else with `key` itself."""
+        headers = {"Authorization": f"Bearer {self.keys.get(key, key)}", **more.pop("headers", {})}
+        return self.http.request(method, path, headers=headers, **more)
+
+
+@contextmanager
+def keyed(settings: Settings, **scopes: Scope) -> Iterator[Keyed]:
+    """The application while it is served; it has a key of each name and scope."""
+    with Store.open(settings.database) as store:
+        keys = {name: store.keys.create(name, scope)[1] for name, scope in scopes.items()}
+        with running(settings) as client:
+            yield Keyed(http=client, store=store, keys=keys)

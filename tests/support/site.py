@@ -41,7 +41,7 @@ def open_site(folder: Path) -> Iterator[Site]:
     settings.sweeps.mkdir()
     record(settings.sweeps, RECORDED)
     with Store.open(settings.database) as store, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.http.app.usable_gpu", lambda: None)
+        patch.setattr("service.http.state.usable_gpu", lambda: None)
         fill(store)
         queue = Queue(store)
         jobs = jobs_in_every_state(queue)

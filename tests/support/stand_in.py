@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from gemmsmith.core.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSch
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.operation import Epilogue, Operation, layouts_of
 from gemmsmith.core.problem import DType, Layout, Problem
-from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.engine import Engine, install
 
 SOURCE = Path(__file__).parents[1] / "unit" / "ops" / "kernels.c"
 
@@ -55,6 +55,26 @@ class Host:
 
     def capturing(self) -> bool:
         return self.is_capturing
+
+
+@contextlib.contextmanager
+def installed(engine: Engine | None) -> Iterator[None]:
+    """Has the engine in use during the block; None: no engine."""
+    before = install(engine)
+    try:
+        yield
+    finally:
+        install(before)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Torch asks for deterministic algorithms during the block."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def kernel(name: str, dtype: str, layout: Layout) -> Cutlass3xKernel:

@@ -186,7 +186,7 @@ def recognized(model: torch.nn.Module) -> Counter[str]:
     """The number of layers that a patch replaces, by kind."""
     from gemmsmith.ops.models import layers
 
-    return layers.counts(list(layers.recognized(model)))
+    return Counter(map(str, layers.recognized(model)))
 
 
 def table(rows: Callable[[Tiny], Counter[str]] = lambda tiny: recognized(tiny.model())) -> str:

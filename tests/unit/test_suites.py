@@ -171,6 +171,7 @@ def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
         ("fused", ("bf16", "fp16"), {Layout.TN, Layout.TT}, 130),
         ("conv1d", ("bf16", "fp16"), {Layout.TN, Layout.TT, Layout.NT}, 76),
         ("scaled_residual", ("bf16", "fp16", "fp8_e4m3"), {Layout.TN}, 30),
+        ("gates_and_sums", ("bf16", "fp16"), {Layout.TN}, 26),
     ],
 )
 def test_suites_of_further_operations_fit_on_a_gpu_and_have_no_problem_twice(

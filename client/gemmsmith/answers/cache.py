@@ -17,7 +17,6 @@ import os
 import re
 import stat
 import sys
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
@@ -83,19 +82,13 @@ class _Key(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:40]
 
 
-class _Stored(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True):
+    """A cached answer, and the ETag it came with."""
+
     format: int
     key: _Key
     etag: str | None
     answer: Answer
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A cached answer and the ETag it came with."""
-
-    answer: Answer
-    etag: str | None
 
 
 class Cache:
@@ -132,7 +125,7 @@ class AnswerCache(Cache):
         key = self._key(query)
         try:
             with open_entry(self._path(key), ANSWER_BYTES) as file:
-                stored = understood.decode(file.read(), _Stored)
+                entry = understood.decode(file.read(), Entry)
         except (
             OSError,
             msgspec.DecodeError,
@@ -141,14 +134,13 @@ class AnswerCache(Cache):
             RecursionError,  # a list in a list in a list …
         ):
             return None
-        if stored.format != FORMAT or stored.key != key or stored.answer.problem != query.problem:
-            return None
-        return Entry(stored.answer, stored.etag)
+        is_own = entry.key == key and entry.answer.problem == query.problem
+        return entry if is_own and entry.format == FORMAT else None
 
     def store(self, query: Query, answer: Answer, etag: str | None) -> None:
         """Remember an answer; a full or read-only disk is logged once and otherwise ignored."""
         key = self._key(query)
-        data = msgspec.json.encode(_Stored(FORMAT, key, etag, answer))
+        data = msgspec.json.encode(Entry(FORMAT, key, etag, answer))
         try:
             publish(self._path(key), data)
         except OSError as error:
@@ -168,11 +160,7 @@ class PackCache:
         self.root = root / "packs"
 
     def path(self, pack_hash: str) -> Path:
-        """Where a pack lies once it is here.
-
-        Raises:
-            ValueError: not a pack's hash; nothing else may become part of a path.
-        """
+        """Where a pack lies once it is here; raises ValueError if it is not a pack's hash."""
         if not _PACK_HASH.fullmatch(pack_hash):
             raise ValueError(f"not a pack hash (64 hexadecimal digits): {pack_hash!r}")
         return self.root / f"{pack_hash}.so"

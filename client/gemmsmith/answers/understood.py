@@ -19,7 +19,7 @@ import msgspec.inspect
 
 from gemmsmith.answers.answer import Answer
 from gemmsmith.core.config import Config
-from gemmsmith.core.kernel import AnyKernel, Kernel
+from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.launch import Algorithm, Launch
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
@@ -36,12 +36,7 @@ class NotKnownHere(ValueError):
 
 
 def decode(document: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """The row of that kind in a JSON document.
-
-    Raises:
-        NotKnownHere: a value is not known to this library.
-        msgspec.DecodeError: it is not JSON, or has another shape.
-    """
+    """The row in a JSON document; raises as `convert`, and msgspec.DecodeError if it is no JSON."""
     return convert(msgspec.json.decode(document), kind)
 
 
@@ -118,19 +113,14 @@ def _fields(kind: object) -> tuple[msgspec.inspect.Field, ...]:
 
 def _strict(kind: Any, **parts: Any) -> Any:
     """A row with the kind's fields, of any type, and no others."""
+    config = getattr(kind, "__struct_config__", None)  # of kernels alone, which have tags
+    tagged: Any = {"tag_field": config.tag_field, "tag": config.tag} if config else {}
     return msgspec.defstruct(
         kind.__name__,
         [(field.encode_name, parts.get(field.encode_name, Any), None) for field in _fields(kind)],
         forbid_unknown_fields=True,
-        **_tagged(kind),
+        **tagged,
     )
-
-
-def _tagged(kind: Any) -> dict[str, Any]:
-    if not issubclass(kind, Kernel):
-        return {}
-    config = kind.__struct_config__
-    return {"tag_field": config.tag_field, "tag": config.tag}
 
 
 _PROBLEM = _strict(Problem)

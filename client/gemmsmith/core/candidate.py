@@ -22,8 +22,4 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        return key_of(self.kernel, self.launch)
-
-
-def key_of(kernel: AnyKernel, launch: Launch) -> str:
-    return f"{kernel.name}@{launch.key}"
+        return f"{self.kernel.name}@{self.launch.key}"

@@ -19,11 +19,7 @@ LONGEST_NAME = 100
 
 
 def member(field: str, kind: type[_E], value: str) -> _E:
-    """The member of an enumeration with this value.
-
-    Raises:
-        InvalidProblem: the enumeration has no such value; names the field and the valid values.
-    """
+    """The member with this value; raises InvalidProblem, which names the field and the values."""
     try:
         return kind(value)
     except ValueError:

@@ -116,6 +116,11 @@ class Epilogue(StrEnum):
         return _STEPS[self]
 
     @property
+    def is_torchs(self) -> bool:
+        """Whether torch's call of the product computes all of it: nothing follows, or a bias."""
+        return not self.backward and all(step == _ADDED_BIAS for step in self.steps)
+
+    @property
     def has_bias(self) -> bool:
         return _PARTS[self].bias
 
@@ -211,6 +216,9 @@ class EpilogueStep(NamedTuple):
 
     kind: StepKind
     by: str
+
+
+_ADDED_BIAS = EpilogueStep(StepKind.ADD, "bias")
 
 
 class Backward(NamedTuple):

@@ -220,11 +220,7 @@ AnyKernel = Cutlass3xKernel | Cutlass2xKernel | CuteKernel | CublasLtKernel
 
 
 def cutlass(kernel: Kernel) -> CutlassKernel:
-    """Narrows the type of a kernel to the CUTLASS backends.
-
-    Raises:
-        TypeError: the kernel is of another backend.
-    """
+    """Narrows the type of a kernel; raises TypeError if its backend is not one of CUTLASS's."""
     if not isinstance(kernel, CutlassKernel):
         raise TypeError(f"{kernel.name} of {kernel.backend} has no tile, cluster or schedule")
     return kernel

@@ -41,43 +41,24 @@ class Meaning(NamedTuple):
 
     a: Element
     b: Element
-    accumulator: Element
     d: Element
-    outputs: tuple[Element, ...]  # further types that D may have
-    scaling: Scaling
-    scalings: tuple[Scaling, ...]  # further scalings that exist
+    accumulator: Element = Element.F32
+    outputs: tuple[Element, ...] = ()  # further types that D may have
+    scaling: Scaling = Scaling.NONE
+    scalings: tuple[Scaling, ...] = ()  # further scalings that exist
 
 
-_FINER = (Scaling.ROW, Scaling.BLOCK)
+_BF16, _E4M3, _S8 = Element.BF16, Element.E4M3, Element.S8
+_FP8 = Meaning(_E4M3, _E4M3, _BF16, scaling=Scaling.TENSOR, scalings=(Scaling.ROW, Scaling.BLOCK))
 MEANINGS = {
-    DType.BF16: Meaning(
-        Element.BF16, Element.BF16, Element.F32, Element.BF16, (Element.F32,), Scaling.NONE, ()
-    ),
-    DType.FP16: Meaning(
-        Element.F16, Element.F16, Element.F32, Element.F16, (Element.F32,), Scaling.NONE, ()
-    ),
-    DType.FP8_E4M3: Meaning(
-        Element.E4M3,
-        Element.E4M3,
-        Element.F32,
-        Element.BF16,
-        (Element.E4M3,),
-        Scaling.TENSOR,
-        _FINER,
-    ),
-    DType.FP8_E5M2: Meaning(
-        Element.E5M2, Element.E4M3, Element.F32, Element.BF16, (), Scaling.TENSOR, _FINER
-    ),
+    DType.BF16: Meaning(_BF16, _BF16, _BF16, outputs=(Element.F32,)),
+    DType.FP16: Meaning(Element.F16, Element.F16, Element.F16, outputs=(Element.F32,)),
+    DType.FP8_E4M3: _FP8._replace(outputs=(_E4M3,)),
+    DType.FP8_E5M2: _FP8._replace(a=Element.E5M2),
     DType.INT8: Meaning(
-        Element.S8,
-        Element.S8,
-        Element.S32,
-        Element.S32,
-        (Element.BF16,),
-        Scaling.NONE,
-        (Scaling.ROW,),
+        _S8, _S8, Element.S32, Element.S32, outputs=(_BF16,), scalings=(Scaling.ROW,)
     ),
-    DType.TF32: Meaning(Element.TF32, Element.TF32, Element.F32, Element.F32, (), Scaling.NONE, ()),
+    DType.TF32: Meaning(Element.TF32, Element.TF32, Element.F32),
 }
 """The meaning of each short name."""
 

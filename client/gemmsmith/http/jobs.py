@@ -114,20 +114,19 @@ _STATE_OF = {
     "failed": JobState.FAILED,
     "cancelled": JobState.CANCELLED,
 }
-_Progress = msgspec.defstruct(
-    "Progress",
-    [
-        ("phase", str, ""),
-        ("done", int, 0),
-        ("total", int, 0),
-        ("best_us", float | None, None),
-        ("best", str | None, None),
-        ("recorded", str | None, None),
-        ("error", str | None, None),
-    ],
-)
-"""The fields of a job's status that an event may have."""
 FINAL_EVENTS = frozenset({"finished", "failed", "cancelled"})
+
+
+class _Progress(msgspec.Struct):
+    """The fields of a job's status that an event may have."""
+
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    best_us: float | None = None
+    best: str | None = None
+    recorded: str | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -61,11 +61,7 @@ Reply = Response | NoAnswer
 
 
 def document(response: Response) -> dict[str, Any]:
-    """The JSON object in a response.
-
-    Raises:
-        ServiceFault: the body is not a JSON object.
-    """
+    """The JSON object in a response; raises ServiceFault if the body is something else."""
     parsed = _parsed(response.body)
     if parsed is None:
         raise _unreadable(response, "a JSON object")
@@ -118,11 +114,7 @@ def _not_understood(status: int, error: understood.NotKnownHere) -> NotUnderstoo
 
 
 def read_list(response: Response, name: str) -> list[Any]:
-    """The list `name` in a JSON object.
-
-    Raises:
-        ServiceFault: the body has another shape.
-    """
+    """The list `name` in a JSON object; raises ServiceFault for a body of another shape."""
     rows = document(response).get(name)
     if not isinstance(rows, list):
         raise _unreadable(response, f"a list `{name}`")
@@ -155,11 +147,7 @@ def read_answers(response: Response) -> list[Answer | ServiceError]:
 
 
 def read_snapshot(response: Response) -> Snapshot:
-    """The snapshot of `GET /snapshot`.
-
-    Raises:
-        ServiceFault: the body is not a snapshot.
-    """
+    """The snapshot of `GET /snapshot`; raises ServiceFault if the body is not a snapshot."""
     try:
         return Snapshot.parse(response.body)
     except SnapshotCorrupt as error:

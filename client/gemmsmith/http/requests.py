@@ -89,29 +89,17 @@ def problem_of(
 
 
 def effort_of(effort: str) -> Effort:
-    """The effort by its name.
-
-    Raises:
-        InvalidProblem: not one of the efforts; the message names them.
-    """
+    """The effort by its name; raises InvalidProblem, which lists the names of all efforts."""
     return member("effort", Effort, effort)
 
 
 def calls_of(calls: int) -> int:
-    """The number of calls, checked.
-
-    Raises:
-        InvalidProblem: not an integer, or out of range; the message has the range.
-    """
+    """The number of calls; raises InvalidProblem if it is not an integer in the range."""
     return _in_range("calls", calls, 0, MAX_CALLS)
 
 
 def deadline_of(deadline_s: int | None) -> int | None:
-    """The deadline in seconds from now, checked; None if there is no deadline.
-
-    Raises:
-        InvalidProblem: not an integer, or out of range; the message has the range.
-    """
+    """The deadline in seconds from now, or None; raises InvalidProblem as `calls_of` does."""
     return None if deadline_s is None else _in_range("deadline_s", deadline_s, 1, MAX_DEADLINE_S)
 
 

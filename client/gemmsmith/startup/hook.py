@@ -176,11 +176,7 @@ def _quietly(do: Callable[[], None], variable: str) -> None:
     try:
         do()
     except Exception as error:  # noqa: BLE001 - gemmsmith must not stop the program
-        _warn(f"{variable} is ignored: {error}")
-
-
-def _warn(text: str) -> None:
-    # The job warns once: its first rank, unless its parent process has warned.
-    if is_first_rank() and not os.environ.get(_SAID):
-        os.environ[_SAID] = "1"
-        log.warning("%s", text)
+        # The job warns once: its first rank, unless its parent process has warned.
+        if is_first_rank() and not os.environ.get(_SAID):
+            os.environ[_SAID] = "1"
+            log.warning("%s is ignored: %s", variable, error)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from gemmsmith.answers.cache import PackCache, default_cache_dir
 from gemmsmith.errors import GemmsmithError, PackCorrupt, PackError, PackUntrusted, Untrusted
@@ -25,6 +25,7 @@ from gemmsmith.winners import installed
 
 if TYPE_CHECKING:
     from gemmsmith.answers.snapshot import Snapshot
+    from gemmsmith.http.client import Client
 
 ANYWHERE = "python -m gemmsmith trust KEY.pub, the line that `gemmsmith signing show` prints there"
 """How to trust a signer, for messages, if no service is known that could provide its key."""
@@ -35,21 +36,6 @@ the service does not answer, the time-outs of a machine's ranks must not add up.
 
 Read = Callable[[str], bytes]
 """Returns a pack's bytes, by its hash."""
-
-
-class Source(Protocol):
-    """Where packs come from: `gemmsmith.Client`."""
-
-    @property
-    def url(self) -> str:
-        """The service's base URL."""
-
-    @property
-    def cache_folder(self) -> Path:
-        """Where packs are kept."""
-
-    def pack_bytes(self, pack_hash: str) -> bytes:
-        """A pack's bytes, unchecked."""
 
 
 class Packs:
@@ -79,9 +65,9 @@ class Packs:
         self._checked: dict[str, Path] = {}
 
     @classmethod
-    def of(cls, source: Source, *, signed: Callable[[], Snapshot] | None = None) -> Self:
+    def of(cls, client: Client, *, signed: Callable[[], Snapshot] | None = None) -> Self:
         """The packs of a service, cached in its client's folder; `signed` as above."""
-        return cls(source.pack_bytes, folder=source.cache_folder, signed=signed, how=asking(source))
+        return cls(client.pack_bytes, folder=client.cache_folder, signed=signed, how=asking(client))
 
     def path(self, pack_hash: str) -> Path:
         """The pack as a local file, fetched unless it is cached or installed with pip.
@@ -162,6 +148,6 @@ def believe(snapshot: Snapshot, how: str = ANYWHERE) -> None:
         ) from error
 
 
-def asking(source: Source) -> str:
+def asking(client: Client) -> str:
     """The command that trusts a service."""
-    return f"python -m gemmsmith trust {source.url}"
+    return f"python -m gemmsmith trust {client.url}"

@@ -1,20 +1,25 @@
-"""`GET /winners`: current winners page by page; and how lists are written, as JSON or as tables."""
+"""`GET /results` and `GET /winners`: trials, failed ones included, and current winners.
+
+Both come page by page, as JSON or as tables.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
+from gemmsmith.core.device import called
 from gemmsmith.http.replies import SCHEMA
 from service import documents, tables
 from service.errors import ProblemError, invalid_field
 from service.http.access import Scope, needs
 from service.http.parameters import winner_cursor
-from service.http.requests import Format, ListQuery, WinnersQuery
+from service.http.requests import Format, ListQuery, ResultsQuery, WinnersQuery
 from service.http.routes.paging import filled, next_page
 from service.http.state import Service
 from service.lookup.abilities import Asking
@@ -32,6 +37,45 @@ MEDIA_TYPES = {
     Format.CSV: "text/csv",
     Format.PARQUET: "application/vnd.apache.parquet",
 }
+
+
+@router.get("/results", dependencies=[needs(Scope.READ)])
+def results(
+    service: Service,
+    asking: Asking,
+    query: Annotated[ResultsQuery, Query()],
+    accept: Accept = "*/*",
+) -> Response:
+    """Trials in the order they were recorded, as JSON, CSV or Parquet; `after` is a trial's id."""
+    slugs = called(query.device or "", [model.slug for model in service.catalogue.known()])
+    device = slugs[0] if len(slugs) == 1 else query.device
+    read = functools.partial(
+        service.store.trials,
+        problem=query.problem(),
+        device=device,
+        dtype=query.dtype,
+        layout=query.layout,
+        phase=query.phase,
+        job=query.job,
+        limit=query.limit,
+    )
+    trials = filled(
+        read,
+        lambda stored: asking.reads(stored.trial.problem, stored.trial.candidate.kernel),
+        cursor=lambda last: last.id,
+        after=query.after,
+        limit=query.limit,
+    )
+    return listing(
+        "/results",
+        "trials",
+        query,
+        accept,
+        tables.TRIALS,
+        trials,
+        document=documents.trial,
+        cursor=lambda last: last.id,
+    )
 
 
 @router.get("/winners", dependencies=[needs(Scope.READ)])
@@ -58,7 +102,7 @@ def winners(
             limit=query.limit,
         )
         winners = filled(
-            lambda after: read(after=after),
+            read,
             lambda winner: asking.knows(winner.problem),
             cursor=lambda last: last.problem,
             after=query.after,
@@ -126,7 +170,7 @@ def _negotiated(accept: str) -> Format:
     Raises:
         ProblemError: none of ours.
     """
-    ranges = dict(_range(part) for part in accept.split(",") if part.strip())
+    ranges = weights(accept)
 
     def liked(form: Format) -> float:
         kind = MEDIA_TYPES[form]
@@ -138,20 +182,21 @@ def _negotiated(accept: str) -> Format:
         raise ProblemError(
             status=406,
             kind="not-acceptable",
-            title="Not acceptable",
             detail=f"Accept: there is {', '.join(MEDIA_TYPES.values())}; or say format=.",
         )
     return best
 
 
-def _range(part: str) -> tuple[str, float]:
-    """A media range and its weight; a weight that cannot be read is 1."""
-    kind, *parameters = (word.strip().lower() for word in part.split(";"))
-    for parameter in parameters:
-        name, _, value = parameter.partition("=")
-        if name.strip() == "q":
-            try:
-                return kind, min(1.0, max(0.0, float(value)))
-            except ValueError:
+def weights(accepted: str) -> dict[str, float]:
+    """The weight of each choice of an `Accept` header; one that cannot be read is 1."""
+    choices = {}
+    for part in filter(str.strip, accepted.split(",")):
+        choice, *parameters = (word.strip().lower() for word in part.split(";"))
+        choices[choice] = 1.0
+        for parameter in parameters:
+            name, _, value = parameter.partition("=")
+            if name.strip() == "q":
+                with suppress(ValueError):
+                    choices[choice] = min(1.0, max(0.0, float(value)))
                 break
-    return kind, 1.0
+    return choices

@@ -1,4 +1,4 @@
-"""`/kernels/{name}`, `/packs` and `/packs/{hash}`: kernels, and the compiled bytes that hold them.
+"""`/kernels/{name}`, `/packs`, `/signing-key`: kernels, the packs that hold them, who signed these.
 
 The listing goes by hash, so that a cursor means the same place when its pack has been evicted.
 """
@@ -97,11 +97,22 @@ def pack(
     )
 
 
+@router.get("/signing-key")
+async def signing_key(service: Service) -> Response:
+    """The public key that snapshots are signed with, as a line of a file, and its identifier.
+
+    `python -m gemmsmith trust URL` adds it to a user's trusted keys. It takes no API key: who does
+    not trust the service yet has no reason to send it one.
+    """
+    key = service.signer.public
+    return documents.json_response({"id": key.id, "key": key.line})
+
+
 def _range(request: Request) -> re.Match[str] | None:
     """The one range of the request. Any other Range header is removed: all bytes answer it."""
-    given = request.headers.get("range")
-    part = None if given is None else _RANGE.fullmatch(given)
-    if given is not None and (part is None or (part[2] and int(part[2]) < int(part[1]))):
+    header = request.headers.get("range")
+    part = None if header is None else _RANGE.fullmatch(header)
+    if header is not None and (part is None or (part[2] and int(part[2]) < int(part[1]))):
         request.scope["headers"] = [pair for pair in request.headers.raw if pair[0] != b"range"]
         return None
     return part
@@ -113,7 +124,6 @@ def _check_range(part: re.Match[str], size: int, conditional: bool) -> None:
         raise ProblemError(
             status=416,
             kind="range-not-satisfiable",
-            title="Range not satisfiable",
             detail=f"The pack has {size} bytes.",
             headers={"Content-Range": f"bytes */{size}"},
         )

@@ -1,4 +1,7 @@
-"""`/keys`: API keys, made, listed and revoked. A key itself is shown once, where it is made."""
+"""`/keys`: API keys, made, listed and revoked; `/audit`: who changed what, or who may come in.
+
+A key itself is shown once, where it is made.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from starlette.responses import Response
 from service import documents
 from service.errors import ProblemError, not_found
 from service.http.access import Caller, Scope, needs
-from service.http.requests import KeyBody, KeysQuery
+from service.http.requests import AuditQuery, KeyBody, KeysQuery
 from service.http.routes.paging import next_page
 from service.http.state import Service
 from tuner.errors import KeyNameTaken, KeyNotFound
 from tuner.store.keys import ApiKey
 
-router = APIRouter(prefix="/keys", tags=["access"])
+router = APIRouter(tags=["access"])
 
 
-@router.get("", dependencies=[needs(Scope.ADMIN)])
+@router.get("/keys", dependencies=[needs(Scope.ADMIN)])
 def list_keys(service: Service, query: Annotated[KeysQuery, Query()]) -> Response:
     """Active keys, newest first; with `inactive` also revoked and expired ones."""
     keys = service.store.keys.list(inactive=query.inactive, after=query.after, limit=query.limit)
@@ -28,7 +31,7 @@ def list_keys(service: Service, query: Annotated[KeysQuery, Query()]) -> Respons
     return documents.page("keys", map(_document, keys), following)
 
 
-@router.post("", status_code=201)
+@router.post("/keys", status_code=201)
 def create_key(
     service: Service, caller: Annotated[Caller, needs(Scope.ADMIN)], body: KeyBody
 ) -> Response:
@@ -51,7 +54,7 @@ def create_key(
     )
 
 
-@router.delete("/{name}")
+@router.delete("/keys/{name}")
 def revoke_key(
     service: Service, caller: Annotated[Caller, needs(Scope.ADMIN)], name: str
 ) -> Response:
@@ -64,6 +67,19 @@ def revoke_key(
         ) from None
     service.access.reload()
     return documents.json_response(_document(key))
+
+
+@router.get("/audit", dependencies=[needs(Scope.ADMIN)])
+def audit(service: Service, query: Annotated[AuditQuery, Query()]) -> Response:
+    """The audit log, newest first; `links.next` has the older entries."""
+    entries = service.store.audit.entries(
+        action=query.action, actor=query.actor, after=query.after, limit=query.limit
+    )
+    following = next_page("/audit", query, entries, lambda last: last.id)
+    listed = [
+        {**msgspec.to_builtins(entry), "at": documents.timestamp(entry.at)} for entry in entries
+    ]
+    return documents.page("entries", listed, following)
 
 
 def _document(key: ApiKey) -> dict[str, Any]:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def filled(
-    read: Callable[[C | None], Sequence[T]],
+    read: Callable[..., Sequence[T]],
     keep: Callable[[T], bool],
     *,
     cursor: Callable[[T], C],
@@ -29,12 +29,12 @@ def filled(
 ) -> list[T]:
     """The first `limit` records behind `after` that are to be kept.
 
-    `read` gives pages of `limit` records; another one is read where too few of the last are kept,
-    as clients take a page that is not full for the last.
+    `read` takes `after` and gives `limit` records; another page is read where too few of the last
+    are kept, as clients take a page that is not full for the last.
     """
     kept: list[T] = []
     while True:
-        page = read(after)
+        page = read(after=after)
         kept += filter(keep, page)
         if len(kept) >= limit or len(page) < limit:
             return kept[:limit]
@@ -53,7 +53,7 @@ def next_page(
     """
     if len(records) < query.limit:
         return None
-    given = query.model_dump(
+    filters = query.model_dump(
         mode="json", exclude_none=True, exclude_defaults=True, exclude={"after"}
     )
-    return f"{path}?{urlencode({**given, 'after': cursor(records[-1])})}"
+    return f"{path}?{urlencode({**filters, 'after': cursor(records[-1])})}"

@@ -11,6 +11,7 @@ from service.errors import not_found
 from service.http.access import Caller, whose
 from service.http.lookup_routes import LookupRoute
 from service.http.questions import QuestionReader, SnapshotQuery
+from service.http.routes.exports import weights
 from service.http.state import State
 from service.lookup.abilities import abilities_of
 from service.lookup.cache import VARY
@@ -48,7 +49,9 @@ async def snapshot(request: Request, caller: Caller) -> Response:
     if_none_match = request.headers.get("if-none-match", "")
     if any(f'"{tag}"' in if_none_match for tag in (current.tag, current.revision)):
         return Response(status_code=304, headers=headers)
-    if current.length < _WORTH_COMPRESSING or not _takes_gzip(request):
+    codings = weights(request.headers.get("accept-encoding", ""))
+    takes_gzip = codings.get("gzip", codings.get("*", 0.0)) > 0
+    if current.length < _WORTH_COMPRESSING or not takes_gzip:
         headers["Content-Length"] = str(current.length)
         return StreamingResponse(_sent(current), media_type="application/json", headers=headers)
     headers["Content-Encoding"] = "gzip"
@@ -60,14 +63,6 @@ async def _sent(snapshot: WrittenSnapshot) -> AsyncIterator[bytes]:
     """In pieces; from a thread each would take longer to hand over than to make."""
     for piece in snapshot.pieces():
         yield piece
-
-
-def _takes_gzip(request: Request) -> bool:
-    for coding in request.headers.get("accept-encoding", "").split(","):
-        name, _, weight = coding.partition(";")
-        if name.strip().lower() in ("gzip", "*"):
-            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-    return False
 
 
 routes = [LookupRoute("GET", "/snapshot", snapshot, SnapshotQuery)]

@@ -93,7 +93,6 @@ def _asked(
         raise ProblemError(
             status=409,
             kind="nothing-to-undo",
-            title="Nothing to undo",
             detail=f"{error}.",
             links={"history": {"href": documents.history_url(problem, device.slug)}},
         ) from error

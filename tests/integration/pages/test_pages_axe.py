@@ -6,28 +6,15 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from service.pages import addresses
+from tests.integration.pages.test_pages_reach import kinds_of_pages
 from tests.support.axe import findings
 from tests.support.browsing import Watch
-from tests.support.content import HOPELESS, TRIED
-from tests.support.serving import H200
 from tests.support.site import Site
 
 
-def kinds_of_pages(site: Site) -> list[str]:
-    return [
-        "/ui",
-        "/ui/problems?q=4096",
-        addresses.problem(TRIED, H200.slug),
-        addresses.problem(HOPELESS, H200.slug),
-        "/ui/map?dtype=bf16&k=4096",
-        "/ui/jobs",
-        *(addresses.job(site.jobs[state]) for state in ("running", "failed", "waiting")),
-        "/ui/devices",
-        "/ui/tune",
-        "/docs",
-        "/ui/nowhere",
-        "/ui/problems?q=nonsense",
-    ]
+def every_page(site: Site) -> list[str]:
+    waiting = addresses.job(site.jobs["waiting"])
+    return [*kinds_of_pages(site), waiting, "/ui/nowhere", "/ui/problems?q=nonsense"]
 
 
 def opened(page: Page, path: str) -> list[str]:
@@ -43,5 +30,5 @@ def test_axe_finds_nothing(
     size = {"width": width, "height": 860}
     with chromium.new_context(base_url=site.origin, viewport=size, color_scheme=scheme) as context:
         page = watch.over(context.new_page())
-        assert {path: found for path in kinds_of_pages(site) if (found := opened(page, path))} == {}
+        assert {path: found for path in every_page(site) if (found := opened(page, path))} == {}
     watch.forgive(404, 422)

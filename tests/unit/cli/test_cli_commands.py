@@ -11,7 +11,7 @@ from gemmsmith.answers.answer import Ratio
 from gemmsmith.core.config import Use
 from gemmsmith.core.problem import DType, Problem
 from gemmsmith.signing import Signer
-from tests.support.commands import run
+from tests.support.commands import run, use
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, trial, winner
 from tuner.store import Store
@@ -23,9 +23,7 @@ FP16 = Problem(m=256, n=4096, k=4096, dtype=DType.FP16)
 
 @pytest.fixture(autouse=True)
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    settings = new_settings(tmp_path)
-    for name, value in settings.environment().items():
-        monkeypatch.setenv(name, value)
+    settings = use(new_settings(tmp_path), monkeypatch)
     monkeypatch.setattr("tuner.devices.local_gpu", lambda *_: None)
     promote(
         settings,
@@ -141,6 +139,10 @@ def test_winners_travel_as_files(tmp_path: Path) -> None:
     assert result.stderr.startswith("error: ")
     assert result.stderr.endswith("nothing of this file was taken\n")
     assert run("results", "--winners", "--json", "--database", third).stdout == ""
+    result = run("import", path, damaged, "--database", third, code=2)
+    assert f"{path}: 0 winners added, 0 known already" in result.stderr, "its winners are kept"
+    result = run("winners", "sign", path, damaged, code=2)
+    assert f"{path}: 4 winners signed with" in result.stderr
 
 
 def test_enumerate_counts_and_orders() -> None:

@@ -8,10 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from service.cli.main import app
+from tests.support.commands import invoke as run
 from tests.support.serving import new_settings, running
 from tuner.store import Store
 
@@ -20,10 +18,6 @@ from tuner.store import Store
 def url(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("GEMMSMITH_DATABASE", sqlite_url)
     return sqlite_url
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_a_key_from_its_making_to_its_end(url: str) -> None:
@@ -98,11 +92,6 @@ def test_wrong_input_is_one_line(
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert message in result.stderr
-
-
-@pytest.mark.parametrize("command", [("keys", "create"), ("keys", "list"), ("audit",)])
-def test_the_commands_explain_themselves(command: tuple[str, ...]) -> None:
-    assert "--json" in run(*command, "--help").stdout
 
 
 def test_remote_commands_take_the_key_of_the_environment(

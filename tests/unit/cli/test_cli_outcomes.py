@@ -9,17 +9,16 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.problem import Problem
 from service.cli.compiling import _of_problems
-from service.cli.main import app
 from service.cli.options import typed
 from service.cli.outcomes import Status, TaskOutcome, not_served
 from service.cli.output import Reporter
 from service.cli.runner import run
 from service.cli.tasks import Task
+from tests.support.commands import run as command
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tuner.backends import Level
@@ -70,7 +69,7 @@ def test_a_problem_is_typed_whole(problem: Problem, words: str) -> None:
 def test_a_waiting_job_of_the_database_says_that_no_worker_lives(sqlite_url: str) -> None:
     with Store.open(sqlite_url) as store:
         job, _ = Queue(store).enqueue(PROBLEM)
-    shown = CliRunner().invoke(app, ["jobs", "show", "latest", "--database", sqlite_url])
+    shown = command("jobs", "show", "latest", "--database", sqlite_url)
     waits = "waits: no worker is alive; start one with gemmsmith worker"
     assert shown.stdout.splitlines()[0] == f"{job.id}  waiting  ({waits})"
 
@@ -83,9 +82,7 @@ def test_who_stops_waiting_for_a_fleet_is_told_how_to_cancel(
 
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=interrupted)
     monkeypatch.setattr("service.cli.runner.time", clock)
-    words = ["tune", "256x4096x4096", "--fleet", "--database", sqlite_url]
-    left = CliRunner().invoke(app, words)
-    assert left.exit_code == 130
+    left = command("tune", "256x4096x4096", "--fleet", "--database", sqlite_url, code=130)
     with Store.open(sqlite_url) as store:
         (job,) = Queue(store).list()
     cancel = f"gemmsmith jobs cancel {job.id} --database {sqlite_url}"

@@ -14,7 +14,7 @@ from gemmsmith.signing import PublicKey, Signer
 from service import identity
 from service.settings import Settings
 from tests.support import fake_nvcc
-from tests.support.commands import run
+from tests.support.commands import run, use
 from tests.support.serving import new_settings, running
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore
@@ -28,9 +28,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
         trusted=tmp_path / "trusted",
         shipped_keys=tmp_path / "shipped",
     )
-    for name, value in made.environment().items():
-        monkeypatch.setenv(name, value)
-    return made
+    return use(made, monkeypatch)
 
 
 def signing(*arguments: object, code: int = 0, answer: str = "") -> Result:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gemmsmith import Answer
 from gemmsmith.core.launch import Launch
-from service.cli.main import app
+from tests.support.commands import invoke as run
 from tests.support.replacing import replace
 from tests.unit.client import conftest
 from tests.unit.client.misbehaving import Misbehaving, Say, job, stream
@@ -30,10 +30,6 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 server, answer = conftest.server, conftest.answer
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def check(result: Result, words: object) -> None:

@@ -17,6 +17,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.winners.bundle import Bundle
 from service.cli.main import main
 from service.settings import Settings
+from tests.support.commands import use
 from tests.support.docs import ROOT
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, trial, winner
@@ -28,9 +29,7 @@ KNOWN = Problem(m=4096, n=4096, k=4096)
 
 @pytest.fixture(autouse=True)
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    made = new_settings(tmp_path, sweeps=ROOT / "configs" / "sweeps")
-    for name, value in made.environment().items():
-        monkeypatch.setenv(name, value)
+    made = use(new_settings(tmp_path, sweeps=ROOT / "configs" / "sweeps"), monkeypatch)
     promote(made, winner(KNOWN, us=190.0), replace(winner(Problem(m=8, n=8, k=8)), candidate=None))
     with Store.open(made.database) as store:
         store.add_trials([trial(KNOWN, i) for i in range(4)])

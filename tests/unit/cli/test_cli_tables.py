@@ -13,7 +13,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.http.replies import SCHEMA
 from service.settings import Settings
 from service.tables import TRIALS, WINNERS
-from tests.support.commands import run
+from tests.support.commands import run, use
 from tests.support.serving import new_settings, promote, running, trial, winner
 from tuner.store import Store
 
@@ -22,9 +22,7 @@ KNOWN = Problem(m=4096, n=4096, k=4096)
 
 @pytest.fixture(autouse=True)
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    settings = new_settings(tmp_path)
-    for name, value in settings.environment().items():
-        monkeypatch.setenv(name, value)
+    settings = use(new_settings(tmp_path), monkeypatch)
     promote(settings, winner(KNOWN, us=190.0), winner(Problem(m=8, n=8, k=8), us=2.0))
     with Store.open(settings.database) as store:
         store.add_trials([trial(KNOWN, i) for i in range(4)])

@@ -8,9 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from service.cli.main import app
+from tests.support.commands import run
 from tests.support.serving import new_settings, running
 from tests.unit.client.misbehaving import Say, misbehaving
 
@@ -39,8 +38,7 @@ def stranger() -> Iterator[str]:
 
 
 def error(*words: str, code: int) -> str:
-    result = CliRunner().invoke(app, list(words))
-    assert result.exit_code == code, result.output
+    result = run(*words, code=code)
     assert result.stderr.count("\n") == 1
     return result.stderr
 
@@ -88,9 +86,10 @@ def test_a_host_that_does_not_exist() -> None:
     assert said == "error: the URL http://nowhere.invalid is wrong: there is no such host\n"
 
 
-def test_a_port_where_nobody_listens() -> None:
-    said = error("jobs", "list", "--url", "http://127.0.0.1:9", code=1)
-    assert "nothing answers at http://127.0.0.1:9: start a service there with" in said
+@pytest.mark.parametrize("words", [("jobs", "list"), ("best", "16", "16", "16")])
+def test_a_port_where_nobody_listens(words: tuple[str, ...]) -> None:
+    said = error(*words, "--url", "http://127.0.0.1:9", code=1)
+    assert "at http://127.0.0.1:9: start a service there with `gemmsmith serve`, or" in said
     assert "--url, GEMMSMITH_URL" in said
 
 

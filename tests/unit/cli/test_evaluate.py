@@ -7,12 +7,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner
 
 from gemmsmith.core.problem import Problem
 from service.cli import evaluate
-from service.cli.main import app
 from service.cli.output import CommandError, MisuseError
+from tests.support.commands import run
 from tests.support.recordings import record
 
 PROBLEMS = (Problem(m=256, n=4096, k=4096), Problem(m=256, n=4096, k=8192))
@@ -24,14 +23,12 @@ def sweeps(tmp_path: Path) -> Path:
     return tmp_path / "sweeps"
 
 
-def run(*arguments: object) -> str:
-    done = CliRunner().invoke(app, ["eval", *map(str, arguments)], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout
+def judged(*arguments: object) -> str:
+    return run("eval", *arguments).stdout
 
 
 def test_the_table_names_every_strategy(sweeps: Path) -> None:
-    printed = run("--sweeps", sweeps)
+    printed = judged("--sweeps", sweeps)
     for name in (
         "gemmsmith, default",
         "gemmsmith, quick",
@@ -43,7 +40,7 @@ def test_the_table_names_every_strategy(sweeps: Path) -> None:
 
 
 def test_the_json_has_a_figure_for_each_problem_and_count(sweeps: Path) -> None:
-    document = json.loads(run("--sweeps", sweeps, "--json"))
+    document = json.loads(judged("--sweeps", sweeps, "--json"))
     assert document["problems"] == 2
     for strategy in document["strategies"]:
         assert set(strategy["regrets"]) == {str(problem) for problem in PROBLEMS}
@@ -55,10 +52,10 @@ def test_the_json_has_a_figure_for_each_problem_and_count(sweeps: Path) -> None:
 
 def test_the_picture_has_two_lines_a_strategy(sweeps: Path, tmp_path: Path) -> None:
     picture = tmp_path / "regret.svg"
-    assert str(picture) in run("--sweeps", sweeps, "-o", picture).replace("\n", "")
+    assert str(picture) in judged("--sweeps", sweeps, "-o", picture).replace("\n", "")
     drawn = ElementTree.fromstring(picture.read_text())
     lines = drawn.findall("{http://www.w3.org/2000/svg}polyline")
-    document = json.loads(run("--sweeps", sweeps, "--json"))
+    document = json.loads(judged("--sweeps", sweeps, "--json"))
     assert len(lines) == 2 * len(document["strategies"])
 
 

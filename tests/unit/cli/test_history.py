@@ -12,7 +12,7 @@ import structlog
 
 from gemmsmith.core.problem import Problem
 from service.settings import Settings
-from tests.support.commands import run
+from tests.support.commands import run, use
 from tests.support.serving import ENVIRONMENT, H200, new_settings, promote, running, winner
 from tuner.store import Store
 
@@ -22,12 +22,10 @@ SIZES = (4096, 4096, 4096)
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    settings = new_settings(tmp_path)
-    for name, value in settings.environment().items():
-        monkeypatch.setenv(name, value)
+    settings = use(new_settings(tmp_path), monkeypatch)
     monkeypatch.delenv("GEMMSMITH_URL", raising=False)
     monkeypatch.setattr("tuner.devices.local_gpu", lambda *_: None)
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
+    monkeypatch.setattr("service.http.state.usable_gpu", lambda: None)
     promote(settings, *(winner(KNOWN, us=us) for us in (190.0, 180.0, 170.0)))
     with Store.open(settings.database) as store:
         store.gpus.report(H200, replace(ENVIRONMENT, cutlass="4.3.0"))

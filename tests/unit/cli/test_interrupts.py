@@ -13,8 +13,8 @@ import pytest
 
 WRITING = """
 import os, signal, sys, threading
-from service.cli.session import StopFlag
-with StopFlag() as stop:
+from service.cli.session import stop_flag
+with stop_flag() as stop:
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     sys.stderr.write("x" * 1_000_000 + "\\n")  # more than a pipe holds: the signal comes within it
     sys.stderr.flush()

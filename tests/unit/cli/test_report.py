@@ -10,32 +10,27 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.answers.answer import Conditions, Statistics
 from gemmsmith.core.config import Use
-from gemmsmith.core.problem import DType, Problem
+from gemmsmith.core.problem import Problem
 from service.pages.render import STATIC
 from service.pages.report import page
 from service.report.problem_rows import device_report
-from tests.support.commands import run
+from tests.support.commands import run, use
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, winner
-from tuner.exchange import read_winners
-from tuner.measure.ceilings import Ceilings, Copy, Peak, path_for, write_ceilings
+from tests.unit.service.test_report_rows import CEILINGS, SHIPPED
+from tuner.measure.ceilings import path_for, write_ceilings
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "configs" / "winners").glob(f"{H200.slug}.*.jsonl"))
-SHIPPED = [winner for path in FILES for winner in read_winners(path)]
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
 @pytest.fixture(autouse=True)
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """An empty database, and a folder to work in."""
-    settings = new_settings(tmp_path)
-    for name, value in settings.environment().items():
-        monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    return settings
+    return use(new_settings(tmp_path), monkeypatch)
 
 
 class Page(HTMLParser):
@@ -70,29 +65,7 @@ class Page(HTMLParser):
             self.cells.add(data)
 
 
-def ceilings_of(device: Any = SHIPPED[0].device) -> Ceilings:
-    def time(us: float) -> Statistics:
-        return Statistics(median_us=us, ci_low_us=us, ci_high_us=us, samples=25)
-
-    state = Conditions(sm_clock_mhz=1900.0, power_w=600.0, temperature_c=50.0)
-    large = Copy(read_bytes=4 * 10**9, sets=1, statistics=time(2000.0), conditions=state)
-    small = Copy(read_bytes=4 * 10**6, sets=24, statistics=time(4.0), conditions=state)
-    peaks = tuple(
-        Peak(
-            problem=Problem(m=8192, n=8192, k=8192, dtype=dtype),
-            statistics=time(1400.0),
-            conditions=state,
-        )
-        for dtype in (DType.BF16, DType.FP16, DType.FP8_E4M3)
-    )
-    return Ceilings(
-        device=device,
-        environment=SHIPPED[0].environment,
-        measured_at="2026-11-21T00:00:00+00:00",
-        copy=large,
-        copies=(small,),
-        peaks=peaks,
-    )
+CEILINGS_OF_H200 = replace(CEILINGS, device=SHIPPED[0].device, environment=SHIPPED[0].environment)
 
 
 def test_every_shipped_problem_is_in_every_file(tmp_path: Path) -> None:
@@ -135,15 +108,14 @@ def test_every_shipped_problem_is_in_every_file(tmp_path: Path) -> None:
 
 
 def test_ceilings_give_shares_and_a_roof(tmp_path: Path) -> None:
-    ceilings = ceilings_of()
-    write_ceilings(ceilings, path_for(ceilings.device.slug, tmp_path / "ceilings"))
+    write_ceilings(CEILINGS_OF_H200, path_for(H200.slug, tmp_path / "ceilings"))
     run("report", *FILES, "-o", tmp_path, "--ceilings", tmp_path / "ceilings", "--dtype", "bf16")
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     device = json.loads((tmp_path / "report.json").read_bytes())["devices"][0]
     assert 'class="roof"' in html
     assert "No ceilings" not in html
     assert device["ceilings"]["copy"]["bytes_per_second"] == pytest.approx(4e12)
-    peak = 2 * 8192**3 / 1400e-6
+    peak = 800e12
     for each in device["problems"]:
         assert each["dtype"] == "bf16"
         assert each["cublas_peak_share"] == pytest.approx(each["cublas_tflops"] * 1e12 / peak)
@@ -153,7 +125,7 @@ def test_ceilings_give_shares_and_a_roof(tmp_path: Path) -> None:
 
 
 def test_the_page_needs_nothing_else() -> None:
-    html = page([device_report(SHIPPED, ceilings_of())])
+    html = page([device_report(SHIPPED, CEILINGS_OF_H200)])
     read = Page(html)
     operations = {shipped.problem.dtype for shipped in SHIPPED}
     assert read.tags.count("svg") == 3 * len(operations)  # three pictures each
@@ -184,7 +156,7 @@ def test_a_slug_is_no_path(tmp_path: Path) -> None:
 
 
 def test_ceilings_of_another_device_are_refused(tmp_path: Path) -> None:
-    write_ceilings(ceilings_of(H100), path_for(H200.slug, tmp_path))
+    write_ceilings(replace(CEILINGS, device=H100), path_for(H200.slug, tmp_path))
     result = run("report", *FILES, "--ceilings", tmp_path, code=1)
     assert H100.slug in result.stderr
 

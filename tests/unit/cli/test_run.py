@@ -10,16 +10,15 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from gemmsmith.core.config import Use
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.program.captured import Captured
 from service import documents
 from service.cli import of_run
-from service.cli.main import app
 from service.settings import Settings
 from tests.support import unchanged
+from tests.support.commands import run
 from tests.support.serving import H200, new_settings, promote, winner
 from tuner.store import Store
 
@@ -60,17 +59,12 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return made
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["run", *arguments])
-
-
 @pytest.fixture
 def tuned(monkeypatch: pytest.MonkeyPatch) -> list[Captured]:
     """What was tuned; instead of measuring, a file is written."""
     found: list[Captured] = []
 
     def tune(winners: of_run.ProgramWinners, captured: Captured, *_: object) -> int:
-        assert winners.bundle is not None
         winners.bundle.parent.mkdir(parents=True)
         winners.bundle.write_bytes(b"winners")
         found.append(captured)
@@ -83,9 +77,8 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> list[Captured]:
 def test_what_lacks_a_winner_is_named_once_with_its_command(
     settings: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    done = run("--", "python", "program.py", "0")
+    done = run("run", "--", "python", "program.py", "0")
     out, _ = capfd.readouterr()
-    assert done.exit_code == 0, done.output
     assert out == "winners None captures True 0\n"
     assert done.output.splitlines() == [
         "gemmsmith: captured 6 products of 1 problem; winners cover 0% of their time",
@@ -96,14 +89,13 @@ def test_what_lacks_a_winner_is_named_once_with_its_command(
 
 
 def test_the_programs_own_status_goes_before_all(settings: Settings, tuned: list[Captured]) -> None:
-    done = run("--tune", "--", "python", "program.py", "7")
-    assert (done.exit_code, done.output, tuned) == (7, "", [])
+    done = run("run", "--tune", "--", "python", "program.py", "7", code=7)
+    assert (done.output, tuned) == ("", [])
 
 
 def test_nothing_captured_is_said_and_fails_where_it_was_to_be_tuned(settings: Settings) -> None:
     for options, status in (((), 0), (("--tune",), 1)):
-        done = run(*options, "--", "true")
-        assert done.exit_code == status
+        done = run("run", *options, "--", "true", code=status)
         assert "nothing was captured: no Python ran" in done.output
 
 
@@ -113,8 +105,7 @@ def test_a_rehearsal_is_ended_tuned_and_run_with_its_winners(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    done = run("--tune", "--rehearse", "-o", "suite.toml", "--", "python", "program.py", "0")
-    assert done.exit_code == 0, done.output
+    run("run", "--tune", "--rehearse", "-o", "suite.toml", "--", "python", "program.py", "0")
     out, _ = capfd.readouterr()
     kept = tmp_path / "home" / "gemmsmith" / "winners" / f"{H200.slug}.gspack"
     assert out.splitlines() == [
@@ -128,15 +119,13 @@ def test_a_rehearsal_is_ended_tuned_and_run_with_its_winners(
 def test_a_rehearsal_that_reached_the_end_is_all(
     settings: Settings, tuned: list[Captured], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    done = run("--tune", "--rehearse", "--", "python", "program.py", "0", "has no optimizer")
-    assert done.exit_code == 0
+    done = run("run", "--tune", "--rehearse", "--", "python", "program.py", "0", "has no optimizer")
     assert "ended before step 2, and is not run again" in done.output
     assert len(capfd.readouterr()[0].splitlines()) == len(tuned) == 1
 
 
 def test_a_database_that_cannot_be_read_does_not_fail_the_program(settings: Settings) -> None:
-    done = run("--database", "sqlite:////proc/no.db", "--", "python", "program.py", "0")
-    assert done.exit_code == 0, done.output
+    run("run", "--database", "sqlite:////proc/no.db", "--", "python", "program.py", "0")
 
 
 def test_wrong_options(settings: Settings) -> None:
@@ -145,9 +134,7 @@ def test_wrong_options(settings: Settings) -> None:
         (("-o", "no/suite.toml"), "no folder no"),
         (("--effort", "much"), "effort"),
     ):
-        done = run(*options, "--", "true")
-        assert done.exit_code == 2
-        assert says in done.output
+        assert says in run("run", *options, "--", "true", code=2).output
 
 
 def test_shares_are_of_what_the_default_takes(settings: Settings, tmp_path: Path) -> None:

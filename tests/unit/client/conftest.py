@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from gemmsmith import Client
 from gemmsmith.answers.answer import Answer, Ratio, Statistics
 from gemmsmith.core.config import Config, Match, Use
 from gemmsmith.core.device import DeviceModel, Environment
@@ -14,7 +16,7 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Problem
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
-from tests.unit.client.misbehaving import Misbehaving, Say, misbehaving
+from tests.unit.client.misbehaving import Misbehaving, Say, misbehaving, never_wait
 
 H200 = DeviceModel(
     name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=150 * 10**9, l2_bytes=60 * 2**20
@@ -25,6 +27,13 @@ H200 = DeviceModel(
 def server() -> Iterator[Misbehaving]:
     with misbehaving() as running:
         yield running
+
+
+@pytest.fixture
+def client(server: Misbehaving, tmp_path: Path) -> Iterator[Client]:
+    with Client(server.url, timeout=5, retries=2, cache_dir=tmp_path) as opened:
+        never_wait(opened)
+        yield opened
 
 
 @pytest.fixture

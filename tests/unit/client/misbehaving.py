@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
 from gemmsmith import AsyncClient, Client
+
+KINDS = pytest.mark.parametrize("kind", [Client, AsyncClient])
 
 
 @dataclass
@@ -33,16 +38,22 @@ class Say:
     drop: bool = False
 
 
+Reply = Say | Callable[[Seen], Say]
+
+
 @dataclass
 class Misbehaving:
-    """Sends the scripted replies in order, and repeats the last one."""
+    """Sends the scripted replies in order, and repeats the last one.
 
-    script: list[Say] = field(default_factory=list)
+    A reply may be a function of the request.
+    """
+
+    script: list[Reply] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     url: str = ""
     stop: Callable[[], None] = lambda: None
 
-    def say(self, *replies: Say) -> None:
+    def say(self, *replies: Reply) -> None:
         self.script[:] = replies
 
 
@@ -53,6 +64,45 @@ def never_wait(client: Client | AsyncClient) -> None:
         pass
 
     client._sender.sleep = sleep  # type: ignore[method-assign]
+
+
+def ask(
+    kind: type,
+    url: str,
+    call: str,
+    *arguments: Any,
+    named: Mapping[str, Any] | None = None,
+    only_first: bool = False,
+    read: Callable[[Any], Any] = lambda result: result,
+    **options: Any,
+) -> Any:
+    """What a call returns, by a client of this kind, which is closed then.
+
+    Args:
+        kind: `Client` or `AsyncClient`; `options` are its arguments.
+        url: of the service.
+        call: name of the method; `arguments` and `named` are its arguments.
+        only_first: returns the first item of an iterator; otherwise a list of all items.
+        read: reads any other result while the client is open.
+    """
+    options = {"retries": 0, "timeout": 5, "cache_dir": None} | options
+
+    async def run() -> Any:
+        async with AsyncClient(url, **options) as client:
+            never_wait(client)
+            result = getattr(client, call)(*arguments, **(named or {}))
+            if not isinstance(result, AsyncIterator):
+                return read(await result)
+            return await anext(result) if only_first else [item async for item in result]
+
+    if kind is AsyncClient:
+        return asyncio.run(run())
+    with Client(url, **options) as client:
+        never_wait(client)
+        result = getattr(client, call)(*arguments, **(named or {}))
+        if not isinstance(result, Iterator):
+            return read(result)
+        return next(result) if only_first else list(result)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -67,8 +117,10 @@ class Handler(BaseHTTPRequestHandler):
         owner: Misbehaving = self.server.owner  # type: ignore[attr-defined]
         length = int(self.headers.get("content-length", 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        owner.seen.append(Seen(self.command, self.path, headers, self.rfile.read(length)))
-        reply = owner.script.pop(0) if len(owner.script) > 1 else owner.script[0]
+        seen = Seen(self.command, self.path, headers, self.rfile.read(length))
+        owner.seen.append(seen)
+        scripted = owner.script.pop(0) if len(owner.script) > 1 else owner.script[0]
+        reply = scripted if isinstance(scripted, Say) else scripted(seen)
         self.send_response(reply.status)
         for name, value in reply.headers.items():
             self.send_header(name, value)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import tracemalloc
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from gemmsmith import (
 )
 from gemmsmith.winners.bundle import write_bundle
 from tests.support.snapshots import BIG, CONTENT, PACK, row, snapshot
-from tests.unit.client.misbehaving import Misbehaving, Say, job, never_wait, stream
+from tests.unit.client.misbehaving import Misbehaving, Say, job, stream
+from tests.unit.client.misbehaving import ask as ask_with
 
 BOMB = gzip.compress(bytes(2**27), 9)
 """130 KB that decompress to 128 MiB."""
@@ -34,40 +35,17 @@ LEAST = 2**25
 """Memory in bytes that handling a bomb may take, whatever its decompressed size."""
 
 
-def blocking(server: Misbehaving, call: str, *arguments: Any, **options: Any) -> Any:
-    """The result of a call of the synchronous client; a list if it is an iterator."""
-    with Client(server.url, retries=0, timeout=5, **{"cache_dir": None, **options}) as client:
-        never_wait(client)
-        result = getattr(client, call)(*arguments)
-        return list(result) if call in ("jobs", "results", "packs", "job_events") else result
-
-
-def awaiting(server: Misbehaving, call: str, *arguments: Any, **options: Any) -> Any:
-    """The same for the asynchronous client."""
-
-    async def go() -> Any:
-        options.setdefault("cache_dir", None)
-        async with AsyncClient(server.url, retries=0, timeout=5, **options) as client:
-            result = getattr(client, call)(*arguments)
-            if call in ("jobs", "results", "packs", "job_events"):
-                return [item async for item in result]
-            return await result
-
-    return asyncio.run(go())
-
-
 Ask = Callable[..., Any]
 
 
-@pytest.fixture(params=[blocking, awaiting])
-def ask(request: pytest.FixtureRequest) -> Ask:
-    param: Ask = request.param
-    return param
+@pytest.fixture(params=[Client, AsyncClient])
+def ask(request: pytest.FixtureRequest, server: Misbehaving) -> Ask:
+    return partial(ask_with, request.param, server.url)
 
 
 def test_an_answer_may_come_compressed(ask: Ask, server: Misbehaving, served: Say, answer) -> None:
     server.say(Say(body=gzip.compress(served.body), headers={"Content-Encoding": "gzip"}))
-    assert ask(server, "best", 256, 4096, 4096) == answer
+    assert ask("best", 256, 4096, 4096) == answer
     assert server.seen[0].headers["accept-encoding"] == "gzip"
 
 
@@ -90,7 +68,7 @@ def test_a_compressed_bomb_is_refused_and_not_kept(
     tracemalloc.start()
     try:
         with pytest.raises(ServiceFault, match=rf"bounds=Bounds\({bound}="):
-            ask(server, *call, bounds=Bounds(snapshot_bytes=2**22, pack_bytes=2**22))
+            ask(*call, bounds=Bounds(snapshot_bytes=2**22, pack_bytes=2**22))
         assert tracemalloc.get_traced_memory()[1] < 2 * LEAST
     finally:
         tracemalloc.stop()
@@ -102,17 +80,17 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read(
 ) -> None:
     server.say(Say(status, b"x" * 5000))
     with pytest.raises(ServiceFault, match="answer_bytes=4999"):
-        ask(server, "devices", bounds=Bounds(answer_bytes=4999))
+        ask("devices", bounds=Bounds(answer_bytes=4999))
 
 
 @pytest.mark.parametrize("encoding", ["gzip, gzip", "zstd", "br", "x-own"])
 def test_no_other_encoding_is_decompressed(ask: Ask, server: Misbehaving, encoding: str) -> None:
     server.say(Say(body=gzip.compress(BOMB), headers={"Content-Encoding": encoding}))
     with pytest.raises(ServiceFault, match="was not asked for"):
-        ask(server, "devices")
+        ask("devices")
     server.say(Say(body=BOMB, headers={"Content-Encoding": encoding}), job("running"))
     with pytest.raises(ServiceUnavailable):
-        ask(server, "job_events", "j1")
+        ask("job_events", "j1")
 
 
 @pytest.mark.parametrize(
@@ -123,16 +101,16 @@ def test_no_other_encoding_is_decompressed(ask: Ask, server: Misbehaving, encodi
 def test_broken_compression_is_no_answer(ask: Ask, server: Misbehaving, cut: bytes) -> None:
     server.say(Say(body=cut, headers={"Content-Encoding": "gzip"}))
     with pytest.raises(ServiceUnavailable):
-        ask(server, "devices")
+        ask("devices")
 
 
 def test_the_cached_answer_replaces_a_refused_answer(
     ask: Ask, server: Misbehaving, served: Say, answer: Answer, tmp_path: Path
 ) -> None:
     server.say(served)
-    assert ask(server, "best", 256, 4096, 4096, cache_dir=tmp_path) == answer
+    assert ask("best", 256, 4096, 4096, cache_dir=tmp_path) == answer
     server.say(Say(body=BOMB, headers={"Content-Encoding": "gzip"}))
-    assert ask(server, "best", 256, 4096, 4096, cache_dir=tmp_path) == answer
+    assert ask("best", 256, 4096, 4096, cache_dir=tmp_path) == answer
 
 
 def page(following: str) -> Say:
@@ -144,17 +122,17 @@ def page(following: str) -> Say:
 def test_a_page_that_links_back_ends_the_list(ask: Ask, server: Misbehaving) -> None:
     server.say(page("/jobs?after=7"), page("/jobs?after=8"), page("/jobs?after=7"))
     with pytest.raises(ServiceFault, match="links back"):
-        ask(server, "jobs")
+        ask("jobs")
     assert len(server.seen) == 3
     server.say(page("/jobs?limit=200"))
     with pytest.raises(ServiceFault, match="links back"):
-        ask(server, "jobs")
+        ask("jobs")
 
 
 def test_the_number_of_pages_is_limited(ask: Ask, server: Misbehaving) -> None:
     server.say(*(page(f"/jobs?after={number}") for number in range(9)))
     with pytest.raises(ServiceFault, match=r"pages=5.*bounds=Bounds\(pages="):
-        ask(server, "jobs", bounds=Bounds(pages=5))
+        ask("jobs", bounds=Bounds(pages=5))
     assert len(server.seen) == 5
 
 
@@ -163,17 +141,17 @@ def test_an_event_that_does_not_end_is_refused(ask: Ask, server: Misbehaving, pi
     first = stream((1, "started", {}))
     server.say(Say(200, first.body + piece.encode() * 10_000, first.headers))
     with pytest.raises(ServiceFault, match="an event of job j1 exceeds event_bytes=65536"):
-        ask(server, "job_events", "j1", bounds=Bounds(event_bytes=65536))
+        ask("job_events", "j1", bounds=Bounds(event_bytes=65536))
 
 
 def test_deeply_nested_json_is_refused(ask: Ask, server: Misbehaving) -> None:
     server.say(Say(body=b"[" * 200_000))
     for call in (("devices",), ("jobs",), ("job_status", "j1"), ("snapshot",)):
         with pytest.raises(ServiceFault, match="Unreadable"):
-            ask(server, *call)
+            ask(*call)
     server.say(Say(body=b'{"format":1,"device":"d","revision":"r","winners":' + b"[" * 200_000))
     with pytest.raises(ServiceFault, match="Unreadable"):
-        ask(server, "snapshot")
+        ask("snapshot")
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "9"])

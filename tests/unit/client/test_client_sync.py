@@ -6,8 +6,6 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -39,16 +37,8 @@ from tests.unit.client.misbehaving import (
     Misbehaving,
     Say,
     job,
-    never_wait,
     stream,
 )
-
-
-@pytest.fixture
-def client(server: Misbehaving, tmp_path: Path) -> Iterator[Client]:
-    with Client(server.url, timeout=5, retries=2, cache_dir=tmp_path) as opened:
-        never_wait(opened)
-        yield opened
 
 
 def test_best_asks_and_understands(
@@ -191,8 +181,8 @@ def test_jobs_and_devices_not_known_to_this_version_are_left_out(
     odd = [job | {"state": "asleep"}, job | {"problem": {"m": 1, "n": 2, "k": 3, "dtype": "bf17"}}]
     server.say(Say(200, json.dumps({"jobs": [*odd, job]}).encode()))
     assert [status.problem for status in client.jobs()] == [Problem(m=1, n=2, k=3)]
-    known = msgspec.to_builtins(answer.device)
-    server.say(Say(200, json.dumps({"devices": [{"slug": "tpu"}, known | {"new": 1}]}).encode()))
+    known = msgspec.to_builtins(answer.device) | {"slug": answer.device.slug, "default": True}
+    server.say(Say(200, json.dumps({"devices": [{"slug": "tpu"}, known]}).encode()))
     assert client.devices() == [answer.device]
 
 
@@ -427,18 +417,6 @@ def test_without_a_cache_nothing_is_kept(server: Misbehaving, served: Say, answe
         with pytest.raises(ServiceUnavailable):
             client.best(256, 4096, 4096)
     assert not path.exists()
-
-
-def test_devices(client: Client, server: Misbehaving, answer: Answer) -> None:
-    model = msgspec.to_builtins(answer.device) | {"slug": answer.device.slug, "default": True}
-    server.say(Say(200, json.dumps({"devices": [model]}).encode()))
-    assert client.devices() == [answer.device]
-
-
-@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://x", "http://"])
-def test_wrong_urls_are_refused_at_once(url: str) -> None:
-    with pytest.raises(ValueError, match=r"http://127\.0\.0\.1:8000"):
-        Client(url)
 
 
 def test_wrong_numbers_are_refused_at_once() -> None:

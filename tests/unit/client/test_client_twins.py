@@ -6,7 +6,7 @@ import asyncio
 import gc
 import inspect
 import json
-from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ from gemmsmith import (
 )
 from gemmsmith.signing import PublicKey
 from tests.support.snapshots import CONTENT, PACK, row, snapshot
-from tests.unit.client.misbehaving import Misbehaving, Say, job, misbehaving, never_wait, stream
+from tests.unit.client.misbehaving import Misbehaving, Say, ask, job, misbehaving, stream
 
 H200 = "nvidia-h200-132sm"
 PROBLEM = Problem(256, 4096, 4096)
@@ -92,23 +92,7 @@ def comparable(result: Any) -> Any:
     return result.read_bytes() if hasattr(result, "read_bytes") else result
 
 
-def blocking(url: str, call: str, *arguments: Any, **options: Any) -> Any:
-    with Client(url, retries=1, cache_dir=None) as client:
-        never_wait(client)
-        result = getattr(client, call)(*arguments, **options)
-        return list(result) if isinstance(result, Iterator) else comparable(result)
-
-
-def awaiting(url: str, call: str, *arguments: Any, **options: Any) -> Any:
-    async def go() -> Any:
-        async with AsyncClient(url, retries=1, cache_dir=None) as client:
-            never_wait(client)
-            result = getattr(client, call)(*arguments, **options)
-            if isinstance(result, AsyncIterator):
-                return [item async for item in result]
-            return comparable(await result)
-
-    return asyncio.run(go())
+result_of = partial(ask, read=comparable, retries=1)
 
 
 def test_no_call_is_missing(answer: Answer) -> None:
@@ -128,10 +112,10 @@ def test_arguments_and_documentation_are_the_same(sync: type, twin: type) -> Non
 def test_requests_and_results_are_the_same(call: str, answer: Answer) -> None:
     arguments, options, replies = calls(answer)[call]
     results, seen = [], []
-    for ask in (blocking, awaiting):
+    for kind in (Client, AsyncClient):
         with misbehaving() as server:
             server.say(*replies)
-            results.append(ask(server.url, call, *arguments, **options))
+            results.append(result_of(kind, server.url, call, *arguments, named=options))
             assert len(server.script) == 1, "every reply was read"
             for request in server.seen:
                 request.headers = {
@@ -150,9 +134,9 @@ def test_errors_are_the_same(call: str, status: int, server: Misbehaving, answer
     arguments, options, _ = calls(answer)[call]
     server.say(Say(status, json.dumps({"title": "Odd", "detail": "no"}).encode()))
     errors = []
-    for ask in (blocking, awaiting):
+    for kind in (Client, AsyncClient):
         with pytest.raises(GemmsmithError) as caught:
-            ask(server.url, call, *arguments, **options)
+            result_of(kind, server.url, call, *arguments, named=options)
         errors.append((type(caught.value), str(caught.value)))
     assert errors[0] == errors[1]
 
@@ -190,7 +174,7 @@ def test_a_blocking_client_works_beside_an_event_loop(server: Misbehaving, answe
     async def go() -> None:
         for call, (arguments, options, replies) in calls(answer).items():
             server.say(*replies)
-            blocking(server.url, call, *arguments, **options)
+            result_of(Client, server.url, call, *arguments, named=options)
         with Client(server.url, cache_dir=None) as client:
             server.say(EVENTS)
             events = client.job_events("j1")

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gzip
 import itertools
 import socket
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 
-from gemmsmith import AsyncClient, Bounds, Client, GemmsmithError, ServiceFault, ServiceUnavailable
+from gemmsmith import Bounds, GemmsmithError, ServiceFault, ServiceUnavailable
 from gemmsmith.http.replies import NoAnswer, Reply
 from gemmsmith.http.requests import Request, get
 from gemmsmith.http.retry import RetryPolicy
 from gemmsmith.http.sending import Sender
 from gemmsmith.http.session import Session
 from gemmsmith.http.transport import Setup
-from tests.unit.client.misbehaving import never_wait, raw
+from tests.unit.client.misbehaving import KINDS, ask, raw
 
 TIMEOUT_S = 0.15
 PATIENCE_S = 2.5
@@ -73,55 +72,41 @@ CALLS = {
     "best": ("best", 1, 8, 8),
     "snapshot": ("snapshot", "nvidia-h200-132sm"),
 }
-KINDS = pytest.mark.parametrize("kind", [Client, AsyncClient])
 
 
-def ask(kind: type, url: str, call: str, *arguments: Any, **options: Any) -> Any:
-    """The result of a call with this kind of client; the first item if it is an iterator."""
-    extra = {"deadline": options.pop("deadline")} if "deadline" in options else {}
-    options = {"timeout": TIMEOUT_S, "retries": 0, "cache_dir": None} | options
-    if kind is Client:
-        with Client(url, **options) as client:
-            never_wait(client)
-            result = getattr(client, call)(*arguments, **extra)
-            return next(result) if call in ("jobs", "job_events") else result
+@contextlib.contextmanager
+def within(seconds: float = PATIENCE_S) -> Iterator[None]:
+    """Fails if the block takes longer."""
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < seconds
 
-    async def go() -> Any:
-        async with AsyncClient(url, **options) as client:
-            result = getattr(client, call)(*arguments, **extra)
-            return await (anext(result) if call in ("jobs", "job_events") else result)
 
-    return asyncio.run(go())
+def fails(kind: type, url: str, *call: Any, retries: int = 0) -> None:
+    with pytest.raises(GemmsmithError):
+        ask(kind, url, *call, timeout=TIMEOUT_S, retries=retries)
 
 
 @KINDS
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("slow", SLOW)
 def test_slow_answers_are_given_up(slow: str, call: str, kind: type) -> None:
-    with raw(SLOW[slow]()) as url:
-        began = time.monotonic()
-        with pytest.raises(GemmsmithError):
-            ask(kind, url, *CALLS[call])
-        assert time.monotonic() - began < PATIENCE_S
+    with raw(SLOW[slow]()) as url, within():
+        fails(kind, url, *CALLS[call])
 
 
 @KINDS
 @pytest.mark.parametrize("slow", SLOW)
 def test_a_slow_event_stream_yields_by_the_deadline(slow: str, kind: type) -> None:
-    with raw(SLOW[slow]()) as url:
-        began = time.monotonic()
-        with contextlib.suppress(GemmsmithError):
-            ask(kind, url, "job_events", "j1", deadline=began + TIMEOUT_S)
-        assert time.monotonic() - began < PATIENCE_S
+    with raw(SLOW[slow]()) as url, within(), contextlib.suppress(GemmsmithError):
+        named = {"deadline": time.monotonic() + TIMEOUT_S}
+        ask(kind, url, "job_events", "j1", named=named, only_first=True, timeout=TIMEOUT_S)
 
 
 @KINDS
 def test_retries_are_within_bounds_as_well(kind: type) -> None:
-    with raw(SLOW["busy"]()) as url:
-        began = time.monotonic()
-        with pytest.raises(GemmsmithError):
-            ask(kind, url, "best", 1, 8, 8, retries=2)
-        assert time.monotonic() - began < 2 * PATIENCE_S
+    with raw(SLOW["busy"]()) as url, within(2 * PATIENCE_S):
+        fails(kind, url, "best", 1, 8, 8, retries=2)
 
 
 class LateSender(Sender):
@@ -149,21 +134,20 @@ def test_no_attempt_begins_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> No
 
 @KINDS
 def test_a_proxy_is_within_bounds_as_well(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    with raw(slowly(b"", bytewise(b"HTTP/1.1 200 " + b"O" * 500))) as proxy:
+    with raw(slowly(b"", bytewise(b"HTTP/1.1 200 " + b"O" * 500))) as proxy, within():
         monkeypatch.setenv("HTTPS_PROXY", proxy)
-        began = time.monotonic()
         with pytest.raises(ServiceUnavailable):
-            ask(kind, "https://gemmsmith.test", "best", 1, 8, 8)
-        assert time.monotonic() - began < PATIENCE_S
+            ask(kind, "https://gemmsmith.test", "best", 1, 8, 8, timeout=TIMEOUT_S)
 
 
 @KINDS
 def test_a_handshake_is_within_bounds_as_well(kind: type) -> None:
-    with raw(slowly(b"\x16\x03\x03\x40\x00", again(b"\0"))) as url:
-        began = time.monotonic()
-        with pytest.raises(ServiceUnavailable):
-            ask(kind, url.replace("http", "https"), "best", 1, 8, 8)
-        assert time.monotonic() - began < PATIENCE_S
+    with (
+        raw(slowly(b"\x16\x03\x03\x40\x00", again(b"\0"))) as url,
+        within(),
+        pytest.raises(ServiceUnavailable),
+    ):
+        ask(kind, url.replace("http", "https"), "best", 1, 8, 8, timeout=TIMEOUT_S)
 
 
 @KINDS

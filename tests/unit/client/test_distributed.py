@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 import gemmsmith
 from gemmsmith import Client, PackUntrusted, ServiceUnavailable, Snapshot, SnapshotUnavailable
 from gemmsmith.distributed import agreed_snapshot, shared_snapshot
+from tests.support.processes import in_threads
 from tests.support.snapshots import BIG, row, snapshot
 from tests.unit.client.misbehaving import Misbehaving, Say
 
@@ -100,16 +101,12 @@ def _from_caches(rank: int, url: str, folders: tuple[str, str]) -> tuple[str, st
     return shared.revision, choice.config.kernel.name, asked
 
 
-def _failing(rank: int) -> object:
+AWAY = ServiceUnavailable("no answer from anywhere")
+
+
+def _failing(rank: int, error: BaseException) -> object:
     def fetch() -> Snapshot:
-        raise ServiceUnavailable("no answer from anywhere")
-
-    return shared_snapshot(fetch)
-
-
-def _interrupted(rank: int) -> object:
-    def fetch() -> Snapshot:
-        raise KeyboardInterrupt
+        raise error
 
     return shared_snapshot(fetch)
 
@@ -146,7 +143,7 @@ def test_a_warm_and_a_cold_rank_choose_the_same(
 
 @pytest.mark.long
 def test_all_ranks_raise_the_same_error(tmp_path: Path) -> None:
-    kinds, messages, _ = zip(*on_two_ranks(tmp_path, _failing), strict=True)
+    kinds, messages, _ = zip(*on_two_ranks(tmp_path, _failing, AWAY), strict=True)
     assert set(kinds) == {"SnapshotUnavailable"}
     assert set(messages) == {
         "rank 0 could not fetch the snapshot: ServiceUnavailable: no answer from anywhere"
@@ -155,7 +152,7 @@ def test_all_ranks_raise_the_same_error(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_an_interrupt_on_rank_0_lets_the_others_go(tmp_path: Path) -> None:
-    results = on_two_ranks(tmp_path, _interrupted)
+    results = on_two_ranks(tmp_path, _failing, KeyboardInterrupt())
     assert [kind for kind, *_ in results] == ["KeyboardInterrupt", "SnapshotUnavailable"]
 
 
@@ -189,7 +186,7 @@ def test_without_a_process_group_this_process_is_rank_0() -> None:
     assert shared_snapshot(lambda: WINNERS) == WINNERS
     assert shared_snapshot(lambda: None) is None
     with pytest.raises(SnapshotUnavailable, match="no answer") as caught:
-        _failing(0)
+        _failing(0, AWAY)
     assert isinstance(caught.value.__cause__, ServiceUnavailable)
 
 
@@ -235,11 +232,7 @@ def agree(
         except SnapshotUnavailable as error:
             outcomes[number] = str(error)
 
-    threads = [threading.Thread(target=rank, args=one) for one in enumerate(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(rank, *numbered) for numbered in enumerate(ranks)))
     return [outcomes[number] for number in range(len(ranks))]
 
 

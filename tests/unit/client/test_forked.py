@@ -10,9 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -21,7 +19,7 @@ import pytest
 from gemmsmith import Answer, AsyncClient, Client, Lookup, Problem, Snapshot
 from tests.support.replacing import replace
 from tests.support.snapshots import CONTENT, PACK, row, snapshot
-from tests.unit.client.misbehaving import Misbehaving, Say, job, never_wait, stream
+from tests.unit.client.misbehaving import Misbehaving, Say, Seen, job, never_wait, stream
 
 SIZES = [(4096, 6144, 1024), (256, 4096, 4096), (1024, 4096, 4096), (2048, 2048, 2048)]
 
@@ -38,37 +36,18 @@ def in_child(work: Callable[[], object]) -> Callable[[], int]:
     return lambda: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@contextmanager
-def service(answer: Answer) -> Iterator[str]:
-    """A service that answers each `GET /best` for its own problem. Yields its URL."""
+@pytest.fixture
+def url(server: Misbehaving, answer: Answer) -> str:
+    """Of a service that answers each `GET /best` for its own problem."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = -1  # head and body in the same packet
+    def reply(seen: Seen) -> Say:
+        query = parse_qs(urlsplit(seen.path).query)
+        problem = Problem(*(int(query[name][0]) for name in "mnk"))
+        own = replace(answer, problem=problem, measured=problem)
+        return Say(body=json.dumps(own.to_dict()).encode())
 
-        def do_GET(self) -> None:
-            asked = parse_qs(urlsplit(self.path).query)
-            problem = Problem(*(int(asked[name][0]) for name in "mnk"))
-            reply = replace(answer, problem=problem, measured=problem)
-            body = json.dumps(reply.to_dict()).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http.server_address[1]}"
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
+    server.say(reply)
+    return server.url
 
 
 def misses(client: Client, first: int) -> int:
@@ -82,8 +61,8 @@ def misses(client: Client, first: int) -> int:
     return count
 
 
-def test_children_share_no_connection(answer: Answer) -> None:
-    with service(answer) as url, Client(url, cache_dir=None, retries=0) as client:
+def test_children_share_no_connection(url: str) -> None:
+    with Client(url, cache_dir=None, retries=0) as client:
         for _ in range(3):
             assert misses(client, 0) == 0  # opens a connection
             ends = [in_child(lambda i=i: misses(client, i)) for i in range(3)]
@@ -92,8 +71,8 @@ def test_children_share_no_connection(answer: Answer) -> None:
         assert misses(client, 0) == 0
 
 
-def test_grandchildren_and_threads_share_no_connection(answer: Answer) -> None:
-    with service(answer) as url, Client(url, cache_dir=None, retries=0) as client:
+def test_grandchildren_and_threads_share_no_connection(url: str) -> None:
+    with Client(url, cache_dir=None, retries=0) as client:
         stop = threading.Event()
 
         def ask() -> None:
@@ -116,23 +95,22 @@ def test_grandchildren_and_threads_share_no_connection(answer: Answer) -> None:
                 thread.join()
 
 
-def test_an_asynchronous_client_is_of_its_process_too(answer: Answer) -> None:
-    with service(answer) as url:
-        client = AsyncClient(url, cache_dir=None, retries=0)
+def test_an_asynchronous_client_is_of_its_process_too(url: str) -> None:
+    client = AsyncClient(url, cache_dir=None, retries=0)
 
-        async def ask(first: int) -> int:
-            sizes = itertools.islice(itertools.cycle(SIZES), first, first + 40)
-            return sum([(await client.best(*size)).problem != Problem(*size) for size in sizes])
+    async def ask(first: int) -> int:
+        sizes = itertools.islice(itertools.cycle(SIZES), first, first + 40)
+        return sum([(await client.best(*size)).problem != Problem(*size) for size in sizes])
 
-        async def both() -> tuple[int, int]:
-            await ask(0)
-            end = in_child(lambda: run_anew(ask(1)))
-            mine = await ask(2)
-            theirs = await asyncio.to_thread(end)
-            await client.close()
-            return mine, theirs
+    async def both() -> tuple[int, int]:
+        await ask(0)
+        end = in_child(lambda: run_anew(ask(1)))
+        mine = await ask(2)
+        theirs = await asyncio.to_thread(end)
+        await client.close()
+        return mine, theirs
 
-        assert asyncio.run(both()) == (0, 0)
+    assert asyncio.run(both()) == (0, 0)
 
 
 def run_anew(work: object) -> int:
@@ -223,10 +201,7 @@ def test_a_child_refreshes_on_its_own(tmp_path: Path) -> None:
     assert lookup.snapshot == old
     holding.set()
     lookup.close()
-    assert (
-        in_child(lambda: lookup.lookup("bf16", "tn", 1, 1, 1) or threading.active_count() - 1)()
-        == 0
-    )
+    assert in_child(lambda: starts_threads(lookup))() == 0
 
 
 def starts_threads(lookup: Lookup) -> bool:
@@ -237,7 +212,4 @@ def starts_threads(lookup: Lookup) -> bool:
 @pytest.mark.parametrize("pin", [True, False])
 def test_a_child_of_a_pinned_lookup_starts_nothing(pin: bool) -> None:
     lookup = Lookup(snapshot(row(Problem(64, 64, 64))), pin=pin)
-    assert (
-        in_child(lambda: lookup.lookup("bf16", "tn", 1, 1, 1) or threading.active_count() - 1)()
-        == 0
-    )
+    assert in_child(lambda: starts_threads(lookup))() == 0

@@ -39,25 +39,6 @@ def test_only_the_number_of_tokens_may_differ_from_a_neighbours() -> None:
     assert gradient.kind != Problem.of(DEPTH, N + 8, K, TOKENS, EXPERTS).kind
 
 
-@pytest.mark.parametrize(
-    ("dtype", "layout", "given", "field"),
-    [
-        ("int8", "tn", {"grouping": "rows"}, "grouping"),
-        ("tf32", "tn", {"grouping": "depth"}, "grouping"),
-        ("fp8_e4m3", "tn", {"grouping": "rows"}, "scaling"),
-        ("bf16", "nt", {"grouping": "rows"}, "layout"),
-        ("bf16", "tn", {"grouping": "depth"}, "layout"),
-        ("bf16", "tn", {"grouping": "rows", "out": "f32", "accumulate": True}, "accumulate"),
-    ],
-)
-def test_invalid_combinations_are_refused(
-    dtype: str, layout: str, given: dict[str, object], field: str
-) -> None:
-    with pytest.raises(InvalidProblem) as caught:
-        Operation.of(dtype, layout, **given)  # type: ignore[arg-type]
-    assert caught.value.field == field
-
-
 def test_the_number_of_groups_is_limited() -> None:
     assert Problem.of(ROWS, 1, 8, 8, MAX_GROUPS).batch == MAX_GROUPS
     with pytest.raises(InvalidProblem, match="1024 groups"):

@@ -15,6 +15,12 @@ from tests.support import unchanged
 PLAIN = "import sys; print(*(name for name in sys.modules if name.startswith('gemmsmith')))"
 
 
+def run(folder: Path, value: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python code with GEMMSMITH set to a value."""
+    environment = unchanged.environment(folder, GEMMSMITH=value)
+    return unchanged.run(["python", "-c", code], folder, environment)
+
+
 def test_an_unset_variable_costs_a_fraction_of_a_millisecond(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -40,8 +46,7 @@ def test_an_unset_variable_costs_a_fraction_of_a_millisecond(
     ],
 )
 def test_nothing_is_imported_without_torch(tmp_path: Path, value: str, loaded: str) -> None:
-    environment = unchanged.environment(tmp_path, GEMMSMITH=value)
-    done = unchanged.run(["python", "-c", PLAIN], tmp_path, environment)
+    done = run(tmp_path, value, PLAIN)
     assert (done.stdout.strip(), done.stderr) == (loaded, "")
 
 
@@ -58,8 +63,7 @@ def test_a_fake_torch_is_imported_as_ever_and_then_begun_with(tmp_path: Path) ->
         "import importlib; importlib.reload(torch)\n"
         "print(began)"
     )
-    environment = unchanged.environment(tmp_path, GEMMSMITH="auto")
-    done = unchanged.run(["python", "-c", code], tmp_path, environment)
+    done = run(tmp_path, "auto", code)
     assert (done.stdout.strip(), done.stderr) == ("[True]", "")
 
 
@@ -169,8 +173,7 @@ def test_it_begins_once_torch_is_executed(tmp_path: Path, asking: str, importing
 def test_a_torch_that_is_only_asked_for_begins_nothing(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise AssertionError")
     code = "import importlib.util as u, sys; u.find_spec('torch'); print('torch' in sys.modules)"
-    environment = unchanged.environment(tmp_path, GEMMSMITH="auto")
-    done = unchanged.run(["python", "-c", code], tmp_path, environment)
+    done = run(tmp_path, "auto", code)
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
@@ -198,8 +201,7 @@ def test_libraries_that_ask_for_torch_first(tmp_path: Path, first: int) -> None:
 
 def test_a_missing_file_is_a_single_warning(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("")
-    environment = unchanged.environment(tmp_path, GEMMSMITH="winners.gspack")
-    done = unchanged.run(["python", "-c", "import torch; print('on')"], tmp_path, environment)
+    done = run(tmp_path, "winners.gspack", "import torch; print('on')")
     assert (done.returncode, done.stdout) == (0, "on\n")
     assert done.stderr == (
         "GEMMSMITH is ignored: it must be a service's URL, a "
@@ -210,18 +212,13 @@ def test_a_missing_file_is_a_single_warning(tmp_path: Path) -> None:
 def test_a_launcher_warns_for_its_child_processes(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("")
     code = "import torch, subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch'])"
-    environment = unchanged.environment(tmp_path, GEMMSMITH="winners.gspack")
-    done = unchanged.run(["python", "-c", code], tmp_path, environment)
+    done = run(tmp_path, "winners.gspack", code)
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_error_of_a_broken_torch_is_raised(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('no such library')\n")
-    done = unchanged.run(
-        ["python", "-c", "import torch"],
-        tmp_path,
-        unchanged.environment(tmp_path, GEMMSMITH="auto"),
-    )
+    done = run(tmp_path, "auto", "import torch")
     assert done.returncode == 1
     assert done.stderr.endswith("OSError: no such library\n")
 

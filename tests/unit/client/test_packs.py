@@ -23,6 +23,7 @@ from gemmsmith import (
 from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.signing import Signer
 from gemmsmith.winners import packs as library
+from tests.support.processes import in_threads
 from tests.support.replacing import replace
 from tests.support.snapshots import BIG, CONFIG, CONTENT, PACK, row, snapshot, trusted_signer
 
@@ -128,11 +129,7 @@ def test_threads_fetch_it_once(tmp_path: Path, named: Named) -> None:
 
     packs = Packs(read, folder=tmp_path, signed=named)
     paths: list[Path] = []
-    threads = [threading.Thread(target=lambda: paths.append(packs.path(PACK))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[lambda: paths.append(packs.path(PACK))] * 8)
     assert (len(paths), len(set(paths)), asked) == (8, 1, [PACK])
 
 

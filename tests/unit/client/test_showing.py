@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +18,7 @@ from gemmsmith.http.jobs import JobEvent, JobStatus
 from gemmsmith.http.progress import Display, NotebookCell, TerminalLine, progress
 from gemmsmith.showing import address, bar, document, line, lines, table
 from tests.support.replacing import replace
-from tests.unit.client.misbehaving import NOT_TUNED, Misbehaving, Say, job, never_wait, stream
+from tests.unit.client.misbehaving import NOT_TUNED, Misbehaving, Say, job, stream
 
 EVIL = "<script>alert('&')</script>"
 
@@ -33,13 +31,6 @@ class Terminal(io.StringIO):
 def status(**more: Any) -> JobStatus:
     fields = {"id": "j1", "state": JobState.RUNNING, "problem": Problem(256, 4096, 4096)} | more
     return JobStatus(**fields)
-
-
-@pytest.fixture
-def client(server: Misbehaving, tmp_path: Path) -> Iterator[Client]:
-    with Client(server.url, timeout=5, retries=2, cache_dir=tmp_path) as opened:
-        never_wait(opened)
-        yield opened
 
 
 def test_an_answer_is_a_line(answer: Answer) -> None:

@@ -9,13 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.core.tuning import JobState
 from gemmsmith.signing import Trusted
 from service import identity
-from service.cli.main import app
 from service.cli.runner import fleet_order
 from service.cli.tasks import Task
 from service.fleet import measuring
@@ -25,6 +23,7 @@ from service.fleet.packs import Share, ShareError
 from service.settings import Settings
 from service.worker import builder
 from tests.support import fake_nvcc
+from tests.support.commands import run, use
 from tests.support.ledger import verify
 from tests.support.processes import until
 from tests.support.recordings import best_of, record
@@ -222,8 +221,7 @@ def test_the_longest_of_each_operation_comes_first() -> None:
 def test_a_suite_is_ordered_longest_first_and_followed(
     settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name, value in settings.environment().items():
-        monkeypatch.setenv(name, value)
+    use(settings, monkeypatch)
     tasks = [Task(problem=problem, origin="") for problem in PROBLEMS]
     assert [each.problem for each in fleet_order(tasks, H200)] == PROBLEMS[::-1]
     suite = tmp_path / "some.toml"
@@ -231,9 +229,7 @@ def test_a_suite_is_ordered_longest_first_and_followed(
     suite.write_text('name = "some"\n' + "".join(each.format(p.m) for p in PROBLEMS))
 
     def tune(*arguments: str) -> str:
-        done = CliRunner().invoke(app, ["tune", "--suite", str(suite), "--fleet", *arguments])
-        assert done.exit_code == 0, done.output
-        return done.stdout
+        return run("tune", "--suite", suite, "--fleet", *arguments).stdout
 
     ordered = json.loads(tune("--no-wait", "--json"))["jobs"]
     found = [Queue(store).get(job["id"]).problem for job in ordered]

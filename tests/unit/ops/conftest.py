@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.kernel import Kernel
@@ -15,7 +16,7 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.legality import refusal
 from gemmsmith.core.problem import DType, Problem
 from gemmsmith.ops.below.dispatch import Dispatch
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
 from tests.gpu.support.choosing import Ground
 from tests.support import fake_nvcc, stand_in
 from tests.support.serving import H200, own_signer
@@ -50,6 +51,21 @@ def runs(pack: Path) -> Callable[[], int]:
 
 
 @pytest.fixture
+def mesh() -> Iterator[dist.DeviceMesh]:
+    """A single rank on the CPU."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def without_binding(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Winners are of the host, and only Python replaces products."""
+    host.kind = "cpu"
+    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
+
+
+@pytest.fixture
 def host() -> Host:
     return Host()
 
@@ -62,9 +78,8 @@ def chooser() -> Chooser:
 @pytest.fixture
 def engine(chooser: Chooser, pack: Path, host: Host) -> Iterator[Engine]:
     made = Engine(chooser, Packs(pack), platform=host)
-    before = install(made)
-    yield made
-    install(before)
+    with stand_in.installed(made):
+        yield made
     torch._dynamo.reset()
 
 

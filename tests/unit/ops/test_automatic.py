@@ -21,12 +21,12 @@ from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models.automatic import every_model
 from gemmsmith.program import built
 from gemmsmith.program.built import remember
-from gemmsmith.winners.bundle import write_bundle
 from tests.gpu.support.choosing import Ground
 from tests.gpu.support.counting import launches
 from tests.support import stand_in, unchanged
 from tests.support.patched import is_patched
 from tests.support.stand_in import Chooser
+from tests.unit.ops.test_unchanged import baked
 from tuner.suites import load
 
 BF16 = torch.bfloat16
@@ -159,11 +159,7 @@ def test_a_variable_is_enough(
     model, x = made(), operand()
     norms = nn.ModuleList([LlamaRMSNorm(WIDTH)])
     problem = Problem(m=8, n=INNER, k=WIDTH, dtype=dtype)
-    snapshot = ground.snapshot([problem])
-    packs = [ground.store.get(name) for name in snapshot.packs()]
-    bundle = tmp_path / "winners.gspack"
-    write_bundle(bundle, snapshot, {pack.hash: pack.path for pack in packs if pack is not None})
-    autouse.start(str(bundle))
+    autouse.start(str(baked(ground, tmp_path / "winners.gspack", [problem])))
     try:
         assert swapped(model) == (2 if "gelu" in dtype else 0)
         assert swapped(norms) == 1
@@ -214,10 +210,7 @@ def test_a_program_is_captured_and_runs_fused_kernels(ground: Ground, tmp_path: 
     forward = Problem(m=8, n=INNER, k=WIDTH, dtype="bf16.then_bias_gelu_tanh_aux")
     assert forward.operation.epilogue in {one.epilogue for one in load(tmp_path / "s.toml").entries}
 
-    snapshot = ground.snapshot([forward])
-    packs = [ground.store.get(name) for name in snapshot.packs()]
-    bundle = tmp_path / "winners.gspack"
-    write_bundle(bundle, snapshot, {pack.hash: pack.path for pack in packs if pack is not None})
+    bundle = baked(ground, tmp_path / "winners.gspack", [forward])
     given = unchanged.environment(tmp_path / "site", stand_in=True, GEMMSMITH=str(bundle))
     done = unchanged.run([sys.executable, "train.py"], tmp_path, given)
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -96,46 +97,17 @@ def test_a_switch_uses_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     assert used == ["winners.gspack"]
 
 
-def hf(folder: Path, net: Net, *callbacks: Any) -> Any:
+def hf(net: Net, folder: Path, *callbacks: Any) -> Any:
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=ROWS, max_steps=STEPS, use_cpu=True,
         report_to=[], save_strategy="no", disable_tqdm=True, logging_strategy="no",
     )  # fmt: skip
-    return Trainer(model=net, args=arguments, train_dataset=Data(), callbacks=list(callbacks))
+    return Trainer(model=net, args=arguments, train_dataset=Data(), callbacks=list(callbacks)).train
 
 
-@pytest.mark.parametrize("only_model", [False, True])
-@pytest.mark.long
-def test_transformers(tmp_path: Path, engine: Engine, runs: Runs, only_model: bool) -> None:
-    from gemmsmith.integrations.trainer import GemmsmithCallback
-
-    plain, tuned = Net(), Net()
-    hf(tmp_path, plain).train()
-    assert runs() == 0
-    hf(tmp_path, tuned, GemmsmithCallback(only_model=only_model)).train()
-    assert runs() >= 4 * STEPS  # forwards of two layers, and their weights' gradients
-    assert is_torch(tuned, runs)
-    torch.testing.assert_close(tuned.down.weight, plain.down.weight, rtol=2e-2, atol=2e-3)
-    assert not torch.equal(tuned.down.weight, Net().down.weight)
-
-
-@pytest.mark.long
-def test_transformers_where_training_raises(tmp_path: Path, engine: Engine, runs: Runs) -> None:
-    from gemmsmith.integrations.trainer import GemmsmithCallback
-
-    net, callback = Net(), GemmsmithCallback(only_model=True)
-    trainer = hf(tmp_path, net, callback)
-    net.fails = True
-    with pytest.raises(ZeroDivisionError):
-        trainer.train()
-    net.fails = False
-    callback.close()
-    assert is_torch(net, runs)
-
-
-def lit(net: Net, *callbacks: Any) -> None:
+def lit(net: Net, _: Path, *callbacks: Any) -> Any:
     import lightning
 
     class Module(lightning.LightningModule):
@@ -153,32 +125,51 @@ def lit(net: Net, *callbacks: Any) -> None:
         accelerator="cpu", devices=1, max_steps=STEPS, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=list(callbacks),
     )  # fmt: skip
-    trainer.fit(Module(), DataLoader(Data(), batch_size=ROWS))
+    return lambda: trainer.fit(Module(), DataLoader(Data(), batch_size=ROWS))
 
 
+TRAINERS: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "transformers": (hf, "trainer", "GemmsmithCallback"),
+    "lightning": (lit, "lightning", "GemmsmithLightningCallback"),
+}
+
+
+def callback(trainer: str, *, only_model: bool) -> Any:
+    _, module, name = TRAINERS[trainer]
+    made = getattr(importlib.import_module(f"gemmsmith.integrations.{module}"), name)
+    return made(only_model=only_model)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "only_model"),
+    [("transformers", False), ("transformers", True), ("lightning", True)],
+)
 @pytest.mark.long
-def test_lightning(engine: Engine, runs: Runs) -> None:
-    from gemmsmith.integrations.lightning import GemmsmithLightningCallback
-
+def test_a_trainer(
+    tmp_path: Path, engine: Engine, runs: Runs, trainer: str, only_model: bool
+) -> None:
+    fit, *_ = TRAINERS[trainer]
     plain, tuned = Net(), Net()
-    lit(plain)
+    fit(plain, tmp_path)()
     assert runs() == 0
-    lit(tuned, GemmsmithLightningCallback(only_model=True))
-    assert runs() >= 4 * STEPS
+    fit(tuned, tmp_path, callback(trainer, only_model=only_model))()
+    assert runs() >= 4 * STEPS  # forwards of two layers, and their weights' gradients
     assert is_torch(tuned, runs)
     torch.testing.assert_close(tuned.down.weight, plain.down.weight, rtol=2e-2, atol=2e-3)
     assert not torch.equal(tuned.down.weight, Net().down.weight)
 
 
 @pytest.mark.long
-def test_lightning_where_training_raises(engine: Engine, runs: Runs) -> None:
-    from gemmsmith.integrations.lightning import GemmsmithLightningCallback
-
-    net = Net()
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_training_that_raises(tmp_path: Path, engine: Engine, runs: Runs, trainer: str) -> None:
+    net, ours = Net(), callback(trainer, only_model=True)
+    train = TRAINERS[trainer][0](net, tmp_path, ours)
     net.fails = True
     with pytest.raises(ZeroDivisionError):
-        lit(net, GemmsmithLightningCallback(only_model=True))
+        train()
     net.fails = False
+    if trainer == "transformers":  # it does not report the end of a training that raises
+        ours.close()
     assert is_torch(net, runs)
 
 

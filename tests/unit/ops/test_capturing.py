@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.tensor
 from torch import nn
+from torch.distributed import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import gemmsmith
 from gemmsmith.core.problem import Layout, Problem
-from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, install
 from gemmsmith.program.captured import Captured
-from tests.support.stand_in import Host
 from tuner.suites import load
 
 BF16 = torch.bfloat16
@@ -209,9 +208,8 @@ def test_a_mixture_of_experts(engine: Engine, tuned: bool, ours: bool) -> None:
     assert shapes.skipped == {"bfloat16 × bfloat16": 1}
 
 
-def test_scaled_experts(engine: Engine, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    host.kind = "cpu"  # the CPU has no such operator: the patch puts one there
-    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
+def test_scaled_experts(engine: Engine, without_binding: None) -> None:
+    # The CPU has no such operator: the patch puts one there.
     a, b = (torch.randn(size).to(torch.float8_e4m3fn) for size in ((12, 16), (3, 24, 16)))
     offs = torch.tensor([4, 4, 12], dtype=torch.int32)
     factors = torch.ones(12), torch.ones(3, 24)
@@ -254,26 +252,15 @@ def test_what_processes_captured_is_added_up() -> None:
             Captured.parse(broken)
 
 
-def test_the_parts_of_sharded_tensors_are_recorded(tmp_path: Path) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1
+def test_the_parts_of_sharded_tensors_are_recorded(mesh: DeviceMesh) -> None:
+    a, b = torch.randn(4, 16, dtype=BF16), torch.randn(16, 8, dtype=BF16)
+    sharded, whole = (
+        distribute_tensor(a, mesh, [Shard(0)]),
+        distribute_tensor(b, mesh, [Replicate()]),
     )
-    try:
-        mesh = torch.distributed.init_device_mesh("cpu", (1,))
-        a, b = torch.randn(4, 16, dtype=BF16), torch.randn(16, 8, dtype=BF16)
-        sharded = torch.distributed.tensor.distribute_tensor(
-            a, mesh, [torch.distributed.tensor.Shard(0)]
-        )
-        whole = torch.distributed.tensor.distribute_tensor(
-            b, mesh, [torch.distributed.tensor.Replicate()]
-        )
-        with gemmsmith.capture() as shapes:
-            sharded @ whole
-            torch.empty(4, 16, device="meta", dtype=BF16) @ torch.empty(
-                16, 8, device="meta", dtype=BF16
-            )
-    finally:
-        torch.distributed.destroy_process_group()
+    with gemmsmith.capture() as shapes:
+        sharded @ whole
+        a.to("meta") @ b.to("meta")
     assert shapes.problems == {problem(4, 8, 16, "tt"): 1}
 
 

@@ -318,47 +318,36 @@ def test_a_folder_that_is_gone_changes_no_status(tmp_path: Path, end: str) -> No
     assert "Traceback" not in done.stderr
 
 
+NOTHING = "error: nothing was captured: "
+MULTIPLIES = "import torch; torch.ones(2, 3) @ torch.ones(3, 2)"
+NO_KERNELS = "none of the 1 products that ran (1 of float32 × float32)"
+
+
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("command", "status", "begins", "says"),
     [
-        ("pass", "none of the 1 Python processes has imported torch"),
-        pytest.param("import torch", "no matrix product ran", marks=pytest.mark.long),
+        (("python", "-c", "pass"), 1, NOTHING, "none of the 1 Python processes has imported torch"),
         pytest.param(
-            "import torch; torch.ones(2, 3) @ torch.ones(3, 2)",
-            "none of the 1 products that ran (1 of float32 × float32)",
+            *(("python", "-c", "import torch"), 1, NOTHING, "no matrix product ran"),
             marks=pytest.mark.long,
         ),
+        pytest.param(
+            *(("python", "-c", MULTIPLIES), 1, NOTHING, NO_KERNELS), marks=pytest.mark.long
+        ),
+        (("true",), 1, NOTHING, "no Python ran that has gemmsmith installed"),
+        (("bash", "-c", "exit 9"), 9, "", "nothing was captured"),
+        (("nothing.py",), 2, "error: ", "no script nothing.py"),
+        (("no-such-program", "x"), 2, "error: ", "no program no-such-program"),
     ],
 )
-def test_an_empty_capture_is_an_error(tmp_path: Path, code: str, says: str) -> None:
-    done = capture(tmp_path, "--", "python", "-c", code)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: nothing was captured: ")
+def test_a_capture_of_nothing_says_why(
+    tmp_path: Path, command: tuple[str, ...], status: int, begins: str, says: str
+) -> None:
+    done = capture(tmp_path, "--", *command)
+    assert done.returncode == status
+    assert done.stderr.startswith(begins)
     assert says in done.stderr
     assert not (tmp_path / "s.toml").exists()
-
-
-def test_a_program_that_is_no_python_or_fails(tmp_path: Path) -> None:
-    done = capture(tmp_path, "--", "true")
-    assert done.returncode == 1
-    assert "no Python ran that has gemmsmith installed" in done.stderr
-    done = capture(tmp_path, "--", "bash", "-c", "exit 9")
-    assert done.returncode == 9
-    assert "nothing was captured" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("nothing.py",), "no script nothing.py"),
-        (("no-such-program", "x"), "no program no-such-program"),
-    ],
-)
-def test_wrong_commands(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
-    done = capture(tmp_path, "--", *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert says in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])

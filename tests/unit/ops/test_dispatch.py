@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
 import timeit
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
 from tests.support.below import BF16, Swapping, close, layers, made, of_types, operands, trains
-from tests.support.stand_in import Chooser, Host, Packs
+from tests.support.processes import in_threads
+from tests.support.stand_in import Chooser, Host, Packs, deterministic
 
 Runs = Callable[[], int]
 
@@ -190,11 +191,7 @@ def test_threads_share_the_decisions(patched: Engine, runs: Runs) -> None:
             if not torch.allclose((a @ b).float(), a.float() @ b.float(), rtol=3e-2, atol=6e-2):
                 wrong.append(f"{m}x{k}")
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, seed) for seed in range(8)))
     assert not wrong
     assert runs() == 8 * 4 * len(sizes)
 
@@ -334,16 +331,10 @@ def test_a_bias_keeps_no_tensor(patched: Engine, runs: Runs) -> None:
     assert all(one() is None for one in kept)
 
 
-def test_a_bias_layer_trains_by_three_kernels(patched: Engine, runs: Runs) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_bias_layer_trains_by_three_kernels(patched: Engine, runs: Runs, compiled: bool) -> None:
     model = layers(16, 24, bias=True)
-    trains(model, 16)
-    assert runs() == 3
-
-
-def test_a_compiled_bias_layer_calls_them_too(patched: Engine, runs: Runs) -> None:
-    model = layers(16, 24, bias=True)
-    compiled = torch.compile(model, backend="aot_eager")
-    trains(model, 16, compiled)
+    trains(model, 16, torch.compile(model, backend="aot_eager") if compiled else model)
     assert runs() == 3
 
 
@@ -471,10 +462,6 @@ def test_what_was_decided_outlasts_the_block(engine: Engine, chooser: Chooser, r
     with gemmsmith.patch():
         a @ b
     assert not asked
-    torch.use_deterministic_algorithms(True)
-    try:
-        with gemmsmith.patch():
-            a @ b
-    finally:
-        torch.use_deterministic_algorithms(False)
+    with deterministic(), gemmsmith.patch():
+        a @ b
     assert len(asked) == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,14 +20,23 @@ from gemmsmith.core.kernel import CublasLtKernel
 from gemmsmith.core.launch import Algorithm, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.errors import PackCorrupt
-from gemmsmith.ops.engine.engine import Engine, current, install
+from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.runtime.abi import Arguments
 from gemmsmith.signing import Signer
 from gemmsmith.winners.bundle import Bundle, write_bundle
 from gemmsmith.winners.lookup import Lookup
+from tests.support.processes import in_threads
 from tests.support.serving import own_signer
-from tests.support.stand_in import Choice, Chooser, Host, Packs, config
+from tests.support.stand_in import (
+    Choice,
+    Chooser,
+    Host,
+    Packs,
+    config,
+    deterministic,
+    installed,
+)
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]
@@ -71,15 +80,6 @@ def test_a_kernel_that_does_not_run_is_torchs_from_then_on(
     assert messages[0].startswith(
         "torch's own operators run instead of kernel pack aaaaaaaaaaaaaaaa"
     )
-
-
-def test_a_neighbours_algorithm_that_is_none_here_is_torchs_without_a_word(
-    engine: Engine, chooser: Chooser, runs: Runs, caplog: pytest.LogCaptureFixture
-) -> None:
-    chooser.name = "no_algorithm"
-    same(random(4, 16), random(8, 16))
-    assert runs() == 0
-    assert not caplog.records
 
 
 def test_a_librarys_kernel_gets_its_algorithm(
@@ -135,13 +135,12 @@ def test_a_bad_pack_or_lookup_is_one_line_in_the_log(
             raise KeyError(problem.m)
 
         chooser.answers = fail
-    before = install(Engine(chooser, packs, platform=host))
-    try:
-        with caplog.at_level(logging.WARNING, "gemmsmith"):
-            for m in (4, 5, 4):
-                same(random(m, 16), random(8, 16))
-    finally:
-        install(before)
+    with (
+        installed(Engine(chooser, packs, platform=host)),
+        caplog.at_level(logging.WARNING, "gemmsmith"),
+    ):
+        for m in (4, 5, 4):
+            same(random(m, 16), random(8, 16))
     assert len([r for r in caplog.records if r.name == "gemmsmith"]) == 1
 
 
@@ -150,20 +149,15 @@ def test_only_deterministic_kernels_where_that_is_asked(
 ) -> None:
     chooser.deterministic = False
     x, w = random(4, 16), random(8, 16)
-    before = current()
-    try:
-        install(Engine(chooser, Packs(pack), platform=host, deterministic=True))
+    with installed(Engine(chooser, Packs(pack), platform=host, deterministic=True)):
         same(x, w)
         assert runs() == 0
-        install(Engine(chooser, Packs(pack), platform=host))
+    with installed(Engine(chooser, Packs(pack), platform=host)):
         same(x, w)
         assert runs() == 1
-        torch.use_deterministic_algorithms(True)
-        same(x, w)
+        with deterministic():
+            same(x, w)
         assert runs() == 0
-    finally:
-        torch.use_deterministic_algorithms(False)
-        install(before)
 
 
 def test_another_architecture_is_not_run(
@@ -174,11 +168,13 @@ def test_another_architecture_is_not_run(
     assert runs() == 0
 
 
-def test_rows_that_are_not_aligned_are_torchs_without_a_word(
-    engine: Engine, runs: Runs, caplog: pytest.LogCaptureFixture
+def test_what_a_kernel_does_not_take_is_torchs_without_a_word(
+    engine: Engine, chooser: Chooser, runs: Runs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    same(random(4, 17)[:, :16], random(8, 16))
+    same(random(4, 17)[:, :16], random(8, 16))  # rows that are not aligned
     same(random(4, 15), random(8, 15))
+    chooser.name = "no_algorithm"  # a neighbour's, which this library does not have
+    same(random(4, 16), random(8, 16))
     assert runs() == 0
     assert not caplog.records
 
@@ -224,9 +220,8 @@ def test_another_device_than_the_current_one_is_made_current(
 def test_newer_winners_are_taken_over(chooser: Chooser, pack: Path, host: Host, runs: Runs) -> None:
     chooser.snapshot = object()  # type: ignore[attr-defined]
     chooser.answers = lambda problem: False
-    before = install(Engine(chooser, Packs(pack), platform=host))
-    try:
-        x, w = random(4, 16), random(8, 16)
+    x, w = random(4, 16), random(8, 16)
+    with installed(Engine(chooser, Packs(pack), platform=host)):
         same(x, w)
         chooser.answers = lambda problem: True
         same(x, w)
@@ -234,8 +229,6 @@ def test_newer_winners_are_taken_over(chooser: Chooser, pack: Path, host: Host, 
         chooser.snapshot = object()  # type: ignore[attr-defined]
         same(x, w)
         assert runs() == 1
-    finally:
-        install(before)
 
 
 def test_threads_do_not_share_arguments(engine: Engine) -> None:
@@ -249,11 +242,7 @@ def test_threads_do_not_share_arguments(engine: Engine) -> None:
             if not torch.allclose(gemmsmith.linear(x, w), expected, rtol=2e-2, atol=0.5):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2, 3, 4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, seed) for seed in (1, 2, 3, 4)))
     assert not wrong
 
 
@@ -267,33 +256,27 @@ def test_winners_out_of_a_baked_file(pack: Path, host: Host, tmp_path: Path) -> 
     )
     write_bundle(tmp_path / "w.gspack", Snapshot.of("host-4sm", [row], own_signer()), {name: pack})
     bundle = Bundle.open(tmp_path / "w.gspack", folder=tmp_path / "cache")
-    before = install(Engine(Lookup(bundle.snapshot, pin=True), bundle.packs, platform=host))
     counted = ctypes.CDLL(str(bundle.packs.path(name))).runs_so_far
     counted.restype = ctypes.c_int64
-    try:
+    with installed(Engine(Lookup(bundle.snapshot, pin=True), bundle.packs, platform=host)):
         same(random(4, 16), random(8, 16))
         same(random(6, 16), random(8, 16))  # a neighbour's kernel is not run
         assert counted() == 1
         same(random(4000, 16), random(8, 16))
         same(random(4, 16).t(), random(8, 4))
         assert counted() == 1
-    finally:
-        install(before)
 
 
 def test_use_takes_a_lookup_and_packs_and_lets_go(
     chooser: Chooser, pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = current()
-    try:
+    with installed(current()):
         gemmsmith.use((chooser, Packs(pack)))
         assert current() is not None
         same(random(4, 16), random(8, 16))  # the host is no CUDA device
         assert not chooser.asked
         gemmsmith.use(None)
         assert current() is None
-    finally:
-        install(before)
 
 
 def test_use_without_a_service_is_torch_and_one_line(
@@ -314,8 +297,7 @@ def test_use_of_what_nobody_believed_has_signed_is_torch_and_one_line(
     row = Row(problem=Problem(m=4, n=8, k=16), use=Use.CUTLASS, config=chosen)
     stranger = Signer.create(tmp_path / "stranger.key")
     write_bundle(tmp_path / "w.gspack", Snapshot.of("host-4sm", [row], stranger), {name: pack})
-    before = current()
-    try:
+    with installed(current()):
         gemmsmith.use(tmp_path / "w.gspack")
         assert current() is None
         (record,) = [r for r in caplog.records if r.name == "gemmsmith"]
@@ -324,8 +306,6 @@ def test_use_of_what_nobody_believed_has_signed_is_torch_and_one_line(
         monkeypatch.setenv("GEMMSMITH_UNSIGNED", "1")
         gemmsmith.use(tmp_path / "w.gspack")
         assert current() is not None
-    finally:
-        install(before)
 
 
 def test_use_says_what_it_takes(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +17,8 @@ from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.products import backward
-from tests.support.stand_in import Chooser
+from tests.support.stand_in import Chooser, deterministic
+from tests.unit.ops.test_layers import kept_bytes
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]
@@ -86,16 +87,19 @@ def leaves(given: list[Any]) -> list[torch.Tensor]:
     return [one for one in given if one is not None]
 
 
+def near(ours: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], bound: float = 2e-2) -> None:
+    for mine, theirs in zip(ours, exact, strict=True):
+        assert (mine.double() - theirs.double()).norm() / theirs.double().norm() < bound
+
+
 def gradients_agree(out: torch.Tensor, given: list[Any], activation: str) -> None:
     expected = wanted(given, activation)
     torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=5e-2)
     dy = torch.randn_like(out)
     found = torch.autograd.grad(out, leaves(given), dy)
     right = torch.autograd.grad(expected, leaves(given), dy.double())
-    for mine, theirs in zip(found, right, strict=True):
-        assert mine.dtype is BF16
-        error = (mine.double() - theirs.double()).norm() / theirs.double().norm()
-        assert error < 2e-2
+    assert {gradient.dtype for gradient in found} == {BF16}
+    near(found, right)
 
 
 def backwards(chooser: Chooser) -> list[Problem]:
@@ -176,8 +180,7 @@ def test_a_gates_bias_is_torchs_forwards(engine: Engine, runs: Runs, joined: boo
     first, second = functional.linear(wide[0], whole, wide[4]).chunk(2, -1)  # type: ignore[arg-type]
     right = functional.linear(functional.silu(first) * second, wide[3])  # type: ignore[arg-type]
     expected = torch.autograd.grad(right, leaves(given), dy.double())
-    for mine, theirs in zip([out, *found], [right, *expected], strict=True):
-        assert (mine.double() - theirs.double()).norm() / theirs.double().norm() < 2e-2
+    near([out, *found], [right, *expected])
 
 
 @pytest.mark.parametrize("wins", [False, True])
@@ -198,8 +201,7 @@ def test_a_residual_is_added(
     assert runs() == 4
     expected = wanted(given, "gelu") + residual.double()
     right = torch.autograd.grad(expected, [*given, residual], dy.double())
-    for mine, theirs in zip([out, *found], [expected, *right], strict=True):
-        assert (mine.double() - theirs.double()).norm() / theirs.double().norm() < 2e-2
+    near([out, *found], [expected, *right])
 
 
 def test_weights_that_lie_in_columns(engine: Engine, chooser: Chooser, runs: Runs) -> None:
@@ -239,8 +241,7 @@ def test_deterministic_programs_run_what_is_deterministic(
 ) -> None:
     given = plain()
     chooser.deterministic = False
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         out = mlp(*given, "silu")
         out.sum().backward()
         assert runs() == 0
@@ -249,8 +250,6 @@ def test_deterministic_programs_run_what_is_deterministic(
         first, second = (
             torch.autograd.grad(mlp(*given, "silu").sum(), leaves(given)) for _ in range(2)
         )
-    finally:
-        torch.use_deterministic_algorithms(False)
     assert runs() == 12
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
@@ -278,23 +277,6 @@ def test_a_kernel_that_is_refused_later_leaves_the_steps_to_torch(
     monkeypatch.setattr(backward, "by_kernel", lambda *_: None)
     gradients_agree(out, given, "silu")
     gradients_agree(gated_out, other, "silu")
-
-
-def kept_bytes(call: Callable[[], torch.Tensor], *but: torch.Tensor | None) -> int:
-    """Bytes of what the backward pass keeps beside these."""
-    kept: dict[int, int] = {}
-    known = {one.untyped_storage().data_ptr() for one in but if one is not None}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = call()
-    assert out.requires_grad
-    return sum(kept.values())
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -346,15 +328,14 @@ def test_a_gradient_of_the_gradient_is_torchs(engine: Engine) -> None:
         (found,) = torch.autograd.grad(dx.double().square().sum(), weight)
         return found.double()
 
-    given = plain()
-    found = twice(mlp(*given, "gelu"), given[0], given[1])
-    right = twice(wanted(given, "gelu"), given[0], given[1])
-    assert (found - right).norm() / right.norm() < 5e-2
-    for joined in (True, False):
-        other = gated(joined=joined)
-        found = twice(gated_mlp(*other, "silu"), other[0], other[3])
-        right = twice(wanted(other, "silu"), other[0], other[3])
-        assert (found - right).norm() / right.norm() < 5e-2
+    cases: list[tuple[Any, str, list[Any], int]] = [
+        (mlp, "gelu", plain(), 1),
+        *((gated_mlp, "silu", gated(joined=joined), 3) for joined in (True, False)),
+    ]
+    for compute, activation, given, weight in cases:
+        found = twice(compute(*given, activation), given[0], given[weight])
+        right = twice(wanted(given, activation), given[0], given[weight])
+        near([found], [right], 5e-2)
 
 
 def test_autocast_casts_what_torchs_layers_cast(engine: Engine, chooser: Chooser) -> None:
@@ -366,9 +347,8 @@ def test_autocast_casts_what_torchs_layers_cast(engine: Engine, chooser: Chooser
     dy = torch.randn_like(out)
     found = torch.autograd.grad(out, given, dy)
     right = torch.autograd.grad(wanted(given, "gelu_tanh"), given, dy.double())
-    for mine, theirs in zip(found, right, strict=True):
-        assert mine.dtype is torch.float32
-        assert (mine - theirs).norm() / theirs.norm() < 2e-2
+    assert {gradient.dtype for gradient in found} == {torch.float32}
+    near(found, right)
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - as models name it
 from torch import nn
 
 import gemmsmith
@@ -25,6 +24,7 @@ from gemmsmith.ops.engine import settings
 from gemmsmith.ops.engine.engine import Engine, install
 from tests.support import stand_in
 from tests.support.stand_in import Chooser, Host, Packs
+from tests.unit.ops.test_layers import FeedForward
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 M, N, K, EXPERTS = 8, 24, 16, 2
@@ -41,18 +41,7 @@ GROUPS = bf16(EXPERTS, N, K).mT, torch.tensor([3, M], dtype=torch.int32)
 FP8 = A.to(E4M3), bf16(N, K).to(E4M3).t(), torch.tensor(0.5), torch.tensor(0.5)
 
 
-class Gated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(K, N, bias=False)
-        self.w2 = nn.Linear(N, K, bias=False)
-        self.w3 = nn.Linear(K, N, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
-
-
-LAYERS = nn.Sequential(Gated(), nn.Linear(K, K)).to(BF16)
+LAYERS = nn.Sequential(FeedForward(K, N), nn.Linear(K, K)).to(BF16)
 
 PRODUCTS: dict[str, Callable[[], torch.Tensor]] = {
     "mm": lambda: A @ B,
@@ -99,10 +88,8 @@ def engine(
     if request.param == "python":
         monkeypatch.setattr(Dispatch, "of", lambda kind: None)
     made = engine_of(chooser, pack)
-    before = install(made)
-    with torch.no_grad():
+    with stand_in.installed(made), torch.no_grad():
         yield made
-    install(before)
 
 
 def engine_of(chooser: Chooser, pack: Path) -> Engine:
@@ -213,15 +200,12 @@ def test_an_engine_that_says_so_does_not_ask_torch(
     chooser.deterministic = False
     host = Host()
     host.kind = "cpu"
-    before = install(Engine(chooser, Packs(pack), platform=host, deterministic=engine_says))
-    try:
-        with gemmsmith.patch():
-            for how in ("default", "error"):
-                with deterministic(how):
-                    A @ B
-                assert (runs() > 0) is not engine_says
-    finally:
-        install(before)
+    engine = Engine(chooser, Packs(pack), platform=host, deterministic=engine_says)
+    with stand_in.installed(engine), gemmsmith.patch():
+        for how in ("default", "error"):
+            with deterministic(how):
+                A @ B
+            assert (runs() > 0) is not engine_says
 
 
 # What torch permits.

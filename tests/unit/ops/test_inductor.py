@@ -23,7 +23,8 @@ from gemmsmith.core.activations import ACTIVATIONS
 from gemmsmith.core.epilogue import Activation
 from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.engine.engine import Engine, install
-from tests.support.stand_in import Chooser, Host, Packs
+from tests.support.stand_in import Chooser, Host, Packs, deterministic, installed
+from tests.unit.ops.test_layers import close
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]
@@ -80,6 +81,8 @@ FUSED: dict[str, tuple[Function, list[str]]] = {
         lambda net, x: x + net.gamma * net.down(F.silu(net.gate(x)) * net.raised(x)),
         ["silu_gate", "scale_residual"],
     ),
+    "relu of a residual": (lambda net, x: F.relu(net.out(x) + x), ["bias_residual_relu"]),
+    "silu of a residual": (lambda net, x: F.silu(x + net.out(x)), ["bias_residual_silu"]),
     "mlp": (lambda net, x: x + net.down(F.gelu(net.up(x))), ["bias_gelu", "residual"]),
     "gated mlp": (
         lambda net, x: net.down(F.silu(net.gate(x)) * net.raised(x)) + x,
@@ -96,6 +99,9 @@ ALONE: dict[str, Function] = {
     "two inputs": lambda net, x: F.silu(net.gate(x)) * net.raised(x + 1),
     "the product is wanted, too": lambda net, x: (lambda out: (out, out + x))(net.out(x)),
     "a number is added": lambda net, x: net.out(x) + 1,
+    "what a residual is added to is wanted, too": lambda net, x: (
+        lambda out: (out, F.silu(out + x))
+    )(net.out(x)),
     "a row is multiplied, and nothing added": lambda net, x: net.out(x) * net.gamma,
     "what is scaled is wanted, too": lambda net, x: (lambda out: (out, out + x))(
         net.out(x) * net.gamma
@@ -123,6 +129,9 @@ class Seen:
             for node in graph.nodes
             if "gemmsmith" in str(node.target)
         ]
+
+    def compiled(self, function: Callable[..., Any], *, dynamic: bool = False) -> Any:
+        return torch.compile(function, backend=self.backend, fullgraph=True, dynamic=dynamic)
 
     def backend(self, gm: fx.GraphModule, example: list[torch.Tensor]) -> Any:
         def parted(joint: fx.GraphModule, *more: Any, **named: Any) -> Any:
@@ -156,12 +165,6 @@ def step(net: Net, function: Function, x: torch.Tensor) -> list[torch.Tensor]:
     return [out.detach(), *(one for one in grads if one is not None)]
 
 
-def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        bound = 0.05 * max(float(theirs.abs().max()), 0.1)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=bound)
-
-
 @pytest.mark.parametrize("leading", [(6,), (2, 3)])
 @pytest.mark.parametrize("name", FUSED)
 def test_inference(engine: Engine, runs: Runs, name: str, leading: tuple[int, ...]) -> None:
@@ -169,7 +172,7 @@ def test_inference(engine: Engine, runs: Runs, name: str, leading: tuple[int, ..
     net, x, seen = Net(), tokens(*leading), Seen()
     with torch.no_grad():
         expected = function(net, x)
-        out = torch.compile(function, backend=seen.backend, fullgraph=True, dynamic=False)(net, x)
+        out = seen.compiled(function)(net, x)
     close([out], [expected])
     assert sorted(seen.epilogues) == sorted(epilogues)
     assert runs() == len(epilogues)
@@ -182,7 +185,7 @@ def test_training(engine: Engine, runs: Runs, name: str, leading: tuple[int, ...
     function, epilogues = FUSED[name]
     net, x, seen = Net(), tokens(*leading), Seen()
     expected = step(net, function, x)
-    compiled = torch.compile(function, backend=seen.backend, fullgraph=True, dynamic=False)
+    compiled = seen.compiled(function)
     close(step(net, compiled, x), expected)
     kept = ("residual", "bias_residual")  # whose gradients need nothing of what was computed
     stored = [one if one in kept else f"{one}_aux" for one in epilogues]
@@ -203,7 +206,7 @@ def test_a_graph_is_left_alone(engine: Engine, chooser: Chooser, runs: Runs, nam
     function = FUSED[name][0] if name in FUSED else ALONE[name]
     net, x, seen = Net(), tokens(), Seen()
     with torch.no_grad():
-        torch.compile(function, backend=seen.backend, fullgraph=True, dynamic=False)(net, x)
+        seen.compiled(function)(net, x)
     assert seen.before == seen.after
     assert seen.before
     assert runs() == 0
@@ -219,8 +222,7 @@ def test_what_is_never_fused(engine: Engine, runs: Runs, why: str) -> None:
         net, x = net.float(), x.detach().float()
     dynamic = why == "sizes are symbols"
     with torch.no_grad():
-        compiled = torch.compile(function, backend=seen.backend, fullgraph=True, dynamic=dynamic)
-        compiled(net, x)
+        seen.compiled(function, dynamic=dynamic)(net, x)
     assert seen.before == seen.after
     assert runs() == 0
 
@@ -235,7 +237,7 @@ def test_a_product_that_is_wanted_itself(engine: Engine, runs: Runs) -> None:
     net, x, seen = Net(), tokens(), Seen()
     with torch.no_grad():
         expected = both(net, x)
-        found = torch.compile(both, backend=seen.backend, fullgraph=True, dynamic=False)(net, x)
+        found = seen.compiled(both)(net, x)
     close(list(found), list(expected))
     assert seen.epilogues == ["bias_gelu_aux"]
     assert runs() == 1
@@ -246,7 +248,7 @@ def test_a_graph_whose_winners_are_gone(engine: Engine, runs: Runs) -> None:
     function = FUSED["gated mlp"][0]
     net, x = Net(), tokens()
     expected = step(net, function, x)
-    compiled = torch.compile(function, backend=Seen().backend, fullgraph=True, dynamic=False)
+    compiled = Seen().compiled(function)
     close(step(net, compiled, x), expected)
     assert runs() > 0
     install(None)
@@ -256,11 +258,9 @@ def test_a_graph_whose_winners_are_gone(engine: Engine, runs: Runs) -> None:
 
 def test_what_caches_tell_apart(pack: Any, host: Host) -> None:
     def uuid(chooser: Any) -> Any:
-        before = install(None if chooser is None else Engine(chooser, Packs(pack), platform=host))
-        try:
+        engine = None if chooser is None else Engine(chooser, Packs(pack), platform=host)
+        with installed(engine):
             return gemmsmith.inductor_pass().uuid()
-        finally:
-            install(before)
 
     def lookup(revision: str) -> Any:
         return SimpleNamespace(snapshot=SimpleNamespace(revision=revision), lookup=None)
@@ -268,11 +268,8 @@ def test_what_caches_tell_apart(pack: Any, host: Host) -> None:
     assert uuid(None) == uuid(None)
     assert uuid(lookup("one")) == uuid(lookup("one"))
     assert len({uuid(None), uuid(lookup("one")), uuid(lookup("two"))}) == 3
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         strict = uuid(lookup("one"))
-    finally:
-        torch.use_deterministic_algorithms(False)
     assert strict != uuid(lookup("one"))
     assert uuid(Chooser()) is None  # nobody can tell: nothing is cached
 
@@ -290,13 +287,10 @@ def test_inductor_itself(pack: Any, host: Host, chooser: Chooser, runs: Runs) ->
             torch._dynamo.reset()
             counters.clear()
             chooser.snapshot = SimpleNamespace(revision=revision)  # type: ignore[attr-defined]
-            before = install(Engine(chooser, Packs(pack), platform=host))
-            try:
+            with installed(Engine(chooser, Packs(pack), platform=host)):
                 options = {"joint_custom_pre_pass": gemmsmith.inductor_pass()}
                 compiled = torch.compile(function, options=options, dynamic=False)
                 close(step(net, compiled, x), expected)
-            finally:
-                install(before)
             assert runs() == 4  # the gate, the residual, and two sums of the input's gradients
             hits.append(counters["aot_autograd"]["autograd_cache_hit"])
     assert hits == [0, 1, 0]
@@ -320,7 +314,7 @@ def test_gradients_of_activations(engine: Engine, runs: Runs, written: str, bias
 
     net, x, seen = Net(), tokens(), Seen()
     expected = step(net, mlp, x)
-    compiled = torch.compile(mlp, backend=seen.backend, fullgraph=True, dynamic=False)
+    compiled = seen.compiled(mlp)
     close(step(net, compiled, x), expected)
     backwards = f"d{name}_bgrad" if bias else f"d{name}"
     assert seen.epilogues == ([f"bias_{name}_aux"] if bias else []) + [backwards]

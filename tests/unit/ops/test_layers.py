@@ -6,12 +6,11 @@ import copy
 import io
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - as models name it
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -30,7 +29,7 @@ from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.models.layers import recognized
 from tests.support.patched import is_patched
-from tests.support.stand_in import Chooser
+from tests.support.stand_in import Chooser, deterministic
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]
@@ -40,11 +39,11 @@ WIDTH, INNER = 16, 24
 class FeedForward(nn.Module):
     """As torchtitan's."""
 
-    def __init__(self, *, bias: bool = False) -> None:
+    def __init__(self, width: int = WIDTH, inner: int = INNER, *, bias: bool = False) -> None:
         super().__init__()
-        self.w1 = nn.Linear(WIDTH, INNER, bias=bias)
-        self.w2 = nn.Linear(INNER, WIDTH, bias=False)
-        self.w3 = nn.Linear(WIDTH, INNER, bias=bias)
+        self.w1 = nn.Linear(width, inner, bias=bias)
+        self.w2 = nn.Linear(inner, width, bias=False)
+        self.w3 = nn.Linear(width, inner, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
@@ -513,14 +512,6 @@ def test_a_layer_that_was_wrapped_while_patched(
     assert equal(step(net), expected)
 
 
-@pytest.fixture
-def mesh() -> Iterator[Any]:
-    """One rank on the CPU."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.device_mesh.init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
 @pytest.mark.filterwarnings("ignore")  # torch's own
 @pytest.mark.parametrize("first", ["patch", "shard"])
 def test_under_fsdp2(engine: Engine, chooser: Chooser, runs: Runs, mesh: Any, first: str) -> None:
@@ -564,6 +555,23 @@ def test_under_tensor_parallelism(
     gemmsmith.unpatch(net)
 
 
+def kept_bytes(call: Callable[[], torch.Tensor], *but: torch.Tensor | None) -> int:
+    """Bytes of what the backward pass keeps beside these."""
+    kept: dict[int, int] = {}
+    known = {one.untyped_storage().data_ptr() for one in but if one is not None}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = call()
+    assert out.requires_grad
+    return sum(kept.values())
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 def test_no_more_is_kept_for_the_backward_pass(
     engine: Engine, chooser: Chooser, runs: Runs, kind: str
@@ -571,21 +579,8 @@ def test_no_more_is_kept_for_the_backward_pass(
     net = made(kind)
 
     def kept() -> int:
-        """Bytes beside parameters and operands."""
         operands = given(net)
-        known = {one.untyped_storage().data_ptr() for one in (*operands, *net.parameters())}
-        found: dict[int, torch.UntypedStorage] = {}
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known:
-                found[storage.data_ptr()] = storage
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            out = net(*operands)
-        assert out.requires_grad
-        return sum(one.nbytes() for one in found.values())
+        return kept_bytes(lambda: net(*operands), *operands, *net.parameters())
 
     own = kept()
     only_fused(chooser)
@@ -646,12 +641,8 @@ def test_deterministic_programs_run_what_is_deterministic(
     net = made("torchtitan")
     expected = step(net)
     chooser.deterministic = False
-    torch.use_deterministic_algorithms(True)
-    try:
-        with gemmsmith.patch(net):
-            assert equal(step(net), expected)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    with deterministic(), gemmsmith.patch(net):
+        assert equal(step(net), expected)
     assert runs() == 0
 
 

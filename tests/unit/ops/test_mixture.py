@@ -43,17 +43,9 @@ def layer(tokens: int = TOKENS, dtype: torch.dtype = torch.bfloat16, inner: int 
 
 @pytest.mark.parametrize("of_others", [0, 3])
 def test_the_layer_and_its_gradients(of_others: int) -> None:
-    x, shares, gate_up, down = operands = layer()
-    chosen, gradient = index(of_others), torch.randn(TOKENS, WIDTH)
-    exact = [one.detach().double().requires_grad_() for one in operands]
-    wanted = reference(exact[0], chosen, *exact[1:])
-    found = gemmsmith.experts(x, chosen, shares, gate_up, down)
-    assert found.dtype is torch.bfloat16
-    close(found, wanted.detach())
-    theirs = torch.autograd.grad(wanted, exact, gradient.double())
-    ours = torch.autograd.grad(found, operands, gradient.bfloat16())
-    for mine, exactly in zip(ours, theirs, strict=True):
-        close(mine, exactly)
+    for found, exactly in compared(gemmsmith.experts, layer(), index(of_others)):
+        assert found.dtype is torch.bfloat16
+        close(found, exactly)
 
 
 def test_the_same_bits_compiled_and_again() -> None:
@@ -105,18 +97,12 @@ def test_one_kernel_opens_the_layer_where_it_wins(
     gated: Chooser, runs: Callable[[], int], of_others: int
 ) -> None:
     operands, chosen = layer(), index(of_others)
-    exact = [one.detach().double().requires_grad_() for one in operands]
-    wanted = reference(exact[0], chosen, *exact[1:])
-    found = gemmsmith.experts(operands[0], chosen, *operands[1:])
-    assert runs() == 1
-    close(found, wanted.detach())
-    gradient = torch.randn(TOKENS, WIDTH)
-    theirs = torch.autograd.grad(wanted, exact, gradient.double())
-    ours = torch.autograd.grad(found, operands, gradient.bfloat16())
-    for mine, exactly in zip(ours, theirs, strict=True):
-        close(mine, exactly)
+    (_, exact), *_ = results = list(compared(gemmsmith.experts, operands, chosen))
+    for found, exactly in results:
+        close(found, exactly)
+    assert runs() == 1  # forwards: no kernel of the backward pass has won
     with torch.no_grad():
-        close(gemmsmith.experts(operands[0], chosen, *operands[1:]), wanted.detach())
+        close(gemmsmith.experts(operands[0], chosen, *operands[1:]), exact)
     assert runs() == 1
     asked = [one.dtype for one in gated.asked if one.operation.epilogue.is_gated]
     assert asked == ["bf16.group_rows.then_silu_gate_aux", "bf16.group_rows.then_silu_gate"]
@@ -338,25 +324,20 @@ def test_operands_that_lie_in_memory_in_other_ways(engine: Engine, host: Host) -
 def test_what_does_not_go_together_is_named() -> None:
     x, shares, gate_up, down = layer()
     chosen = index()
-    with pytest.raises(ValueError, match=r"gate_up must be \[5, 32, 32\]"):
-        gemmsmith.experts(x, chosen, shares, gate_up[:, :-2], down)
-    with pytest.raises(ValueError, match="one type"):
-        gemmsmith.experts(x.float(), chosen, shares, gate_up, down)
-    with pytest.raises(ValueError, match="36 rows for 37 tokens"):
-        gemmsmith.experts(x, chosen[1:], shares[1:], gate_up, down)
-    with pytest.raises(ValueError, match="takes hidden_states"):
-        gemmsmith.experts(x[None], chosen, shares, gate_up, down)
-    with pytest.raises(ValueError, match="at least one expert"):
-        gemmsmith.experts(x, chosen, shares, gate_up[:0], down[:0])
-    with pytest.raises(ValueError, match=r"top_k_weights must be floats, not torch\.int64"):
-        gemmsmith.experts(x, chosen, chosen, gate_up, down)
-    with pytest.raises(ValueError, match=r"top_k_index must be integers, not torch\.bfloat16"):
-        gemmsmith.experts(x, shares, shares, gate_up, down)
-    with pytest.raises(ValueError, match=r"one device, not on cpu, meta, cpu"):
-        gemmsmith.experts(x, chosen.to("meta"), shares, gate_up, down)
     wide = [one.double() for one in (x, gate_up, down)]
-    with pytest.raises(ValueError, match=r"16 or 32 bit floats, not torch\.float64"):
-        gemmsmith.experts(wide[0], chosen, shares, *wide[1:])
+    for message, operands in (
+        (r"gate_up must be \[5, 32, 32\]", (x, chosen, shares, gate_up[:, :-2], down)),
+        ("one type", (x.float(), chosen, shares, gate_up, down)),
+        ("36 rows for 37 tokens", (x, chosen[1:], shares[1:], gate_up, down)),
+        ("takes hidden_states", (x[None], chosen, shares, gate_up, down)),
+        ("at least one expert", (x, chosen, shares, gate_up[:0], down[:0])),
+        (r"top_k_weights must be floats, not torch\.int64", (x, chosen, chosen, gate_up, down)),
+        (r"top_k_index must be integers, not torch\.bfloat16", (x, shares, shares, gate_up, down)),
+        ("one device, not on cpu, meta, cpu", (x, chosen.to("meta"), shares, gate_up, down)),
+        (r"16 or 32 bit floats, not torch\.float64", (wide[0], chosen, shares, *wide[1:])),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gemmsmith.experts(*operands)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

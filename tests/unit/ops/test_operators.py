@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith.core.problem import Layout
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
 from tests.support import stand_in
 from tests.support.replacing import replace
 from tests.support.stand_in import Chooser
@@ -232,50 +231,38 @@ def test_opcheck(computing: str, grad: bool) -> None:
         )
 
 
+@pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("n", [16, 24])
-def test_scaled_mm(computing: str, runs: Runs, n: int, bias: bool) -> None:
+def test_scaled_mm(
+    computing: str, chooser: Chooser, runs: Runs, n: int, bias: bool, by_rows: bool
+) -> None:
     a = torch.randn(32, 16).to(torch.float8_e4m3fn)
     b = torch.randn(n, 16).to(torch.float8_e4m3fn)
     added = torch.randn(n).to(BF16) if bias else None
     scales = torch.tensor(0.5), torch.tensor(3.0)
+    if by_rows:
+        scales = torch.rand(32, 1) + 0.5, torch.rand(1, n) + 0.5
     out = gemmsmith.scaled_mm(a, b.t(), *scales, bias=added, use_fast_accum=True)
-    expected = 1.5 * (a.float() @ b.float().t())
+    expected = (a.float() @ b.float().t()) * scales[0] * scales[1]
     close(out, expected if added is None else expected + added.float())
     assert out.dtype is BF16
-    assert runs() == (1 if computing == "kernels" else 0)
+    # A bias beside factors of rows is torch's.
+    ours = computing == "kernels" and not (bias and by_rows)
+    assert runs() == (1 if ours else 0)
+    if ours and by_rows:
+        assert [str(one) for one in chooser.asked] == [f"32×{n}×16 fp8_e4m3.scale_row tn"]
     compiled = torch.compile(gemmsmith.scaled_mm, fullgraph=True, backend="aot_eager")
     close(compiled(a, b.t(), *scales, bias=added, use_fast_accum=True), out)
-    if not bias:
+    if by_rows:
+        apart = torch.rand(32, 2)[:, :1].copy_(scales[0]), scales[1]
+        close(gemmsmith.scaled_mm(a, b.t(), *apart, bias=added, use_fast_accum=True), out)
+    elif not bias:
         torch.library.opcheck(
             torch.ops.gemmsmith.scaled_mm.default,
             (a, b.t(), *scales, None, BF16, True),
             test_utils=("test_autograd_registration", "test_faketensor"),  # the rest cannot do FP8
         )
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("n", [16, 24])
-def test_scaled_mm_by_rows(
-    computing: str, chooser: stand_in.Chooser, runs: Runs, n: int, bias: bool
-) -> None:
-    a = torch.randn(32, 16).to(torch.float8_e4m3fn)
-    b = torch.randn(n, 16).to(torch.float8_e4m3fn)
-    added = torch.randn(n).to(BF16) if bias else None
-    scales = torch.rand(32, 1) + 0.5, torch.rand(1, n) + 0.5
-    out = gemmsmith.scaled_mm(a, b.t(), *scales, bias=added, use_fast_accum=True)
-    expected = (a.float() @ b.float().t()) * scales[0] * scales[1]
-    close(out, expected if added is None else expected + added.float())
-    assert out.dtype is BF16
-    # A bias beside such factors is torch's.
-    ours = computing == "kernels" and not bias
-    assert runs() == (1 if ours else 0)
-    if ours:
-        assert [str(one) for one in chooser.asked] == [f"32×{n}×16 fp8_e4m3.scale_row tn"]
-    compiled = torch.compile(gemmsmith.scaled_mm, fullgraph=True, backend="aot_eager")
-    close(compiled(a, b.t(), *scales, bias=added, use_fast_accum=True), out)
-    apart = torch.rand(32, 2)[:, :1].copy_(scales[0]), scales[1]
-    close(gemmsmith.scaled_mm(a, b.t(), *apart, bias=added, use_fast_accum=True), out)
 
 
 @pytest.mark.parametrize("rows", [False, True])
@@ -343,9 +330,7 @@ def test_tensors_of_other_libraries_are_torchs(engine: Engine, runs: Runs) -> No
 
 
 def test_without_use_everything_is_torchs() -> None:
-    before = install(None)
-    with contextlib.ExitStack() as stack:
-        stack.callback(install, before)
+    with stand_in.installed(None):
         x, w = random(4, 16), random(8, 16)
         assert torch.equal(gemmsmith.linear(x, w), functional.linear(x, w))
         assert torch.equal(gemmsmith.matmul(x, w.t()), x @ w.t())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,14 +28,19 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 import gemmsmith
-from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, install
 from gemmsmith.ops.models import expert_layers
 from gemmsmith.ops.products import norms
 from tests.support.programs import data, parameters, same
-from tests.support.stand_in import Host
 from tests.unit.ops.test_layers import BF16, WIDTH, close, given, loss
-from tests.unit.ops.test_programs_observed import AUTOGRAD, VIEWS, _inference, _negated, _zero
+from tests.unit.ops.test_programs_observed import (
+    AUTOGRAD,
+    VIEWS,
+    _inference,
+    _negated,
+    _zero,
+    gradients_of,
+)
 
 FEED, EXPERTS, CHOSEN = 24, 4, 2
 
@@ -77,10 +83,8 @@ def made(kind: str) -> nn.Module:
 
 
 @pytest.fixture(autouse=True)
-def here(engine: Engine, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Winners are of the host, and every norm with a gradient is one of ours."""
-    host.kind = "cpu"
-    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
+def here(engine: Engine, without_binding: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every norm with a gradient is one of ours."""
     monkeypatch.setattr(
         norms,
         "is_ours",
@@ -150,12 +154,7 @@ def test_operands_and_parameters_of_any_kind(kind: str, view: Any) -> None:
 @pytest.mark.parametrize("view", [_negated, _zero])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_gradients_of_any_kind(kind: str, view: Any) -> None:
-    def act(net: nn.Module) -> Any:
-        operands = given(net)
-        out = net(*operands)
-        return torch.autograd.grad(out, [*operands, *net.parameters()], view(torch.ones_like(out)))
-
-    same(made(kind), act)
+    same(made(kind), partial(gradients_of, view))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own
@@ -177,41 +176,16 @@ def test_a_tangent_of_the_gradient_alone(kind: str) -> None:
 # Hooks and replaced functions
 
 
-def own_hook(register: str) -> Callable[[nn.Module, list[str]], Any]:
-    def put(net: nn.Module, seen: list[str]) -> Any:
-        act = net[0].experts.act_fn  # type: ignore[index]
-        return getattr(act, register)(lambda module, *_: seen.append(type(module).__name__))
-
-    return put
-
-
-def global_hook(register: str) -> Callable[[nn.Module, list[str]], Any]:
-    def put(net: nn.Module, seen: list[str]) -> Any:
-        return getattr(hooks, register)(lambda module, *_: seen.append(type(module).__name__))
-
-    return put
+HOOKS = tuple(
+    f"register{of}_{kind}"
+    for of in ("", "_module")  # of the activation, and of all modules
+    for kind in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook")
+)
 
 
-HOOKS = {
-    **{
-        name: own_hook(name)
-        for name in (
-            "register_forward_hook",
-            "register_forward_pre_hook",
-            "register_full_backward_hook",
-            "register_full_backward_pre_hook",
-        )
-    },
-    **{
-        name: global_hook(name)
-        for name in (
-            "register_module_forward_hook",
-            "register_module_forward_pre_hook",
-            "register_module_full_backward_hook",
-            "register_module_full_backward_pre_hook",
-        )
-    },
-}
+def put_hook(register: str, net: nn.Module, seen: list[str]) -> Any:
+    owner = hooks if "module" in register else net[0].experts.act_fn  # type: ignore[index]
+    return getattr(owner, register)(lambda module, *_: seen.append(type(module).__name__))
 
 
 @pytest.mark.parametrize("when", ["before", "within"])
@@ -224,10 +198,10 @@ def test_hooks_on_parts_of_experts_are_called(ran: Callable[[], int], put: str, 
     calls: list[list[str]] = []
     for patched in (False, True):
         net, seen = made("experts"), []
-        handle = HOOKS[put](net, seen) if when == "before" or not patched else None
+        handle = put_hook(put, net, seen) if when == "before" or not patched else None
         if patched:
             with gemmsmith.patch(net):
-                handle = HOOKS[put](net, seen) if handle is None else handle
+                handle = put_hook(put, net, seen) if handle is None else handle
                 step(net)
                 assert ran() == 0
                 handle.remove()

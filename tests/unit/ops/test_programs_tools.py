@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import io
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models.automatic import every_model
 from gemmsmith.program import built
 from tests.support.patched import is_patched
+from tests.support.processes import in_threads
 from tests.support.programs import data, same
 from tests.unit.ops.test_layers import BF16, INNER, LAYERS, WIDTH, Runs, close, made
 
@@ -229,11 +229,7 @@ def test_one_model_patched_by_several_threads(engine: Engine) -> None:
         except BaseException as error:  # noqa: BLE001 - a thread's
             errors.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[work] * 4)
     assert not errors
     assert not any(map(is_patched, net.modules()))
 

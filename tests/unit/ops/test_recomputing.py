@@ -23,13 +23,15 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
     set_checkpoint_early_stop,
 )
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import gemmsmith
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import engine as engines
 from gemmsmith.ops.engine.engine import Engine, in_use, install
 from tests.support.below import Swapping
-from tests.support.stand_in import Host, Packs
+from tests.support.stand_in import Host, Packs, installed
+from tests.unit.ops.test_layers import FeedForward
 
 BF16 = torch.bfloat16
 WIDTH, INNER, TOKENS = 32, 48, 6
@@ -45,17 +47,6 @@ class Mlp(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
-class Gated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(WIDTH, INNER, bias=False)
-        self.w2 = nn.Linear(INNER, WIDTH, bias=False)
-        self.w3 = nn.Linear(WIDTH, INNER, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
-
-
 class Added(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -64,20 +55,6 @@ class Added(nn.Module):
     def forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
         hidden_states = self.dense(hidden_states)
         return hidden_states + input_tensor
-
-
-class RMSNorm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
-        self.eps = 1e-5
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        dtype = x.dtype
-        x = x.to(torch.float32)
-        variance = x.pow(2).mean(-1, keepdim=True)
-        x = x * torch.rsqrt(variance + self.eps)
-        return self.weight * x.to(dtype)
 
 
 class Twice(nn.Module):
@@ -110,9 +87,9 @@ class Calls(nn.Module):
 
 PARTS: dict[str, Callable[[], nn.Module]] = {
     "mlp": Mlp,
-    "gated": Gated,
+    "gated": partial(FeedForward, WIDTH, INNER),
     "residual": Twice,
-    "norm": RMSNorm,
+    "norm": partial(LlamaRMSNorm, WIDTH),
     "bias": lambda: nn.Linear(WIDTH, WIDTH),
     "product": lambda: nn.Linear(WIDTH, WIDTH, bias=False),
     "calls": Calls,
@@ -302,10 +279,8 @@ WAYS: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
 @pytest.fixture
 def world(pack: Path, binding: Dispatch, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(pack, monkeypatch)
-    before = install(world.engine())
-    with world.opened:
+    with installed(world.engine()), world.opened:
         yield world
-    install(before)
     torch._dynamo.reset()
 
 

@@ -14,11 +14,10 @@ from torch import nn
 
 import gemmsmith
 from gemmsmith.core.problem import Layout
-from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from tests.support import stand_in
 from tests.support.replacing import replace
-from tests.support.stand_in import Chooser, Host
+from tests.support.stand_in import Chooser
 
 BF16, F32, E4M3 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 Runs = Callable[[], int]
@@ -27,11 +26,7 @@ VERSIONS = (1, 2) if hasattr(torch, "_scaled_mm_v2") else (1,)
 KINDS = list(itertools.product(VERSIONS, (False, True), (False, True)))
 
 
-@pytest.fixture(autouse=True)
-def _on_the_host(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    host.kind = "cpu"
-    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
-
+pytestmark = pytest.mark.usefixtures("without_binding")
 
 A = torch.randn(M, K).to(E4M3)
 B = torch.randn(N, K).to(E4M3).t()

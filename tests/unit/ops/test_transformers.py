@@ -19,10 +19,9 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 import gemmsmith
 from gemmsmith.integrations import transformers as ours
-from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models import expert_layers
-from tests.support.stand_in import Chooser, Host
+from tests.support.stand_in import Chooser
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]
@@ -35,10 +34,8 @@ QWEN: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _registered(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Products below autograd on the host, without the binding; the registry is left as it was."""
-    host.kind = "cpu"
-    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
+def _registered(without_binding: None) -> Iterator[None]:
+    """The registry is left as it was."""
     ours.register_experts()
     yield
     del ExpertsInterface._global_mapping["gemmsmith"]

@@ -73,8 +73,8 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def baked(ground: Ground, path: Path, problems: Sequence[Problem]) -> Path:
-    snapshot = ground.snapshot(problems)
+def baked(ground: Ground, path: Path, winners: Sequence[Problem] | Snapshot) -> Path:
+    snapshot = winners if isinstance(winners, Snapshot) else ground.snapshot(winners)
     packs = [ground.store.get(name) for name in snapshot.packs()]
     write_bundle(path, snapshot, {pack.hash: pack.path for pack in packs if pack is not None})
     return path
@@ -195,10 +195,7 @@ def test_only_kernels_with_a_fixed_order_run(
     loose = Snapshot.of(
         snapshot.device, [replace(row, deterministic=False) for row in snapshot.rows], own_signer()
     )
-    packs = [ground.store.get(name) for name in loose.packs()]
-    path = tmp_path / "winners.gspack"
-    write_bundle(path, loose, {pack.hash: pack.path for pack in packs if pack is not None})
-    autouse.start(str(path))
+    autouse.start(str(baked(ground, tmp_path / "winners.gspack", loose)))
     product()
     assert runs() == 0
 

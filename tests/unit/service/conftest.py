@@ -31,13 +31,18 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return settings
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_gpu() -> Iterator[None]:
+    """Services know no GPU, whatever this machine has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.http.state.usable_gpu", lambda: None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def client(settings: Settings) -> Iterator[httpx.Client]:
-    """A client of a service without a GPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.http.app.usable_gpu", lambda: None)
-        with running(settings) as client:
-            yield client
+    with running(settings) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Signer
 from service.cli.main import app
 from service.settings import Settings
-from tests.support.serving import H200, new_settings, promote, running, winner
-from tuner.compile import ArtifactStore, Toolchain
+from tests.support.present import present
+from tests.support.serving import H200, new_settings, promote, publish, running, winner
+from tuner.compile import ArtifactStore
 from tuner.store import Store
 from tuner.store.models import KernelRow, WinnerRow
 from tuner.store.statement import signed
@@ -76,13 +77,11 @@ def test_a_row_that_cannot_be_read_is_no_winner(settings: Settings, client: http
 def test_a_description_that_was_put_right_is_answered_with_by_a_running_service(
     settings: Settings,
 ) -> None:
-    candidate = winner(KNOWN).candidate
-    assert candidate is not None
+    candidate = present(winner(KNOWN).candidate)
     kernel = candidate.kernel
     with Store.open(settings.database) as store:
         with store.database.write() as session:
-            row = session.scalars(select(KernelRow)).first()
-            assert row is not None
+            row = present(session.scalars(select(KernelRow)).first())
             row.description = {**row.description, "alignment_d": 1}
         with running(settings) as client:
             assert best(client).json()["config"]["kernel"]["alignment_d"] == 1
@@ -108,22 +107,16 @@ def test_a_deep_look_finds_all_that_is_wrong(settings: Settings, tmp_path: Path)
     settings.trusted.mkdir(parents=True, exist_ok=True)
     theirs = settings.trusted / "theirs.pub"
     theirs.write_text(signer.public.line)
-    unit = tmp_path / "unit.so"
-    unit.write_bytes(b"\x7fELF not really")
-    candidate = winner(KNOWN).candidate
-    assert candidate is not None
-    toolchain = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels")
-    pack = ArtifactStore(settings.packs).publish(unit, [candidate.kernel], toolchain)
-    unit.write_bytes(b"\x7fELF of nobody")
-    nobodys = ArtifactStore(settings.packs).publish(unit, [candidate.kernel], toolchain)
+    candidate = present(winner(KNOWN).candidate)
+    packs = ArtifactStore(settings.packs)
+    pack = publish(packs, candidate.kernel)
+    nobodys = publish(packs, candidate.kernel, content=b"\x7fELF of nobody")
     with Store.open(settings.database) as store:
         kept = store.promote(signed(winner(NEAR), signer))
         with store.database.write() as session:
-            last = session.scalars(select(WinnerRow).order_by(WinnerRow.id.desc())).first()
-            assert last is not None
+            last = present(session.scalars(select(WinnerRow).order_by(WinnerRow.id.desc())).first())
             last.signature = {"key": signer.public.id, "value": "A" * 86 + "==", "pack": None}
-            kernel = session.scalars(select(KernelRow)).first()
-            assert kernel is not None
+            kernel = present(session.scalars(select(KernelRow)).first())
             kernel.description = {**kernel.description, "tile": [0, 0, 0]}
     pack.path.write_bytes(b"\x7fELF another program")
     try:

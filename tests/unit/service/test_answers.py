@@ -15,6 +15,7 @@ from service.http.questions import ProblemBody, QuestionReader
 from service.http.requests import TuneBody
 from service.lookup import find
 from service.lookup.cache import Answers, Rendered
+from tests.support.present import present
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, winner
 from tests.support.winners_in_memory import WinnersInMemory
@@ -254,8 +255,7 @@ def test_predictions_name_their_kernel_too() -> None:
     """So that a pack that holds it, once there is one, is named in the next answer."""
 
     source = WinnersInMemory([])
-    answer = find.find(source, KNOWN, H200, accepted=find.ANY)
-    assert answer is not None
+    answer = present(find.find(source, KNOWN, H200, accepted=find.ANY))
     assert answer.config is not None
     assert isinstance(answer.config.kernel, Kernel)
     assert Rendered.of(answer).kernel == answer.config.kernel.name

@@ -18,29 +18,27 @@ from service.errors import ProblemError
 from service.http import bodies
 from service.http.access import Scope
 from service.http.attempts import AT_ONCE, EACH_S, Attempts
-from tests.support.processes import serving
-from tests.support.serving import new_settings, running
+from tests.support.processes import address, serving
+from tests.support.serving import keyed, new_settings, running
+from tests.support.wire import connect
 from tuner.store import Store
 
 ELSEWHERE = httpx.HTTPTransport(local_address="127.0.0.2")
 
 
 @pytest.fixture
-def keyed(tmp_path: Path) -> Iterator[tuple[httpx.Client, str]]:
+def service(tmp_path: Path) -> Iterator[tuple[httpx.Client, str]]:
     """A service that takes keys, and one."""
-    settings = new_settings(tmp_path, require_keys=True)
-    with Store.open(settings.database) as store:
-        _, secret = store.keys.create("ann", Scope.READ)
-    with running(settings) as client:
-        yield client, secret
+    with keyed(new_settings(tmp_path, require_keys=True), ann=Scope.READ) as running:
+        yield running.http, running.keys["ann"]
 
 
 def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
-def test_guessing_keys_is_limited_and_logged(keyed: tuple[httpx.Client, str]) -> None:
-    client, secret = keyed
+def test_guessing_keys_is_limited_and_logged(service: tuple[httpx.Client, str]) -> None:
+    client, secret = service
 
     def guess(number: int) -> httpx.Response:
         return client.get("/devices", headers=bearer(f"gsk_{number}"))
@@ -85,8 +83,8 @@ def test_tries_come_back_with_time_and_are_not_lost_by_a_new_key() -> None:
         attempts.begin("a")
 
 
-def test_without_a_key_no_body_is_read(keyed: tuple[httpx.Client, str]) -> None:
-    client, secret = keyed
+def test_without_a_key_no_body_is_read(service: tuple[httpx.Client, str]) -> None:
+    client, secret = service
     sent = 0
 
     def endless() -> Iterator[bytes]:
@@ -119,7 +117,6 @@ def test_bodies_in_memory_are_limited_for_each_client_and_in_all(
     settings = new_settings(tmp_path, max_body_bytes=100_000)
     head = b"POST /best:batch HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 90000\r\n\r\n"
     with running(settings) as client, ExitStack() as held:
-        place = (client.base_url.host, client.base_url.port)
 
         def post(source: int, path: str, content: bytes) -> httpx.Response:
             transport = httpx.HTTPTransport(local_address=f"127.0.0.{source}")
@@ -129,8 +126,7 @@ def test_bodies_in_memory_are_limited_for_each_client_and_in_all(
             return other.post(path, content=content, headers={"Content-Type": "application/json"})
 
         waiting = [
-            held.enter_context(socket.create_connection(place, 20, (f"127.0.0.{source}", 0)))
-            for source in range(1, 5)
+            held.enter_context(connect(client, f"127.0.0.{source}")) for source in range(1, 5)
         ]
         for link in waiting:
             link.sendall(head + b" " * 89_999)
@@ -156,7 +152,7 @@ def test_large_bodies_without_a_key_take_no_memory(tmp_path: Path) -> None:
     with Store.open(settings.database) as store:
         store.keys.create("ann", Scope.READ)
     with serving(tmp_path, GEMMSMITH_REQUIRE_KEYS="1") as (process, banner):
-        url = next(word for word in banner.split() if word.startswith("http://")).split("/best")[0]
+        url = address(banner)
         memory = psutil.Process(process.pid).memory_info
         httpx.get(f"{url}/healthz").raise_for_status()
         before = memory().rss

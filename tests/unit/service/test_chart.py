@@ -14,6 +14,7 @@ from gemmsmith.core.config import Match, Use
 from gemmsmith.core.problem import DType, Problem
 from service.lookup import find
 from service.lookup.find import Chart, Charted
+from tests.support.present import present
 from tests.support.queries import statements
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
@@ -33,16 +34,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def answer(store: Store, drawn: Chart, problem: Problem) -> Answer:
     source = Charted(store, drawn)
-    run = find.find(source, problem, H200, accepted=find.ANY)
-    assert run is not None
-    return run
+    return present(find.find(source, problem, H200, accepted=find.ANY))
 
 
 def test_a_prediction_looks_at_the_marks_and_for_its_kernels_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One statement for the marks, one where the kernel was not proposed before."""
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
     monkeypatch.setattr("service.lookup.watcher.EVERY_S", 3600.0)
     settings = new_settings(tmp_path)
     promote(settings, winner(KNOWN))

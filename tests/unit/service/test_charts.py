@@ -11,7 +11,7 @@ from gemmsmith.answers.answer import InRegime, Ratio, Regime, Statistics
 from gemmsmith.core.problem import Problem
 from service.charts import intervals, ratios, regret, rooflines, trials
 from service.charts.draw import STYLE, WIDTH, Scale, legend, svg, text, upright
-from service.charts.heatmap import Cell, heatmap
+from service.charts.heatmap import heatmap
 from service.report.problem_rows import device_report, row_of
 from service.report.roofs import Roof
 from tests.support.records import PROBLEM, failed_trial, trial
@@ -63,7 +63,7 @@ def charts(store: Store) -> dict[str, str]:
     """A chart of every kind."""
     store.promote(winner(PROBLEM))
     store.add_trials([trial(0), trial(1), failed_trial(2)])
-    tried = store.tried.of_problem(PROBLEM, winner(PROBLEM).device.slug)
+    tried = store.tried_on(PROBLEM, winner(PROBLEM).device.slug)
     listed = store.listing.winners(winner(PROBLEM).device.slug, Search()).items
     regime = InRegime(regime=Regime.BOOST, speedup=RATIO, median_us=9.0, default_us=None)
     curve = Curve(
@@ -82,7 +82,7 @@ def charts(store: Store) -> dict[str, str]:
         "winners": rooflines.of_winners(listed, [(HOSTILE, roof) for roof in ROOFS]),
         "convergence": trials.convergence(tried, 9.0),
         "trait": trials.by_trait(tried, HOSTILE, lambda _: HOSTILE),
-        "map": heatmap([Cell(m=1, n=2, ratio=1.1, stays=False, href=HOSTILE, name=HOSTILE)]),
+        "map": heatmap(listed, lambda _: HOSTILE),
         "regret": regret.chart([curve]),
         "parts": svg(
             60, HOSTILE, text(1, 1, HOSTILE), upright(1, 1, HOSTILE), legend(1, [("", HOSTILE)])
@@ -120,8 +120,8 @@ def test_what_has_no_figures_is_not_drawn() -> None:
     for rows in ((), (row_of(lost, None),)):
         assert rooflines.of_rows(rows, "bf16", ROOFS) == ratios.ratios(rows) == ""
     assert ratios.classes(device_report([lost], None), "bf16") == ""
-    assert intervals.times([]) == intervals.regimes([], 1.1, None, "torch") == heatmap([]) == ""
-    assert rooflines.of_winners([], []) == trials.convergence([]) == ""
+    assert intervals.times([]) == intervals.regimes([], 1.1, None, "torch") == ""
+    assert rooflines.of_winners([], []) == trials.convergence([]) == heatmap([], str) == ""
 
 
 @pytest.mark.parametrize(("problem", "us"), [(SMALL, 10.0), (LARGE, 1800.0)])

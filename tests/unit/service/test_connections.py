@@ -29,28 +29,15 @@ from service.http.connections import (
     Limits,
 )
 from service.settings import Settings
-from tests.support.processes import serving, until
+from tests.support.processes import address, serving, until
 from tests.support.serving import new_settings, promote, running, winner
+from tests.support.wire import connect, read_to_the_end
 
 KNOWN = Problem(m=4096, n=4096, k=4096)
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 DEVICES = HEALTH.replace(b"healthz", b"devices")
 UNFINISHED = b"GET /devices HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 BODY = b"POST /best:batch HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
-
-
-def connect(client: httpx.Client, source: str = "127.0.0.1") -> socket.socket:
-    url = client.base_url
-    assert url.port
-    return socket.create_connection((url.host, url.port), timeout=20, source_address=(source, 0))
-
-
-def read_to_the_end(link: socket.socket) -> bytes:
-    said = bytearray()
-    with contextlib.suppress(ConnectionError):
-        while data := link.recv(65536):
-            said += data
-    return bytes(said)
 
 
 def ask(link: socket.socket, request: bytes) -> int:
@@ -269,10 +256,9 @@ def test_the_service_raises_its_limit_and_says_once_that_files_have_run_out(
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
         with serving(tmp_path) as (process, banner):
-            url = next(word for word in banner.split() if word.startswith("http://"))
             assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
             with (
-                httpx.Client(base_url=url.split("/best")[0], timeout=20) as client,
+                httpx.Client(base_url=address(banner), timeout=20) as client,
                 ExitStack() as held,
             ):
                 assert client.get("/healthz").status_code == 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -13,7 +12,7 @@ import pytest
 from service.http import denials
 from service.http.denials import Denials
 from tests.support.processes import until
-from tests.support.serving import new_settings, running
+from tests.support.serving import Keyed, keyed, new_settings
 from tuner.store import Store
 from tuner.store.audit import UNKNOWN, Action, AuditEntry
 from tuner.store.keys import Scope
@@ -21,55 +20,40 @@ from tuner.store.keys import Scope
 SIZES = {"m": 64, "n": 64, "k": 64}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Keyed:
-    """A service that asks for keys, and its database."""
-
-    http: httpx.Client
-    store: Store
-    keys: dict[str, str]
-
-    def ask(self, key: str, method: str, path: str, **more: object) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self.keys[key]}"}
-        headers |= more.pop("headers", {})  # type: ignore[arg-type]
-        return self.http.request(method, path, headers=headers, **more)  # type: ignore[arg-type]
-
-    def denied(self) -> list[AuditEntry]:
-        return self.store.audit.entries(action=Action.DENIED)
-
-
 @pytest.fixture
-def keyed(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keyed]:
+def service(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keyed]:
     monkeypatch.setattr(denials.Denials.__init__, "__defaults__", (0.2,))
     settings = new_settings(tmp_path, database=store_url, require_keys=True)
     scopes = {"ann": Scope.TUNE, "bob": Scope.TUNE, "reader": Scope.READ, "boss": Scope.ADMIN}
-    with Store.open(store_url) as store:
-        keys = {name: store.keys.create(name, scope)[1] for name, scope in scopes.items()}
-        with running(settings) as http:
-            yield Keyed(http=http, store=store, keys=keys)
+    with keyed(settings, **scopes) as running:
+        yield running
 
 
-def test_only_its_own_key_or_an_admin_changes_a_job(keyed: Keyed) -> None:
-    job = keyed.ask("ann", "POST", "/tune", json=SIZES).json()["id"]
-    refused = keyed.ask("bob", "DELETE", f"/jobs/{job}")
+def denied(service: Keyed) -> list[AuditEntry]:
+    return service.store.audit.entries(action=Action.DENIED)
+
+
+def test_only_its_own_key_or_an_admin_changes_a_job(service: Keyed) -> None:
+    job = service.ask("POST", "/tune", "ann", json=SIZES).json()["id"]
+    refused = service.ask("DELETE", f"/jobs/{job}", "bob")
     assert (refused.status_code, refused.json()["title"]) == (403, "Job of another key")
-    assert keyed.ask("bob", "POST", f"/ui/jobs/{job}/cancel").status_code == 403
-    assert "/cancel" not in keyed.ask("bob", "GET", f"/ui/jobs/{job}").text
-    assert "/cancel" in keyed.ask("ann", "GET", f"/ui/jobs/{job}").text
-    assert keyed.ask("ann", "GET", f"/jobs/{job}").json()["state"] == "waiting"
-    assert keyed.ask("ann", "DELETE", f"/jobs/{job}").json()["state"] == "cancelled"
-    assert keyed.ask("bob", "POST", f"/jobs/{job}/retry").status_code == 403
-    assert "/retry" not in keyed.ask("bob", "GET", f"/ui/jobs/{job}").text
-    again = keyed.ask("ann", "POST", f"/jobs/{job}/retry")
+    assert service.ask("POST", f"/ui/jobs/{job}/cancel", "bob").status_code == 403
+    assert "/cancel" not in service.ask("GET", f"/ui/jobs/{job}", "bob").text
+    assert "/cancel" in service.ask("GET", f"/ui/jobs/{job}", "ann").text
+    assert service.ask("GET", f"/jobs/{job}", "ann").json()["state"] == "waiting"
+    assert service.ask("DELETE", f"/jobs/{job}", "ann").json()["state"] == "cancelled"
+    assert service.ask("POST", f"/jobs/{job}/retry", "bob").status_code == 403
+    assert "/retry" not in service.ask("GET", f"/ui/jobs/{job}", "bob").text
+    again = service.ask("POST", f"/jobs/{job}/retry", "ann")
     assert again.status_code == 202
-    assert keyed.ask("boss", "DELETE", again.headers["location"]).status_code == 202
-    assert keyed.ask("boss", "POST", f"/jobs/{job}/retry").status_code == 202
+    assert service.ask("DELETE", again.headers["location"], "boss").status_code == 202
+    assert service.ask("POST", f"/jobs/{job}/retry", "boss").status_code == 202
 
 
-def test_two_keys_do_not_see_each_others_jobs_by_an_idempotency_key(keyed: Keyed) -> None:
+def test_two_keys_do_not_see_each_others_jobs_by_an_idempotency_key(service: Keyed) -> None:
     def order(key: str, m: int) -> httpx.Response:
-        return keyed.ask(
-            key, "POST", "/tune", json={**SIZES, "m": m}, headers={"Idempotency-Key": "1"}
+        return service.ask(
+            "POST", "/tune", key, json={**SIZES, "m": m}, headers={"Idempotency-Key": "1"}
         )
 
     anns, bobs = order("ann", 64), order("bob", 128)
@@ -79,25 +63,25 @@ def test_two_keys_do_not_see_each_others_jobs_by_an_idempotency_key(keyed: Keyed
     assert order("bob", 128).json()["id"] == bobs.json()["id"]
 
 
-def test_what_is_denied_is_in_the_audit(keyed: Keyed) -> None:
-    keyed.ask("reader", "POST", "/tune", json=SIZES)
-    until(lambda: bool(keyed.denied()), "the first denial is written")
+def test_what_is_denied_is_in_the_audit(service: Keyed) -> None:
+    service.ask("POST", "/tune", "reader", json=SIZES)
+    until(lambda: bool(denied(service)), "the first denial is written")
     for number in range(25):
-        keyed.http.get(f"/jobs/{number}", headers={"Authorization": f"Bearer gsk_{number}"})
+        service.http.get(f"/jobs/{number}", headers={"Authorization": f"Bearer gsk_{number}"})
     told = "all of them are"
-    until(lambda: sum(e.detail["times"] for e in keyed.denied()) == 26, told)
-    for_scope = keyed.denied()[-1]
+    until(lambda: sum(e.detail["times"] for e in denied(service)) == 26, told)
+    for_scope = denied(service)[-1]
     assert (for_scope.actor, for_scope.subject) == ("reader", "POST /tune")
     assert (for_scope.detail["status"], for_scope.detail["times"]) == (403, 1)
     assert for_scope.detail["address"] == "127.0.0.1"
-    strangers = [entry for entry in keyed.denied() if entry.actor == UNKNOWN]
+    strangers = [entry for entry in denied(service) if entry.actor == UNKNOWN]
     assert {entry.subject for entry in strangers} == {"GET /jobs/{job_id}"}
     assert {entry.detail["status"] for entry in strangers} == {401}
-    listed = keyed.ask("boss", "GET", "/audit?action=denied").json()["entries"]
+    listed = service.ask("GET", "/audit?action=denied", "boss").json()["entries"]
     assert all(entry["intact"] for entry in listed)
-    assert len(listed) == len(keyed.denied())
-    assert "gsk_" not in repr(keyed.denied())
-    assert keyed.store.audit.verify().fault is None
+    assert len(listed) == len(denied(service))
+    assert "gsk_" not in repr(denied(service))
+    assert service.store.audit.verify().fault is None
 
 
 def test_denials_without_end_are_few_entries(store: Store) -> None:

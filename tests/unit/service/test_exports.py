@@ -48,7 +48,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     with Store.open(settings.database) as store:
         store.add_trials([trial(PROBLEMS[0], index) for index in range(5)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.http.app.usable_gpu", lambda: H200)
+        patch.setattr("service.http.state.usable_gpu", lambda: H200)
         with running(settings) as client:
             yield client
 

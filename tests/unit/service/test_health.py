@@ -18,13 +18,13 @@ from gemmsmith.core.problem import Problem
 from service.cli import checks
 from service.http import readiness
 from service.http.access import Scope
-from tests.support.processes import serving, until
+from tests.support.processes import address, serving, until
 from tests.support.queries import statements
 from tests.support.serving import new_settings, promote, running, winner
 from tuner.errors import SchemaChanged
 from tuner.store import Store, head
 from tuner.store.database import Database
-from tuner.store.probe import probe
+from tuner.store.schema import probe
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_without_room_for_packs_it_is_degraded_but_ready(
 def test_while_others_write_for_long_it_is_degraded_but_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.store.probe.PATIENCE_S", 0.1)
+    monkeypatch.setattr("tuner.store.schema.PROBE_S", 0.1)
     settings = new_settings(tmp_path)
     path = settings.database.removeprefix("sqlite:///")
     with running(settings) as client, closing(sqlite3.connect(path)) as other:
@@ -90,10 +90,12 @@ def test_a_database_that_cannot_be_read_is_not_ready(tmp_path: Path) -> None:
     with running(settings) as client:
         for path in tmp_path.glob("gemmsmith.db*"):
             path.write_bytes(b"not a database at all" * 1000)
-        reply = client.get("/readyz")
-        assert reply.status_code == 503
-        assert reply.headers["content-type"] == "application/problem+json"
-        assert reply.json()["type"].endswith("store-unavailable")
+        for path in ("/results", "/readyz"):
+            reply = client.get(path)
+            assert reply.status_code == 503
+            assert reply.headers["content-type"] == "application/problem+json"
+            assert reply.json()["type"] == "urn:gemmsmith:problem:store-unavailable"
+            assert (reply.json()["status"], bool(reply.json()["title"])) == (503, True)
         assert "Restore a backup" in reply.json()["checks"]["database"]
         assert client.get("/healthz").status_code == 200
 
@@ -101,25 +103,26 @@ def test_a_database_that_cannot_be_read_is_not_ready(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_database_that_cannot_be_written_is_not_ready(tmp_path: Path) -> None:
     order = {"m": 64, "n": 64, "k": 64}
-    with serving(tmp_path) as (process, banner):
-        url = next(word for word in banner.split() if word.startswith("http://")).rstrip("/")
-        with httpx.Client(base_url=url.split("/best")[0], timeout=30) as client:
+    with (
+        serving(tmp_path) as (process, banner),
+        httpx.Client(base_url=address(banner), timeout=30) as client,
+    ):
 
-            def ready() -> httpx.Response:
-                time.sleep(readiness.FRESH_S)
-                return client.get("/readyz")
+        def ready() -> httpx.Response:
+            time.sleep(readiness.FRESH_S)
+            return client.get("/readyz")
 
-            assert ready().json()["status"] == "ok"
-            before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, before[1]))  # a full disk
-            assert client.post("/tune", json=order).status_code == 503
-            reply = ready()  # an order has failed, so it is tried at once
-            assert reply.status_code == 503
-            checks = reply.json()["checks"]
-            assert checks["schema"] == "ok"
-            assert "gemmsmith.db" in checks["database"]
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
-            assert ready().status_code == 200
+        assert ready().json()["status"] == "ok"
+        before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, before[1]))  # a full disk
+        assert client.post("/tune", json=order).status_code == 503
+        reply = ready()  # an order has failed, so it is tried at once
+        assert reply.status_code == 503
+        checks = reply.json()["checks"]
+        assert checks["schema"] == "ok"
+        assert "gemmsmith.db" in checks["database"]
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
+        assert ready().status_code == 200
 
 
 def test_asking_often_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +193,8 @@ def test_a_service_whose_database_was_migrated_reads_and_writes_nothing(
                 worker.promote(winner(Problem(m=1, n=1, k=1)))
             ready = client.get("/readyz")
             assert ready.status_code == 503
+            assert "db upgrade" in ready.json()["detail"]
+            assert client.get("/healthz").status_code == 200
             assert client.get("/best", params=asked).json()["match"] == "exact"
         set_schema(store_url, head())
         assert client.get("/readyz").status_code == 200

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import msgspec
@@ -17,8 +15,7 @@ from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.problem import Layout, Problem
 from service.settings import Settings
 from tests.support.processes import until
-from tests.support.serving import H100, H200, new_settings, packs_of, running, trial
-from tuner.compile import Toolchain
+from tests.support.serving import H100, H200, new_settings, pages, running, trial
 from tuner.store import Store
 from tuner.trial import Trial
 
@@ -38,11 +35,8 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 
 def test_results_page_by_page_are_the_trials_whole(history: httpx.Client) -> None:
-    found, href = [], f"/results?device={H200.slug}&limit=2"
-    while href:
-        page = history.get(href).json()
-        found += page["trials"]
-        href = page["links"].get("next", {}).get("href")
+    listed = pages(history, f"/results?device={H200.slug}&limit=2", "trials")
+    found = [item for page in listed for item in page]
     assert len(found) == 6
     assert [msgspec.convert(item, Trial) for item in found[:5]] == [
         trial(SMALL, index) for index in range(5)
@@ -83,7 +77,7 @@ def test_devices_are_listed_with_the_default_first(client: httpx.Client) -> None
 
 
 def test_the_local_gpu_is_the_default(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: H200)
+    monkeypatch.setattr("service.http.state.usable_gpu", lambda: H200)
     with running(settings) as client:
         devices = client.get("/devices").json()["devices"]
         assert (devices[0]["slug"], devices[0]["local"], len(devices)) == (H200.slug, True, 2)
@@ -97,23 +91,6 @@ def test_a_kernel_is_described(history: httpx.Client) -> None:
     reply = history.get(f"/kernels/{kernel.name}").json()
     assert msgspec.convert(reply, AnyKernel) == kernel
     assert reply["pack"] is None
-
-
-def test_a_pack_is_served_immutably_while_it_is_whole(
-    client: httpx.Client, settings: Settings, tmp_path: Path
-) -> None:
-    compiled = tmp_path / "unit.so"
-    compiled.write_bytes(b"\x7fELF not really")
-    toolchain = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels")
-    kernel = trial(SMALL).candidate.kernel
-    pack = packs_of(settings).publish(compiled, [kernel], toolchain)
-    reply = client.get(f"/packs/{pack.hash}")
-    assert reply.content == compiled.read_bytes()
-    assert hashlib.sha256(reply.content).hexdigest() == pack.hash
-    assert "immutable" in reply.headers["cache-control"]
-    assert reply.headers["etag"] == f'"{pack.hash}"'
-    pack.path.write_bytes(b"\x7fELF trunc")
-    assert client.get(f"/packs/{pack.hash}").status_code == 404
 
 
 def test_metrics_count_requests_lookups_and_jobs(history: httpx.Client) -> None:

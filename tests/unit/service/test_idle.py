@@ -18,10 +18,12 @@ from service.settings import Settings
 from service.worker import idle, process
 from service.worker.process import Tuning
 from tests.support.gpu import NEWER, Gpu
+from tests.support.present import present
 from tests.support.processes import until
 from tests.support.recordings import best_of, record, some_candidates
+from tests.support.records import imported
 from tests.support.replacing import replace
-from tests.support.serving import H200, imported, new_settings
+from tests.support.serving import H200, new_settings
 from tests.support.serving import winner as winner_of
 from tuner.devices.base import Contender
 from tuner.errors import DeviceError
@@ -84,8 +86,7 @@ def test_an_idle_worker_reports_its_gpu_and_measures_stale_winners_again(
     (job,) = Queue(store).list()
     assert (job.effort, job.priority, job.problem) == (Effort.RECHECK, IDLE_PRIORITY, STALE)
     assert (gpu.screened, len(gpu.finalists)) == ([], 1)
-    winner = store.winner(STALE, H200.slug)
-    assert winner is not None
+    winner = present(store.winner(STALE, H200.slug))
     assert (winner.candidate, winner.environment, winner.job) == (best_of(STALE), NEWER, job.id)
 
 
@@ -218,8 +219,7 @@ def test_a_dispute_is_settled_by_a_third_gpu(settings: Settings, store: Store) -
     with store.database.write() as session:
         session.execute(update(JobRow).values(available_at=0.0))  # the pause is over
     assert work(1).finalists == [[best_of(STALE), some_candidates(STALE)[3]]]
-    winner = store.winner(STALE, H200.slug)
-    assert winner is not None
+    winner = present(store.winner(STALE, H200.slug))
     assert (winner.environment.gpu_uuid, winner.job) == ("GPU-1", job.id)
 
 

@@ -6,10 +6,10 @@ from gemmsmith.answers.answer import Answer
 from gemmsmith.core.config import Config, Match, Use
 from gemmsmith.core.problem import Problem
 from service.lookup.find import ANY, EXACT, MEASURED, find
+from tests.support.present import present
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tests.support.winners_in_memory import WinnersInMemory
-from tuner.search.cost_model import AnalyticModel
 from tuner.search.predict import predict
 
 KNOWN = Problem(m=4096, n=4096, k=4096)
@@ -34,22 +34,19 @@ def test_an_exact_winner_comes_before_a_neighbour_and_that_before_a_prediction()
         (replace(KNOWN, batch=2), Match.PREDICTED),
     ]
     for problem, match in matches:
-        answer = ask(WinnersInMemory([winner(KNOWN)]), problem)
-        assert answer is not None
+        answer = present(ask(WinnersInMemory([winner(KNOWN)]), problem))
         assert (answer.problem, answer.match) == (problem, match)
     for problem, _ in matches[1:]:
         assert ask(WinnersInMemory([winner(KNOWN)]), problem, EXACT) is None
     for problem, match in matches:
         measured = ask(WinnersInMemory([winner(KNOWN)]), problem, MEASURED)
         assert (measured and measured.match) == (None if match is Match.PREDICTED else match)
-    answer = ask(WinnersInMemory([winner(KNOWN), winner(near)]), near)
-    assert answer is not None
+    answer = present(ask(WinnersInMemory([winner(KNOWN), winner(near)]), near))
     assert answer.match is Match.EXACT
 
 
 def test_a_prediction_is_the_cost_models_and_measured_by_nobody() -> None:
-    expected = predict(KNOWN, H200, AnalyticModel())
-    assert expected is not None
+    expected = present(predict(KNOWN, H200))
     answer = ask(WinnersInMemory([]), KNOWN)
     kernel = expected.candidate.kernel
     assert answer == Answer(
@@ -72,8 +69,7 @@ def test_a_prediction_is_the_cost_models_and_measured_by_nobody() -> None:
         replayed=False,
         predicted_us=expected.us,
     )
-    compiled = ask(WinnersInMemory([], str.upper), KNOWN)
-    assert compiled is not None
+    compiled = present(ask(WinnersInMemory([], str.upper), KNOWN))
     assert compiled.config is not None
     assert compiled.config.pack == kernel.name.upper()
 
@@ -85,7 +81,6 @@ def test_no_legal_kernel_is_no_answer() -> None:
 def test_an_answer_names_what_cublas_ran_and_what_power_costs() -> None:
     source = WinnersInMemory([replace(winner(KNOWN), baseline_kernels=NAMES, power_penalty=1.05)])
     for problem, match in ((KNOWN, Match.EXACT), (replace(KNOWN, m=8192), Match.NEAREST)):
-        answer = ask(source, problem)
-        assert answer is not None
+        answer = present(ask(source, problem))
         assert (answer.match, answer.baseline_kernels) == (match, NAMES)
         assert answer.power_penalty == 1.05

@@ -53,7 +53,6 @@ def test_a_snapshot_is_written_once_and_takes_little_memory(settings: Settings) 
 def test_neighbours_are_found_without_a_query_for_each(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
     monkeypatch.setattr("service.lookup.watcher.EVERY_S", 3600.0)
     path = Path(settings.database.removeprefix("sqlite:///"))
     asked = near(million.sample(path, 300), 200, seed=8)

@@ -15,6 +15,7 @@ from gemmsmith.core.tuning import Effort
 from service.metrics.database import Figures
 from service.worker import process
 from tests.support import fake_nvcc
+from tests.support.present import present
 from tests.support.processes import until
 from tests.support.recordings import record
 from tests.support.records import failed_trial, trial, winner
@@ -69,12 +70,10 @@ def test_totals_wait_for_transactions_that_may_still_commit(store: Store) -> Non
     store.add_trial(trial(0))
     assert totals.read() is not None
     store.add_trial(trial(1))
-    soon = totals.read()
-    assert soon is not None
+    soon = present(totals.read())
     assert soon.records["trials"] == (2 if store.database.is_sqlite else 1)
     time.sleep(0.25)
-    later = totals.read()
-    assert later is not None
+    later = present(totals.read())
     assert later.records["trials"] == 2
 
 
@@ -82,8 +81,7 @@ def test_totals_stop_between_pieces(store: Store) -> None:
     store.add_trial(trial(0))
     totals = Totals(store.database)
     assert totals.read(should_stop=lambda: True) is None
-    after = totals.read()
-    assert after is not None
+    after = present(totals.read())
     assert after.records["trials"] == 1
 
 
@@ -95,8 +93,7 @@ def test_time_of_jobs_is_told_from_their_events(store: Store) -> None:
     time.sleep(0.05)
     waiting = watch.read()
     assert waiting.oldest_waiting_s >= 0.05
-    leased = queue.lease("host-a:12:ff", ["any"])
-    assert leased is not None
+    leased = present(queue.lease("host-a:12:ff", ["any"]))
     leased.progress("enumerate", 0, 9)
     time.sleep(0.02)
     leased.progress("compile", 1, 2)
@@ -130,14 +127,12 @@ def test_time_of_jobs_is_told_from_their_events(store: Store) -> None:
 def test_time_in_which_nobody_had_a_job_is_nobodys(store: Store) -> None:
     queue, watch = Queue(store), Watch(store.database)
     queue.enqueue(Problem(m=8, n=8, k=8))
-    dying = queue.lease("host-a:1:a", ["any"], ttl_s=0.05)
-    assert dying is not None
+    dying = present(queue.lease("host-a:1:a", ["any"], ttl_s=0.05))
     dying.progress("screen", 1, 2)
     before = watch.read()
     time.sleep(0.1)
     assert watch.read().abandoned == 1
-    second = queue.lease("host-b:1:a", ["any"])
-    assert second is not None
+    second = present(queue.lease("host-b:1:a", ["any"]))
     second.release()
     time.sleep(0.05)
     after = watch.read()
@@ -159,11 +154,9 @@ def test_a_scrape_is_what_prometheus_reads(tmp_path: Path) -> None:
         assert value(families, "gemmsmith_jobs_ended_total", outcome="failed") == 0
         assert value(families, "gemmsmith_records", kind="winners") == 1
         for name in ("database", "packs"):
-            free = value(families, "gemmsmith_disk_free_bytes", volume=name)
-            assert free is not None
+            free = present(value(families, "gemmsmith_disk_free_bytes", volume=name))
             assert free > 0
-        age = value(families, "gemmsmith_figures_read_timestamp_seconds")
-        assert age is not None
+        age = present(value(families, "gemmsmith_figures_read_timestamp_seconds"))
         assert abs(time.time() - age) < 30
         for family in families.values():
             assert family.documentation, family.name
@@ -173,8 +166,7 @@ def test_a_scrape_is_what_prometheus_reads(tmp_path: Path) -> None:
 def test_a_scrape_does_not_wait_for_a_database_that_is_gone(store: Store) -> None:
     figures = Figures(store)
     figures.refresh(patience_s=30)
-    read_at = figures.read_at
-    assert read_at is not None
+    read_at = present(figures.read_at)
     with store.database.connect() as connection:
         connection.exec_driver_sql("ALTER TABLE jobs RENAME TO gone")
     try:

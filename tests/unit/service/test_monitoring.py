@@ -19,12 +19,12 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort
 from service.worker import process
 from tests.support import fake_nvcc
+from tests.support.docs import ROOT
 from tests.support.processes import until
 from tests.support.recordings import record
 from tests.support.serving import new_settings, running
 from tuner.devices.replay import ReplayDevice
 
-ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "configs" / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana.json").read_text(encoding="utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -52,7 +52,6 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     compiler = fake_nvcc.toolchain(folder / "toolchain")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("service.worker.builder.find_toolchain", lambda: compiler)
-        patch.setattr("service.http.app.usable_gpu", lambda: None)
         patch.setattr(ReplayDevice, "needs_packs", True)
         with running(settings) as client:
             client.get("/metrics")  # times of jobs are followed from the first reading on

@@ -10,13 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gemmsmith import Busy, Client, InvalidProblem, Rejected
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import JobState
-from service.cli.main import app
 from service.settings import Settings
+from tests.support.commands import run
+from tests.support.present import present
 from tests.support.serving import new_settings, running
 from tuner.jobs import Queue
 from tuner.store import Store
@@ -52,21 +53,13 @@ def order(client: httpx.Client, m: int, key: str = "", **fields: object) -> http
     return client.post("/tune", json={"m": m, **BODY, **fields}, headers=headers)
 
 
-def run(client: httpx.Client, *arguments: str, code: int = 0) -> Result:
-    """The command, asking the service."""
-    result = CliRunner().invoke(app, [*arguments, "--url", str(client.base_url)])
-    assert result.exit_code == code, result.output
-    return result
-
-
 def document(result: Result) -> Any:
     """What the command printed; before it is what the service's log says in this process."""
     return json.loads(result.stdout[result.stdout.index("{") :])
 
 
 def end_one(queue: Queue) -> None:
-    work = queue.lease("a worker", [])
-    assert work is not None
+    work = present(queue.lease("a worker", []))
     work.fail("no such luck", retry=False)
 
 
@@ -130,8 +123,7 @@ def test_a_waiting_job_says_whether_a_worker_takes_it(client: httpx.Client, stor
     queue.workers.report("smithy:1:x", ["cuda:0"])
     assert waits(first) == "waits: the worker on smithy runs it next"
     assert waits(bound) == "waits: no worker that is alive takes jobs for cuda:7"
-    leased = queue.lease("smithy:1:x", ["cuda:0"], ttl_s=60)
-    assert leased is not None
+    leased = present(queue.lease("smithy:1:x", ["cuda:0"], ttl_s=60))
     assert leased.job.id == first
     assert waits(first) == ""
     queue.workers.report("smithy:1:x", ["cuda:0", "cuda:7"])
@@ -216,8 +208,8 @@ def test_the_command_waits_for_room_and_says_so(
     end_one(queue)
     order(client, 2)
     order(client, 3)
-    asked = ("tune", "4", "64", "64", "--no-wait", "--deadline", "900")
-    late = run(client, *asked, "--time-limit", "0", code=1)
+    asked = ("tune", 4, 64, 64, "--no-wait", "--deadline", 900, "--url", client.base_url)
+    late = run(*asked, "--time-limit", 0, code=1)
     assert "the queue is full" in late.stderr.lower()
 
     slept = time.sleep
@@ -228,7 +220,7 @@ def test_the_command_waits_for_room_and_says_so(
         slept(min(seconds, 0.05))
 
     monkeypatch.setattr("gemmsmith.http.sending.time.sleep", sleep)
-    done = run(client, *asked)
+    done = run(*asked)
     assert "the queue is full; asking again in" in done.stderr
     assert queue.list(limit=1)[0].problem == Problem(m=4, n=64, k=64)
     assert queue.list(limit=1)[0].deadline_at is not None
@@ -240,25 +232,23 @@ def test_jobs_by_command(
 ) -> None:
     where = ["--url", str(client.base_url)] if remote else ["--database", settings.database]
 
-    def run(*arguments: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(app, ["jobs", *arguments, *where])
-        assert result.exit_code == code, result.output
-        return result
+    def jobs(*arguments: str, code: int = 0) -> Result:
+        return run("jobs", *arguments, *where, code=code)
 
     first, second = order(client, 1).json(), order(client, 2, deadline_s=60).json()
     end_one(queue)
-    listed = document(run("list", "--json"))["jobs"]
+    listed = document(jobs("list", "--json"))["jobs"]
     assert [job["id"] for job in listed] == [second["id"], first["id"]]
-    failed = run("list", "--state", "failed").stdout
+    failed = jobs("list", "--state", "failed").stdout
     assert first["id"] in failed
     assert second["id"] not in failed
-    assert "no such luck" in run("show", first["id"]).stdout
-    assert second["deadline_at"] in run("show", second["id"]).stdout
-    assert "cancelled" in run("cancel", second["id"]).stdout
-    again = document(run("retry", first["id"], "--json"))
+    assert "no such luck" in jobs("show", first["id"]).stdout
+    assert second["deadline_at"] in jobs("show", second["id"]).stdout
+    assert "cancelled" in jobs("cancel", second["id"]).stdout
+    again = document(jobs("retry", first["id"], "--json"))
     assert again["id"] not in (first["id"], second["id"])
     assert again["problem"] == first["problem"]
-    assert "is waiting; only" in run("retry", again["id"], code=1).stderr
-    assert "nothing" in run("show", "nothing", code=1).stderr
-    wrong = run("list", "--state", "lost", code=2).stderr
+    assert "is waiting; only" in jobs("retry", again["id"], code=1).stderr
+    assert "nothing" in jobs("show", "nothing", code=1).stderr
+    wrong = jobs("list", "--state", "lost", code=2).stderr
     assert "waiting, running, done, failed, cancelled" in wrong

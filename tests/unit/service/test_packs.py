@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from gemmsmith.signing import Signer
 from service import identity
 from service.settings import Settings
 from tests.support.replacing import replace
-from tests.support.serving import new_settings, packs_of, running
+from tests.support.serving import new_settings, packs_of, pages, running
 from tuner.backends import kernels
 from tuner.backends.unit import kernel_digest
 from tuner.compile import ArtifactStore, Manifest, Pack, Toolchain
@@ -41,15 +40,6 @@ def publish(settings: Settings, toolchain: Toolchain, *members: int) -> Pack:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return new_settings(tmp_path)
-
-
-def pages(http: httpx.Client, href: str) -> Iterator[list[dict[str, Any]]]:
-    while href:
-        reply = http.get(href)
-        assert reply.status_code == 200, reply.text
-        page = reply.json()
-        yield page["packs"]
-        href = page["links"].get("next", {}).get("href", "")
 
 
 def test_an_empty_folder_is_an_empty_page(http: httpx.Client, settings: Settings) -> None:
@@ -81,7 +71,7 @@ def test_a_pack_is_listed_with_its_manifest(http: httpx.Client, settings: Settin
 
 def test_page_by_page_every_pack_once(http: httpx.Client, settings: Settings) -> None:
     hashes = sorted(publish(settings, OLDER, member).hash for member in range(7))
-    found = list(pages(http, "/packs?limit=3"))
+    found = list(pages(http, "/packs?limit=3", "packs"))
     assert [len(page) for page in found] == [3, 3, 1]
     assert [entry["hash"] for page in found for entry in page] == hashes
 
@@ -90,7 +80,7 @@ def test_a_toolchain_chooses(http: httpx.Client, settings: Settings) -> None:
     older = {publish(settings, OLDER, member).hash for member in range(3)}
     newer = {publish(settings, NEWER, member).hash for member in range(2)}
     for toolchain, hashes in ((OLDER, older), (NEWER, newer)):
-        found = list(pages(http, f"/packs?toolchain={toolchain.digest}&limit=2"))
+        found = list(pages(http, f"/packs?toolchain={toolchain.digest}&limit=2", "packs"))
         assert {entry["hash"] for page in found for entry in page} == hashes
     assert http.get(f"/packs?toolchain={'0' * 64}").json()["packs"] == []
 
@@ -99,7 +89,7 @@ def test_a_cursor_means_its_place_when_its_pack_is_gone(
     http: httpx.Client, settings: Settings
 ) -> None:
     packs = sorted((publish(settings, OLDER, member) for member in range(5)), key=lambda p: p.hash)
-    listing = pages(http, "/packs?limit=2")
+    listing = pages(http, "/packs?limit=2", "packs")
     next(listing)
     packs[1].path.with_suffix(".json").unlink()
     packs[1].path.unlink()
@@ -109,9 +99,11 @@ def test_a_cursor_means_its_place_when_its_pack_is_gone(
 
 def test_what_cannot_be_fetched_is_not_listed(http: httpx.Client, settings: Settings) -> None:
     packs = [publish(settings, OLDER, member) for member in range(3)]
+    assert http.get(f"/packs/{packs[1].hash}").status_code == 200
     packs[0].path.unlink()
     packs[1].path.write_bytes(b"\x7fELF")
     assert [entry["hash"] for entry in http.get("/packs").json()["packs"]] == [packs[2].hash]
+    assert [http.get(f"/packs/{pack.hash}").status_code for pack in packs] == [404, 404, 200]
 
 
 def not_believed(settings: Settings) -> list[Pack]:
@@ -133,8 +125,8 @@ def test_only_packs_with_a_trusted_signature_are_listed_and_served(
     served = sorted(publish(settings, OLDER, member).hash for member in range(3))
     others = not_believed(settings)
     for query in ("", "?limit=2", f"?toolchain={OLDER.digest}&limit=1"):
-        listed = [entry["hash"] for page in pages(http, f"/packs{query}") for entry in page]
-        assert listed == served, query
+        listed = pages(http, f"/packs{query}", "packs")
+        assert [entry["hash"] for page in listed for entry in page] == served, query
     with Store.open(settings.database) as store:
         for pack in others:
             store.add_pack(pack.hash, OLDER.digest, [MEMBERS[6]], 10)
@@ -205,7 +197,10 @@ def test_who_has_a_pack_or_wants_a_part_is_answered_without_reading_all(
 ) -> None:
     pack = publish(settings, OLDER, 0)
     whole, where = pack.path.read_bytes(), f"/packs/{pack.hash}"
-    assert http.get(where).content == whole
+    reply = http.get(where)
+    assert hashlib.sha256(reply.content).hexdigest() == pack.hash
+    assert (reply.content, reply.headers["etag"]) == (whole, f'"{pack.hash}"')
+    assert "immutable" in reply.headers["cache-control"]
     hashed = []
     file_digest = hashlib.file_digest
 

@@ -6,7 +6,7 @@ import pytest
 
 from gemmsmith.answers.answer import InRegime, Ratio, Regime
 from gemmsmith.core.config import Use
-from service.charts.heatmap import Cell, heatmap
+from service.charts.heatmap import heatmap
 from service.charts.intervals import regimes
 from service.charts.trials import TRAITS, by_trait, convergence
 from service.pages.comparisons import changes, curl, python
@@ -28,7 +28,7 @@ def drawn(store: Store) -> Plots:
         store.winner(PROBLEM, H200),
         store.listing.ranking(PROBLEM, H200),
         store.revisions(PROBLEM, H200),
-        store.tried.of_problem(PROBLEM, H200),
+        store.tried_on(PROBLEM, H200),
     )
 
 
@@ -87,22 +87,22 @@ def test_the_best_so_far_only_falls(store: Store) -> None:
     ]
     store.add_trials([failed_trial(7), *made[:2]])
     assert convergence(()) == ""
-    assert convergence(store.tried.of_job("job")[:1]) == ""
+    assert convergence(store.tried_for("job")[:1]) == ""
     store.add_trials(made[2:])
-    picture = convergence(store.tried.of_job("job"))
+    picture = convergence(store.tried_for("job"))
     assert "9.00 µs after 4 trials" in picture
     first = picture.split('class="best" d="')[1].split('"')[0]
     falls = [float(step.split("H")[0]) for step in first.split("V")[1:]]
     assert falls == sorted(falls)
     assert len(falls) == 2, "to 10 and to 9; 12 is no step"
-    with_result = convergence(store.tried.of_job("job"), 8.5)
+    with_result = convergence(store.tried_for("job"), 8.5)
     assert "9.00 µs after 4 trials; the finals&#x27; result is 8.50 µs" in with_result
     assert with_result.count(">result 8.50<") == 2
 
 
 def test_a_column_says_how_many_failed(store: Store) -> None:
     store.add_trials([trial(1), trial(2), failed_trial(3)])
-    tried = store.tried.of_problem(PROBLEM, H200)
+    tried = store.tried_on(PROBLEM, H200)
     picture = by_trait(tried, *TRAITS[0])
     assert "2 measured, 1 failed" in picture
     assert picture.split('class="dots" d="')[1].split('"')[0].count("h0") == 2
@@ -122,30 +122,29 @@ def test_regimes_show_what_power_asks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stays", "ratio", "colour", "words"),
+    ("use", "ratio", "colour", "words"),
     [
-        (True, 1.004, "stays", "the default stays, best candidate 1.004"),
-        (True, None, "stays", "the default stays, best candidate not paired"),
-        (False, 1.004, "r0", "1.004"),
-        (False, 5.0, "r5", "5.000"),
+        (Use.CUBLAS, 1.004, "stays", "the default stays, best candidate 1.004"),
+        (Use.CUBLAS, None, "stays", "the default stays, best candidate not paired"),
+        (Use.CUTLASS, 1.004, "r0", "1.004"),
+        (Use.CUTLASS, 5.0, "r5", "5.000"),
     ],
 )
 def test_a_cell_has_the_colour_of_what_is_served(
-    stays: bool, ratio: float | None, colour: str, words: str
+    store: Store, use: Use, ratio: float | None, colour: str, words: str
 ) -> None:
-    cell = Cell(m=1, n=2, ratio=ratio, stays=stays, href="/x", name="a problem")
-    picture = heatmap([cell])
-    assert f'<a href="/x" class="cell {colour}">' in picture
-    assert f"<title>a problem: {words}</title>" in picture
+    speedup = None if ratio is None else replace(AHEAD, median=ratio)
+    store.promote(replace(winner(), use=use, speedup=speedup))
+    picture = heatmap(store.listing.winners(H200).items, lambda problem: f"/{problem.m}")
+    assert f'<a href="/256" class="cell {colour}">' in picture
+    assert f"<title>{PROBLEM}: {words}</title>" in picture
 
 
 def test_revisions_say_what_changed(store: Store) -> None:
     assert changes([]) == []
     store.promote(winner(time=12.0))
     other = replace(winner().environment, driver="590.1")
-    store.promote(
-        replace(winner(time=10.0), candidate=trial(3).candidate, environment=other), force=True
-    )
+    store.promote(replace(winner(time=10.0), candidate=trial(3).candidate, environment=other))
     [(_, newer), (_, older)] = changes(store.revisions(PROBLEM, H200))
     assert newer == "another kernel, driver 590.1, ratio +20.0%"
     assert older == ""

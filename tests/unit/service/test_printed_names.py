@@ -28,6 +28,7 @@ from service.pages import addresses, operations
 from service.pages.search import SearchError, parse
 from service.pages.tune import OFFERED
 from service.settings import Settings
+from tests.support.present import present
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tuner import places, suites
@@ -237,8 +238,7 @@ def test_the_form_tunes_the_operation_that_an_address_names(tmp_path: Path) -> N
             page = http.get(addresses.tune(problem, "nvidia-h200-132sm")).text
             options = re.findall(r'<option value="([^"]*)" selected>', page)
             assert options[:2] == [problem.dtype, problem.layout.value]
-            offered = re.search(r'<select id="dtype".*?</select>', page, re.DOTALL)
-            assert offered is not None
+            offered = present(re.search(r'<select id="dtype".*?</select>', page, re.DOTALL))
             assert {*OFFERED} <= {*re.findall(r'<option value="([^"]*)"', offered[0])}
 
 

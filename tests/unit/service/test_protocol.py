@@ -14,27 +14,19 @@ import pytest
 from service.http.bodies import SMALL_BYTES
 from service.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES
 from service.settings import Settings
-
-
-def address(client: httpx.Client) -> tuple[str, int]:
-    url = client.base_url
-    assert url.port
-    return url.host, url.port
+from tests.support.wire import connect, read_to_the_end
 
 
 def exchange(client: httpx.Client, *pieces: bytes) -> tuple[int, bytes]:
     """Send the pieces, then read to the end: the status, and the body."""
-    with socket.create_connection(address(client), timeout=20) as link:
+    with connect(client) as link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # It may hang up before it has read everything; what it answered is in the buffer.
         with contextlib.suppress(ConnectionError):
             for piece in pieces:
                 link.sendall(piece)
-        said = bytearray()
-        with contextlib.suppress(ConnectionError):
-            while data := link.recv(65536):
-                said += data
-    head, _, body = bytes(said).partition(b"\r\n\r\n")
+        said = read_to_the_end(link)
+    head, _, body = said.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 "), head[:100]
     return int(head.split(b" ")[1]), body
 
@@ -171,10 +163,7 @@ def test_only_so_many_requests_are_taken_before_the_first_is_answered(
     ahead = request("/healthz").replace(b"Connection: close\r\n", b"")
     _, body = exchange(client, ahead * 20 + request("/healthz"))
     assert body.count(b"HTTP/1.1 200") == 20
-    with (
-        socket.create_connection(address(client), timeout=20) as link,
-        contextlib.suppress(ConnectionError),
-    ):
+    with connect(client) as link, contextlib.suppress(ConnectionError):
         link.sendall(ahead * 5000)
         while link.recv(65536):
             pass  # hung up on, sooner or later

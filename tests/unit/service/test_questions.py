@@ -6,7 +6,6 @@ Each request goes over a socket of its own, so that it arrives as it is written 
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from service.http.access import COOKIE, Scope
 from service.http.routes import best
 from service.settings import Settings
 from tests.support.serving import H100, new_settings, promote, running, winner
+from tests.support.wire import connect, read_to_the_end
 from tuner.store import Store
 
 KNOWN = Problem(m=4096, n=4096, k=4096)
@@ -40,17 +40,14 @@ class Service:
 
     def raw(self, request: bytes) -> bytes:
         """The whole answer."""
-        url = self.http.base_url
-        with socket.create_connection((url.host, url.port or 80), timeout=20) as connection:
+        with connect(self.http) as connection:
             connection.sendall(request)
-            return b"".join(iter(lambda: connection.recv(65536), b""))
+            return read_to_the_end(connection)
 
 
 def starting(settings: Settings, keys: dict[Scope, str]) -> Iterator[Service]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.http.app.usable_gpu", lambda: None)
-        with running(settings) as http:
-            yield Service(http=http, patch=patch, keys=keys)
+    with pytest.MonkeyPatch.context() as patch, running(settings) as http:
+        yield Service(http=http, patch=patch, keys=keys)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from gemmsmith import Client, Problem
 from gemmsmith.core.config import Use
 from gemmsmith.http.jobs import JobStatus
 from service.settings import Settings
+from tests.support.present import present
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, statistics, trial, winner
 from tuner.jobs import Queue
@@ -40,8 +41,7 @@ def tuned(settings: Settings, *, replayed: bool = True, use: Use = Use.CUTLASS) 
     with Store.open(settings.database) as store:
         queue = Queue(store)
         job, _ = queue.enqueue(PROBLEM)
-        leased = queue.lease("worker", [])
-        assert leased is not None
+        leased = present(queue.lease("worker", []))
         for i in range(3):
             store.add_trial(replace(trial(PROBLEM, i), job=job.id, replayed=replayed))
         found = replace(winner(PROBLEM, use=use, us=12.345), job=job.id, replayed=replayed)
@@ -82,8 +82,7 @@ def test_a_jobs_page_wait_and_chart_have_one_number(
     with Client(str(http.base_url), cache_dir=None) as client:
         won = client.job(job).wait(timeout=30)
         status: JobStatus = client.job_status(job)
-    result = won.baseline if use.is_default else won.statistics
-    assert result is not None
+    result = present(won.baseline if use.is_default else won.statistics)
     assert (won.revision, won.use, won.replayed) == (2, use, True)
     assert won.served.revision == 1
     assert not won.served.replayed
@@ -94,8 +93,7 @@ def test_a_jobs_page_wait_and_chart_have_one_number(
     assert f"result {shown}" in page
     picture = http.get(f"/ui/jobs/{job}/convergence").text
     assert picture.count(f"result {shown}<") == 2  # against trials, and against seconds
-    served = re.search(r"<dt>Served</dt>.*?</dd>", page, re.DOTALL)
-    assert served is not None
+    served = present(re.search(r"<dt>Served</dt>.*?</dd>", page, re.DOTALL))
     assert "10.00 µs" in served[0]
     assert "recorded" not in served[0]
     assert "revision 1, not this job's 2" in served[0].replace("&#39;", "'")

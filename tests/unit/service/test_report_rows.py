@@ -15,6 +15,7 @@ from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
 from service.report.problem_rows import Bound, ProblemClass, classes_of, device_report, row_of
 from service.report.reasons import default_note, notes, why
+from tests.support.docs import ROOT
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H200, winner
 from tuner.exchange import read_winners
@@ -30,7 +31,6 @@ from tuner.measure.ceilings import (
 )
 from tuner.trial import Winner
 
-ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = [
     found
     for path in sorted((ROOT / "configs" / "winners").glob(f"{H200.slug}.*.jsonl"))
@@ -78,6 +78,11 @@ def behind(
 
 
 CLEAR = Ratio(median=0.9, ci_low=0.89, ci_high=0.91)
+
+
+def reason(problem: Problem, launch: Launch | None = None, **kernel: object) -> str:
+    """Why a problem stays with cuBLAS whose candidate is clearly slower."""
+    return why(row_of(behind(problem, CLEAR, launch, **kernel), None))
 
 
 def test_the_bandwidth_of_a_copy_of_the_same_size() -> None:
@@ -201,31 +206,25 @@ def test_waves() -> None:
     problem = Problem(m=896, n=2048, k=4096)
     kernel = {"tile": (128, 128, 64), "cluster": (1, 1), "stages": 0}
     persistent = kernel | {"scheduler": TileScheduler.PERSISTENT}
-    assert "112 of 132 SMs busy in the only wave" in why(
-        row_of(behind(problem, CLEAR, **persistent), None)
-    )
+    assert "112 of 132 SMs busy in the only wave" in reason(problem, **persistent)
     longer = replace(problem, n=2560)  # 140 tiles
-    assert "8 of 132 SMs busy in the last of 2 waves" in why(
-        row_of(behind(longer, CLEAR, **persistent), None)
-    )
-    assert "clusters of 4 fit on 120" in why(
-        row_of(behind(longer, CLEAR, **persistent | {"cluster": (4, 1)}), None)
-    )
+    assert "8 of 132 SMs busy in the last of 2 waves" in reason(longer, **persistent)
+    assert "clusters of 4 fit on 120" in reason(longer, **persistent | {"cluster": (4, 1)})
     stream_k = kernel | {"scheduler": TileScheduler.STREAM_K}
     even = Launch(decomposition=Decomposition.STREAM_K)
-    assert "SMs busy" not in why(row_of(behind(longer, CLEAR, even, **stream_k), None))
+    assert "SMs busy" not in reason(longer, even, **stream_k)
 
 
 def test_splits() -> None:
     problem = Problem(m=128, n=128, k=16384)
     tile = {"tile": (128, 128, 64), "cluster": (1, 1)}
     launch = Launch(decomposition=Decomposition.SPLIT_K, splits=16)
-    two = why(row_of(behind(problem, CLEAR, launch, **tile, scheduler=TileScheduler.SPLIT_K), None))
+    two = reason(problem, launch, **tile, scheduler=TileScheduler.SPLIT_K)
     assert "16 of 132 SMs busy in the only wave" in two
     assert "split 16 times along K, 1.0 MB of FP32 partials beside 8.4 MB of operands" in two
-    one = behind(problem, CLEAR, launch, **tile, scheduler=TileScheduler.CLUSTER_SPLIT_K)
-    assert "partials" not in why(row_of(one, None))
-    assert "16 of 132 SMs busy" in why(row_of(one, None))
+    within = reason(problem, launch, **tile, scheduler=TileScheduler.CLUSTER_SPLIT_K)
+    assert "partials" not in within
+    assert "16 of 132 SMs busy" in within
 
 
 def test_roofs_and_rows_and_the_power_cap() -> None:
@@ -239,7 +238,7 @@ def test_roofs_and_rows_and_the_power_cap() -> None:
     line = why(row_of(replace(slower, device=capped, conditions=state), CEILINGS))
     assert "of the measured peak, cuBLAS at" in line
     assert "power-capped at 1500 of 1980 MHz" in line
-    odd = why(row_of(behind(Problem(m=64, n=4096, k=4095), CLEAR), None))
+    odd = reason(Problem(m=64, n=4096, k=4095))
     assert "rows of A, B are not 16-byte aligned" in odd
 
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from gemmsmith.core.problem import Problem
+from tests.support.present import present
 from tests.support.serving import H100, H200, new_settings, promote, running, winner
 from tuner.jobs import Queue
 from tuner.store import Store
@@ -32,7 +33,6 @@ def unwatched_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
 ) -> Iterator[tuple[httpx.Client, Store]]:
     """A service that does not look by itself, and the database."""
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
     monkeypatch.setattr("service.lookup.watcher.EVERY_S", 3600.0)
     settings = new_settings(tmp_path, **changes)
     promote(settings, winner(KNOWN, us=190.0))
@@ -71,8 +71,7 @@ def test_who_is_told_that_a_job_is_over_finds_its_winner(
     http, store = unwatched
     assert served(http) == (1, 190.0)
     job = http.post("/tune", json=SIZES).json()["id"]
-    leased = Queue(store).lease("somebody", ["any"])
-    assert leased is not None
+    leased = present(Queue(store).lease("somebody", ["any"]))
     store.promote(winner(KNOWN, us=100.0))
     told = http.get(f"/jobs/{job}").json()
     assert told["state"] == "running"

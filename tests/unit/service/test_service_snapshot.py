@@ -28,6 +28,7 @@ from gemmsmith.signing import Signer, Trusted
 from service import identity
 from service.settings import Settings
 from tests.support import fake_nvcc
+from tests.support.present import present
 from tests.support.replacing import replace
 from tests.support.serving import (
     ENVIRONMENT,
@@ -64,8 +65,7 @@ STREAM_K = splitting(Problem(m=256, n=4096, k=16384))
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
+def settings(tmp_path: Path) -> Settings:
     settings = new_settings(tmp_path / "service")
     promote(
         settings,
@@ -107,8 +107,7 @@ def test_it_holds_every_winner_of_one_device(client: Client) -> None:
     assert rows[KNOWN].saving_us == pytest.approx(0.1 * 10.0)
     assert rows[CUBLAS_WINS].use is Use.CUBLAS
     assert (rows[NO_CANDIDATE].use, rows[NO_CANDIDATE].config) == (Use.CUBLAS, None)
-    config = rows[STREAM_K.problem].config
-    assert config is not None
+    config = present(rows[STREAM_K.problem].config)
     assert Candidate(kernel=config.kernel, launch=config.launch) == STREAM_K.candidate
     assert not rows[STREAM_K.problem].deterministic
     assert fetched.packs() == ()
@@ -166,8 +165,7 @@ def test_bad_questions_name_the_field(http: httpx.Client) -> None:
     assert {p["name"] for p in described["parameters"]} >= {"device", "arch"}
 
 
-def test_nothing_tuned_yet_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
+def test_nothing_tuned_yet_is_not_found(tmp_path: Path) -> None:
     with running(new_settings(tmp_path / "empty")) as http:
         reply = http.get("/snapshot")
         assert reply.status_code == 404
@@ -209,8 +207,7 @@ def test_a_lookup_follows_the_service(client: Client, settings: Settings) -> Non
     assert lookup.lookup(*asked) is None  # not compiled
     pack = built(settings, winner(KNOWN))
     assert lookup.refresh()
-    choice = lookup.lookup(*asked)
-    assert choice is not None
+    choice = present(lookup.lookup(*asked))
     assert choice.config.pack == pack.hash
     packs = Packs.of(client, signed=lambda: lookup.snapshot)
     path = packs.path(pack.hash)

@@ -59,13 +59,14 @@ def as_it_is(store: Store, device: str, abilities: Abilities) -> Snapshot:
 def believing(store: Store) -> ArtifactStore:
     """Every pack that the store knows is here, and believed for all its kernels."""
 
-    def believed() -> dict[str, SimpleNamespace]:
+    def manifests(*, believed: bool) -> list[tuple[str, SimpleNamespace]]:
+        assert believed
         found: dict[str, SimpleNamespace] = {}
         for pack, kernel in store.changes.packed():
             found.setdefault(pack, SimpleNamespace(held=set())).held.add(kernel)
-        return found
+        return [*found.items()]
 
-    return cast(ArtifactStore, SimpleNamespace(believed=believed))
+    return cast(ArtifactStore, SimpleNamespace(manifests=manifests))
 
 
 def content(written: WrittenSnapshot) -> bytes:
@@ -258,8 +259,7 @@ def test_a_failed_turn_fails_for_all_and_not_for_the_next() -> None:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
+def settings(tmp_path: Path) -> Settings:
     settings = new_settings(tmp_path / "service")
     promote(settings, *(winner(Problem(m=64 * m, n=4096, k=4096)) for m in range(1, 9)))
     return settings

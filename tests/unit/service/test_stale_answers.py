@@ -13,6 +13,7 @@ import pytest
 from gemmsmith import Client, Config, Problem, Snapshot, Use
 from gemmsmith.answers.answer import Answer
 from service.settings import Settings
+from tests.support.present import present
 from tests.support.processes import until
 from tests.support.serving import ENVIRONMENT, H200, new_settings, promote, winner
 from tests.support.snapshots import BIG, CONFIG, row, snapshot
@@ -25,9 +26,8 @@ NEWER = replace(ENVIRONMENT, cuda="13.1")
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(tmp_path: Path) -> Settings:
     """Winners of this and of newer software; no GPU has reported."""
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
     settings = new_settings(tmp_path / "service")
     promote(settings, winner(KNOWN), replace(winner(FRESH), environment=NEWER))
     return settings
@@ -87,11 +87,9 @@ def test_a_prediction_is_not_stale(client: Client, settings: Settings) -> None:
 
 
 def test_a_choice_says_that_its_figures_are_old() -> None:
-    answer = snapshot(row(BIG, stale=True)).find(BIG)
-    assert answer is not None
+    answer = present(snapshot(row(BIG, stale=True)).find(BIG))
     assert answer.stale
-    fresh = snapshot(row(BIG)).find(BIG)
-    assert fresh is not None
+    fresh = present(snapshot(row(BIG)).find(BIG))
     assert not fresh.stale
 
 

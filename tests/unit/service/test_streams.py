@@ -14,6 +14,7 @@ import pytest
 from gemmsmith.core.problem import Problem
 from service.http.access import Scope
 from service.settings import Settings
+from tests.support.present import present
 from tests.support.processes import until
 from tests.support.queries import statements
 from tests.support.serving import new_settings, running
@@ -46,9 +47,7 @@ def store(settings: Settings) -> Iterator[Store]:
 def leased(store: Store, size: int = 64) -> LeasedJob:
     queue = Queue(store)
     queue.enqueue(Problem(m=size, n=64, k=64))
-    job = queue.lease("test:1", ["any"])
-    assert job is not None
-    return job
+    return present(queue.lease("test:1", ["any"]))
 
 
 class Follower:

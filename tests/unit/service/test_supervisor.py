@@ -7,13 +7,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from service.settings import Settings
 from service.worker.supervisor import WorkerSupervisor
+from tests.support.processes import until
 
 POLITE = """
 import pathlib, signal, sys
@@ -50,19 +50,12 @@ time.sleep(60)
 SHORT = "import os, sys; sys.exit(os.environ['GEMMSMITH_PORT'] != '8123')"
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_worker_that_dies_is_started_again_with_growing_pauses(tmp_path: Path) -> None:
     supervisor = WorkerSupervisor(
         Settings(port=8123), [sys.executable, "-S", "-c", SHORT], first_pause_s=0.02
     )
     supervisor.start()
-    until(lambda: supervisor.starts >= 4)
+    until(lambda: supervisor.starts >= 4, "it is not started again")
     began = time.monotonic()
     supervisor.stop()  # in the middle of a pause
     assert time.monotonic() - began < 5
@@ -77,9 +70,9 @@ def test_a_worker_that_is_frozen_is_replaced(
         Settings(), [sys.executable, "-S", "-c", FROZEN], first_pause_s=0.02, silent_s=0.5
     )
     supervisor.start()
-    until(lambda: supervisor.pid is not None)
+    until(lambda: supervisor.pid is not None, "it is not started")
     first = supervisor.pid
-    until(lambda: supervisor.starts >= 2)
+    until(lambda: supervisor.starts >= 2, "it is not replaced")
     assert not Path(f"/proc/{first}").exists()
     supervisor.stop()
 
@@ -98,7 +91,7 @@ def test_a_worker_says_that_it_runs_until_its_supervisor_ends() -> None:
 def test_stop_lets_the_worker_finish(tmp_path: Path) -> None:
     supervisor = WorkerSupervisor(Settings(), [sys.executable, "-S", "-c", POLITE, str(tmp_path)])
     supervisor.start()
-    until((tmp_path / "up").exists)
+    until((tmp_path / "up").exists, "it is not up")
     assert supervisor.pid
     supervisor.stop()
     assert (tmp_path / "handed back").exists()
@@ -109,6 +102,6 @@ def test_stop_kills_a_worker_that_does_not_listen(tmp_path: Path) -> None:
     settings = Settings(stop_timeout_s=0.2)
     supervisor = WorkerSupervisor(settings, [sys.executable, "-S", "-c", STUBBORN, str(tmp_path)])
     supervisor.start()
-    until((tmp_path / "up").exists)
+    until((tmp_path / "up").exists, "it is not up")
     supervisor.stop()
     assert supervisor.pid is None

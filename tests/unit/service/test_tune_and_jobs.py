@@ -10,7 +10,7 @@ import pytest
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.http.jobs import JobStatus
-from tests.support.serving import H200, new_settings, running
+from tests.support.serving import H200, new_settings, pages, running
 from tuner.jobs import Queue
 from tuner.store import Store
 
@@ -161,11 +161,8 @@ def test_pages_lead_through_all_jobs_newest_first(tmp_path: Path) -> None:
         ids = [queue.enqueue(Problem(m=m, n=8, k=8))[0].id for m in range(1, 8)]
         queue.cancel(ids[3])
     with running(settings) as client:
-        found, href = [], "/jobs?state=waiting&limit=4"
-        while href:
-            page = client.get(href).json()
-            found += [job["id"] for job in page["jobs"]]
-            href = page["links"].get("next", {}).get("href")
+        listed = pages(client, "/jobs?state=waiting&limit=4", "jobs")
+        found = [job["id"] for page in listed for job in page]
         assert found == [job for job in reversed(ids) if job != ids[3]]
 
 

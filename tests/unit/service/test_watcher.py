@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import structlog
@@ -26,6 +25,8 @@ from service.lookup.cache import Answers, Rendered
 from service.lookup.devices import Catalogue
 from service.lookup.watcher import EVERY_S, StoreWatcher
 from tests.support import serving
+from tests.support.docs import ROOT
+from tests.support.present import present
 from tests.support.processes import until
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H100, H200
@@ -37,8 +38,6 @@ KNOWN = Problem(m=4096, n=4096, k=4096)
 NEAR = replace(KNOWN, m=4000)
 FAR = Problem(m=64, n=64, k=64)
 NEWER = replace(ENVIRONMENT, cuda="13.1")
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +88,11 @@ def lookups_of(store: Store) -> Lookups:
 
 
 @contextmanager
-def somebody_else(store_url: str) -> Iterator[Store]:
+def changes(lookups: Lookups, store_url: str) -> Iterator[Store]:
+    """What another program changes; it has been looked for at the end."""
     with Store.open(store_url) as store:
         yield store
+    lookups.watcher.refresh()
 
 
 def test_without_a_change_everything_stays(lookups: Lookups) -> None:
@@ -108,18 +109,16 @@ def test_a_promotion_drops_the_problem_and_its_neighbourhood(
     lookups: Lookups, store_url: str
 ) -> None:
     lookups.keep(KNOWN, NEAR, FAR)
-    with somebody_else(store_url) as store:
+    with changes(lookups, store_url) as store:
         store.promote(serving.winner(KNOWN, us=5.0))
-    lookups.watcher.refresh()
     assert lookups.remembered(KNOWN, NEAR, FAR) == {FAR}
     for problem in (KNOWN, NEAR):
-        found = lookups.look_up(problem).statistics
-        assert found is not None
+        found = present(lookups.look_up(problem).statistics)
         assert found.median_us == 5.0
 
 
 def test_pins_and_what_undoes_them_drop(lookups: Lookups, store_url: str) -> None:
-    with somebody_else(store_url) as store:
+    with changes(lookups, store_url) as store:
         store.promote(serving.winner(KNOWN, us=5.0))
         lookups.watcher.refresh()
         lookups.keep(KNOWN)
@@ -140,23 +139,20 @@ def test_pins_and_what_undoes_them_drop(lookups: Lookups, store_url: str) -> Non
 
 
 def test_packs_that_come_and_go_change_what_answers_name(lookups: Lookups, store_url: str) -> None:
-    found = lookups.look_up(KNOWN).config
-    assert found is not None
+    found = present(lookups.look_up(KNOWN).config)
     assert found.pack is None
     lookups.keep(KNOWN, FAR)
-    with somebody_else(store_url) as store:
+    with changes(lookups, store_url) as store:
         for pack in ("a" * 64, "b" * 64):
             store.add_pack(pack, "toolchain", [found.kernel], 1000)
             lookups.watcher.refresh()
             assert lookups.remembered(KNOWN, FAR) == {FAR}
-            named = lookups.look_up(KNOWN).config
-            assert named is not None
+            named = present(lookups.look_up(KNOWN).config)
             assert named.pack == pack
         store.remove_pack("b" * 64)
         lookups.watcher.refresh()
         assert lookups.remembered(KNOWN, FAR) == {FAR}
-        named = lookups.look_up(KNOWN).config
-        assert named is not None
+        named = present(lookups.look_up(KNOWN).config)
         assert named.pack == "a" * 64
 
 
@@ -164,9 +160,8 @@ def test_the_same_winner_with_another_pack_is_another_answer(
     lookups: Lookups, store_url: str
 ) -> None:
     lookups.keep(KNOWN, FAR)
-    with somebody_else(store_url) as store:
+    with changes(lookups, store_url) as store:
         store.promote(replace(serving.winner(KNOWN), pack="c" * 64))
-    lookups.watcher.refresh()
     assert lookups.remembered(KNOWN, FAR) == {FAR}
     named = lookups.look_up(KNOWN)
     assert named.config is not None
@@ -178,23 +173,20 @@ def test_a_new_device_model_is_known_at_once_and_drops_all(
 ) -> None:
     lookups.keep(KNOWN, FAR)
     assert lookups.catalogue.known() == [H200]
-    with somebody_else(store_url) as store:
+    with changes(lookups, store_url) as store:
         store.promote(serving.winner(KNOWN, device=H100))
-    lookups.watcher.refresh()
     assert lookups.remembered(KNOWN, FAR) == set()
     assert lookups.catalogue.resolve(None, None) == H100  # the first by name
 
 
 def test_a_gpu_with_other_software_drops_all(lookups: Lookups, store_url: str) -> None:
     lookups.keep(KNOWN, FAR)
-    with somebody_else(store_url) as store:
+    with changes(lookups, store_url) as store:
         store.gpus.report(H200, NEWER)
-    lookups.watcher.refresh()
     assert lookups.remembered(KNOWN, FAR) == set()
     assert lookups.look_up(KNOWN).stale
-    with somebody_else(store_url) as store:
+    with changes(lookups, store_url) as store:
         store.gpus.report(H200, NEWER)  # again: nothing new
-    lookups.watcher.refresh()
     assert lookups.remembered(KNOWN) == {KNOWN}
 
 

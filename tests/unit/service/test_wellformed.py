@@ -12,9 +12,9 @@ import pytest
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.text import flaw, flaw_in
-from tests.support.serving import H200, new_settings, promote, running, winner
+from tests.support.serving import H200, new_settings, promote, publish, running, winner
 from tuner.backends import kernels
-from tuner.compile import ArtifactStore, Toolchain
+from tuner.compile import ArtifactStore
 
 KNOWN = Problem(m=64, n=64, k=64)
 SIZES = {"m": 64, "n": 64, "k": 64}
@@ -154,11 +154,7 @@ def test_colons_and_escapes_in_a_body_are_no_repetition(sqlite_url: str, tmp_pat
 def test_head_is_possible_wherever_get_is(sqlite_url: str, tmp_path: Path) -> None:
     settings = new_settings(tmp_path, database=sqlite_url)
     promote(settings, winner(KNOWN))
-    compiled = tmp_path / "unit.so"
-    compiled.write_bytes(b"\x7fELF not really")
-    pack = ArtifactStore(settings.packs).publish(
-        compiled, [kernels(KNOWN)[0]], Toolchain(nvcc=Path("nvcc"), version="13", origin="wheels")
-    )
+    pack = publish(ArtifactStore(settings.packs), kernels(KNOWN)[0])
     with running(settings) as client:
         job = client.post("/tune", json=SIZES).json()["id"]
         paths = (

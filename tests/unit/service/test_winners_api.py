@@ -22,7 +22,16 @@ from gemmsmith import (
     ServiceUnavailable,
 )
 from service.settings import Settings
-from tests.support.serving import ENVIRONMENT, H100, H200, new_settings, promote, running, winner
+from tests.support.serving import (
+    ENVIRONMENT,
+    H100,
+    H200,
+    new_settings,
+    pages,
+    promote,
+    running,
+    winner,
+)
 from tuner.store import Store
 from tuner.store.audit import Action
 
@@ -35,7 +44,7 @@ SIZES = {"m": 4096, "n": 4096, "k": 4096}
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Three revisions of one problem and one of another; the GPUs run something newer."""
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: H200)
+    monkeypatch.setattr("service.http.state.usable_gpu", lambda: H200)
     settings = new_settings(tmp_path / "service")
     promote(settings, *(winner(KNOWN, us=us) for us in (190.0, 180.0, 170.0)), winner(ONCE))
     promote(settings, winner(KNOWN, device=H100))
@@ -74,12 +83,8 @@ def test_a_history_shows_every_revision_and_where_it_comes_from(http: httpx.Clie
 
 
 def test_a_history_comes_in_pages(http: httpx.Client, client: Client) -> None:
-    found, href = [], "/winners/history?m=4096&n=4096&k=4096&limit=3"
-    while href:
-        page = http.get(href).json()
-        found += [r["answer"]["revision"] for r in page["revisions"]]
-        href = page["links"].get("next", {}).get("href")
-    assert found == [4, 3, 2, 1]
+    listed = pages(http, "/winners/history?m=4096&n=4096&k=4096&limit=3", "revisions")
+    assert [r["answer"]["revision"] for page in listed for r in page] == [4, 3, 2, 1]
     assert [r.answer.revision for r in client.history(KNOWN, limit=2)] == [4, 3]
 
 
@@ -171,10 +176,7 @@ def test_a_history_of_nothing_is_not_found(http: httpx.Client, client: Client) -
         client.pin(ONCE, 2)
 
 
-def test_before_anything_is_known_nothing_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
+def test_before_anything_is_known_nothing_is_found(tmp_path: Path) -> None:
     with running(new_settings(tmp_path / "empty")) as http:
         assert http.get("/winners/history", params=SIZES).status_code == 404
         assert http.post("/winners/unpin", json=SIZES).status_code == 404

@@ -9,6 +9,7 @@ import pytest
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort, JobState
 from service.worker import process
+from tests.support.present import present
 from tests.support.recordings import record
 from tests.support.serving import new_settings
 from tuner.devices.replay import ReplayDevice
@@ -50,8 +51,7 @@ def test_an_idle_worker_leaves_the_device(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(ReplayDevice, "close", lambda _: left.append(True))
         tuning = process.Tuning(settings, store, device)
         Queue(store).enqueue(PROBLEMS[0], effort=Effort.QUICK, device="")
-        leased = Queue(store).lease("me", [device.model.slug, device.name])
-        assert leased is not None
+        leased = present(Queue(store).lease("me", [device.model.slug, device.name]))
         tuning.idle()
         assert left == []  # never entered
         tuning(leased)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+
+import torch
+
+from gemmsmith.ops.engine.forms import Spec
 
 Weights = frozenset[tuple[int, int]]
 """Sizes of linear layers' weights: (out_features, in_features)."""
-
-
-class Shaped(Protocol):
-    """A tensor, or its description."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """The tensor's size."""
 
 
 class Blocks:
@@ -44,7 +39,7 @@ class Blocks:
         weights = [only for only in self._open if only is not None]
         self.only = frozenset().union(*weights) if len(weights) == len(self._open) else None
 
-    def hold(self, a: Shaped, b: Shaped) -> bool:
+    def hold(self, a: torch.Tensor | Spec, b: torch.Tensor | Spec) -> bool:
         return self.only is None or of_layers(self.only, a.shape, b.shape)
 
 

@@ -1,10 +1,10 @@
 """`gemmsmith.inductor_pass`: fused products in graphs that `torch.compile` makes.
 
 The pass works on the joint graph of both passes before torch splits it, or on that of inference. It
-replaces products that an activation, a gate or a residual (also after LayerScale) follows, and
-gradients that are a product and an activation's gradient, by one operator each, if a winner
-computes exactly that for that size. Everything else stays as it is. The operator looks up its
-kernel when it runs, and runs torch's own operators if the winner is gone.
+replaces products that an activation, a gate or a residual follows (also after LayerScale, or before
+an activation), and gradients that are a product and an activation's gradient. Each becomes one
+operator, if a winner computes exactly that for that size. Everything else stays as it is. The
+operator looks up its kernel when it runs, and runs torch's own operators if the winner is gone.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from gemmsmith.ops.graphs.matching import (
     depends,
     escapes,
     is_view,
+    passed,
     same_value,
     scaled_columns,
+    summed,
     value,
 )
 from gemmsmith.ops.products import backward as _backward  # noqa: F401 - registers gemmsmith::…
@@ -96,14 +98,24 @@ def _sources() -> str:
 
 
 def _activation(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
-    """`activation(x · w + bias)`."""
+    """`activation(x · w + bias)`, and `activation(x · w + bias + residual)`."""
     match = activated(node)
-    product = None if match is None else Product.at(match.of)
-    if match is None or product is None:
+    if match is None:
         return False
-    aux = escapes({*product.passed, *match.steps}, node)
-    epilogue = Epilogue.made_of(bias=product.bias is not None, activation=match.activation, aux=aux)
-    return _fuse(engine, graph, node, product, None, epilogue)
+    for product, residual, total in summed(match.of):
+        # A kernel stores what the activation is applied to, but not what the residual is added to.
+        if total is not product.node and escapes({*product.passed, total}, total):
+            continue
+        aux = escapes({*product.passed, *passed(match.of), *match.steps}, node)
+        epilogue = Epilogue.made_of(
+            bias=product.bias is not None,
+            activation=match.activation,
+            residual=residual is not None,
+            aux=aux,
+        )
+        if _fuse(engine, graph, node, product, residual, epilogue, stored=total):
+            return True
+    return False
 
 
 def _residual(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
@@ -229,8 +241,12 @@ def _fuse(
     residual: fx.Node | None,
     epilogue: Epilogue | None,
     scale: fx.Node | None = None,
+    stored: fx.Node | None = None,
 ) -> bool:
-    """Replace a product and what follows it by one operator, if a winner computes both."""
+    """Replace a product and what follows it by one operator, if a winner computes both.
+
+    If the epilogue stores aux, it is the value of `stored`: by default, of the product.
+    """
     plan = _plan(engine, product.x, _rows(product.weight), epilogue)
     if plan is None or epilogue is None:
         return False
@@ -250,7 +266,7 @@ def _fuse(
         out = _call(graph, torch.ops.gemmsmith.fused_product.default, arguments)
         _put(graph, node, _item(graph, out, 0))
         if epilogue.stores_aux:
-            _put(graph, product.node, _item(graph, out, 1))
+            _put(graph, stored or product.node, _item(graph, out, 1))
     return True
 
 

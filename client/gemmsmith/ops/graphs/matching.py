@@ -275,6 +275,36 @@ def scaled_columns(node: Any) -> tuple[Product | None, fx.Node | None]:
     return None, None
 
 
+def passed(node: fx.Node) -> Iterator[fx.Node]:
+    """A node, and, if it is a view, what it is a view of."""
+    yield node
+    if is_view(node):
+        viewed = node.args[0]
+        assert isinstance(viewed, fx.Node)  # noqa: S101 - a view's first argument is a tensor
+        yield from passed(viewed)
+
+
+def summed(node: fx.Node) -> Iterator[tuple[Product, fx.Node | None, fx.Node]]:
+    """The product whose value a node has, or the products that the node adds a matrix to.
+
+    Yields the product, the matrix if there is one, and the node that has the value: the product's
+    own, or that of the sum.
+    """
+    product = Product.at(node)
+    if product is not None:
+        yield product, None, product.node
+        return
+    *_, total = passed(node)
+    if total.target is not _aten.add.Tensor or total.kwargs or len(total.args) != 2:
+        return
+    for added, other in (total.args, total.args[::-1]):
+        product = Product.at(added)
+        if product is None or not isinstance(other, fx.Node):
+            continue
+        if value(other).shape == value(total).shape:
+            yield product, other, total
+
+
 def depends(node: fx.Node, other: fx.Node) -> bool:
     """Whether a node is computed from another, or is it."""
     seen: set[fx.Node] = set()

@@ -103,7 +103,7 @@ class Foreseen:
         for problem, count in ran.items():
             # torch adds a bias within the product, compiled code after it: count both as plain.
             operation = problem.operation
-            is_plain = operation.epilogue in (Epilogue.NONE, Epilogue.BIAS)
+            is_plain = operation.epilogue.is_torchs
             if is_plain and problem.batch == 1 and not operation.is_grouped:
                 calls[_with_epilogue(problem, Epilogue.NONE)] += count
         for problem, count in calls.items():
@@ -120,11 +120,7 @@ class Foreseen:
 
 
 def _with_epilogue(problem: Problem, epilogue: Epilogue, *, doubled: bool = False) -> Problem:
-    """The product with an epilogue. If `doubled`, it has two weights.
-
-    Raises:
-        InvalidProblem: there is no such operation.
-    """
+    """The product with an epilogue, and two weights if `doubled`; may raise InvalidProblem."""
     operation = replace(problem.operation, epilogue=epilogue)
     return Problem.of(operation, problem.m, problem.n * (1 + doubled), problem.k)
 

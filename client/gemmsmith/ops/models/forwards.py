@@ -56,11 +56,7 @@ class Forward:
         self._own: Any
 
     def _alive(self) -> Any:
-        """The module.
-
-        Raises:
-            ReferenceError: the program has kept the forward, but not the module.
-        """
+        """The module; raises ReferenceError if the program has kept only the forward."""
         module = self._module()
         if module is None:
             raise ReferenceError("the module of this forward no longer exists: keep the module")

@@ -9,7 +9,6 @@ operators if no kernel won.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +31,7 @@ from gemmsmith.ops.models.recipes import (
     activation_of,
     is_transposed,
     linear_recipe,
-    recipes,
+    recipe_of,
 )
 from gemmsmith.ops.products import operators, recording
 from gemmsmith.ops.products.feedforward import MlpCall
@@ -60,8 +59,10 @@ class Recognized:
 
 
 def recognized(model: nn.Module) -> Iterator[Recognized]:
-    for name, module, recipe in recipes(model):
-        yield Recognized(name=name, module=module, recipe=recipe)
+    for name, module in model.named_modules():
+        recipe = recipe_of(module)
+        if recipe is not None:
+            yield Recognized(name=name, module=module, recipe=recipe)
 
 
 def take_over(forwards: Forwards, layers: Iterable[Recognized]) -> None:
@@ -75,10 +76,6 @@ def take_over_linear(forwards: Forwards, layers: Iterable[nn.Module]) -> None:
     if recipe is not None:
         for layer in layers:
             forwards.put(layer, _linear, recipe)
-
-
-def counts(layers: list[Recognized]) -> Counter[str]:
-    return Counter(map(str, layers))
 
 
 def _weight_of(layer: Any) -> torch.Tensor | None:

@@ -32,10 +32,10 @@ import sys
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from types import TracebackType
 from typing import TextIO
 
 import torch
@@ -124,12 +124,7 @@ class Patch(AbstractContextManager[None]):
         # The patch lasts until the end of the block, and `unpatch` does not end it.
         self._is_block = True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -222,7 +217,7 @@ class Patch(AbstractContextManager[None]):
         layers.take_over_linear(forwards, linears)
         layers.take_over(forwards, recognized)
         if self._report is not None:
-            self._report.recognized(layers.counts(recognized))
+            self._report.recognized(Counter(map(str, recognized)))
 
 
 class _Patches:

@@ -10,7 +10,6 @@ or after the module was recognized (`gemmsmith.ops.models.originals`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -272,11 +271,11 @@ def _applied(module: nn.Module, of: Expression) -> tuple[Activation, str | None,
     return None if activation is None else (activation, of.child, of.argument)
 
 
-def _layer(module: nn.Module, of: Expression, position: int = 0) -> str | None:
-    """Matches a linear layer that is called with an argument of the forward. Returns its name."""
+def _layer(module: nn.Module, of: Expression) -> str | None:
+    """Matches a linear layer that is called with the forward's first argument. Returns its name."""
     if not isinstance(of, Called) or not isinstance(of.argument, Given):
         return None
-    known = of.argument.position == position and is_linear(module._modules.get(of.child))
+    known = of.argument.position == 0 and is_linear(module._modules.get(of.child))
     return of.child if known else None
 
 
@@ -314,11 +313,3 @@ def _residual(module: nn.Module, of: Combined, then: tuple[str, ...]) -> Residua
         if layer is not None:
             return ResidualRecipe(layer=layer, dropout=dropout, then=then)
     return None
-
-
-def recipes(model: nn.Module) -> Iterator[tuple[str, nn.Module, Recipe]]:
-    """The recognized modules of a model: their names, the modules, and their recipes."""
-    for name, module in model.named_modules():
-        recipe = recipe_of(module)
-        if recipe is not None:
-            yield name, module, recipe
