@@ -67,8 +67,10 @@ if TYPE_CHECKING:
     from gemmsmith.http.handles import TuningJob
     from gemmsmith.http.jobs import JobEvent, JobStatus
     from gemmsmith.ops import (
+        InvarianceReport,
         Shapes,
         capture,
+        check_invariance,
         compare,
         grouped_mm,
         int8_mm,
@@ -131,8 +133,10 @@ _MODULES = {
     "core.launch": ("Launch",),
     "winners.lookup": ("Lookup",),
     "ops": (
+        "InvarianceReport",
         "Shapes",
         "capture",
+        "check_invariance",
         "compare",
         "grouped_mm",
         "int8_mm",
@@ -182,6 +186,7 @@ __all__ = [
     "Forbidden",
     "GemmsmithError",
     "InvalidProblem",
+    "InvarianceReport",
     "JobCancelled",
     "JobEvent",
     "JobFailed",
@@ -219,6 +224,7 @@ __all__ = [
     "Unauthorized",
     "Use",
     "capture",
+    "check_invariance",
     "compare",
     "experts",
     "gated_linear",
