@@ -146,7 +146,7 @@ def check_invariance(
     """
     check = _Check(model, inputs, dim, sequence, seed)
     compared = plain = check.compare(0)
-    for depth in range(max(map(_depth, check.modules), default=0), 0, -1):
+    for depth in range(max(map(_depth, check.hookable), default=0), 0, -1):
         compared = check.compare(depth)
         if compared.result == plain.result or (plain.first and plain.first[1] == "again"):
             break
@@ -156,7 +156,7 @@ def check_invariance(
     return InvarianceReport(
         first=check.explain(*compared.first) if compared.first else None,
         modules=len(compared.names),
-        unread=len(check.modules) + 1 - len(compared.names),
+        unread=max(len(check.modules), 1) - len(compared.names),
         batches=tuple(check.batches),
     )
 
@@ -223,7 +223,7 @@ class _Check:
             raise ValueError(f"inputs have {numbers} rows in dimension {dim}: pass two or more")
         self.modules = dict(model.named_modules()) if isinstance(model, torch.nn.Module) else {}
         _refuse_unfit(self.modules, device)
-        self.modules.pop("", None)
+        self.hookable = [name for name in self.modules if name and not self._is_compiled(name)]
         self._model, self._dim, self._sequence = model, dim, sequence
         self._batch = list(range(max(sizes)))
         self.batches = _orders(len(self._batch), seed)
@@ -235,9 +235,18 @@ class _Check:
             self._padding = self._length // 2 + 1
             self.batches["padded"] = [self._batch]
 
+    def _is_compiled(self, name: str) -> bool:
+        """Whether hooks on the module would be compiled with it, or with one around it."""
+        parts = name.split(".")
+        outer = [self.modules[".".join(parts[:end])] for end in range(len(parts))]
+        return bool(
+            self.modules[name]._compiled_call_impl
+            or any(m._compiled_call_impl or hasattr(m, "_orig_mod") for m in outer)
+        )
+
     def compare(self, depth: int) -> _Compared:
         """Compare the results of the modules down to a depth, and of the model, in all batches."""
-        hooked = [name for name in self.modules if _depth(name) <= depth]
+        hooked = [name for name in self.hookable if _depth(name) <= depth]
         rows = self._rows(hooked)
         base = self._run(self._batch, hooked, rows.hashes).calls
         result, names, begun, differ = [base["", 0]], set(), set(), Counter[tuple[Key, str]]()
