@@ -374,6 +374,7 @@ def test_a_model_that_does_not_repeat_itself() -> None:
 
     first = first_of(nn.Sequential(Product(), Counting()), rows())
     assert (first.module, first.batch, first.rows) == ("1", "again", BATCH)
+    assert "use_deterministic_algorithms" in first.remedy
 
 
 def test_random_numbers_are_the_same_in_each_run() -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 PART = 1 << 22
 """Elements that are hashed or compared at a time: 32 MB as 64-bit integers."""
 
+SAME = Fraction(1)
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Key = tuple[str, int]  # a module or an operator, and which of its calls
@@ -25,7 +27,7 @@ Calls = dict[Key, dict[str, Any]]  # notes of a call's tensors, by path
 Note = Callable[[Key, str, torch.Tensor], Any]
 
 
-class Watch(TorchDispatchMode):
+class Follower(TorchDispatchMode):
     """Notes the tensors of calls, in the order in which the calls end.
 
     With a target, notes the operators within that call, and keeps a copy of its result.
@@ -38,7 +40,7 @@ class Watch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: Calls = {}
         self.result: dict[str, torch.Tensor] = {}
-        self.operators = Watch(note) if target else self
+        self.operators = Follower(note) if target else self
         self.inside = ExitStack()
         self._note, self._target = note, target
         self._counts: Counter[str] = Counter()
@@ -78,10 +80,8 @@ def tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors whose memory holds bits, by their paths in what a call reads or returns."""
     items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, torch.Tensor):
-        is_wrapped: bool = is_traceable_wrapper_subclass(value)
-        if value.layout is torch.strided and not (
-            value.is_meta or value.is_quantized or is_wrapped
-        ):
+        holds_bits = value.layout is torch.strided and not (value.is_meta or value.is_quantized)
+        if holds_bits and not bool(is_traceable_wrapper_subclass(value)):
             tensor = value.detach().resolve_conj().resolve_neg()
             yield path, torch.view_as_real(tensor) if tensor.is_complex() else tensor
     elif isinstance(value, Mapping):
@@ -118,23 +118,21 @@ class Rows:
                     self._forms[key, path] = (shape, axis)
 
     def matrices(
-        self, key: Key, path: str, tensor: torch.Tensor, count: int, stretch: float = 1
+        self, key: Key, path: str, tensor: torch.Tensor, count: int, stretch: Fraction = SAME
     ) -> list[torch.Tensor]:
-        """A matrix with the bits of each of the `count` rows of a run, without the padding.
+        """A matrix with a row for each of the `count` rows of a run's batch, without the padding.
 
         If the batch is merged with another dimension, there are two: with the batch as the outer
         and as the inner one. Only the right one can have equal rows in two runs. Empty if rows
-        cannot be followed. One row if the tensor has no batch.
+        cannot be followed. A matrix of one row if the tensor has no batch.
 
-        Args:
-            stretch: length of the padded sequence, in lengths of the batch's own.
+        `stretch` is the length of the padded sequence, in lengths of the batch's own.
         """
         shape, axis = self._forms.get((key, path), (None, None))
         if shape is None or tensor.ndim != len(shape):
             return []
-        if axis is None:
-            views, goal = [tensor[None]], [1, *shape]
-        else:
+        views, goal = [tensor[None]], [1, *shape]
+        if axis is not None:
             before, after = tensor.shape[:axis], tensor.shape[axis + 1 :]
             size, rest = divmod(tensor.shape[axis], count)
             if rest:
@@ -142,8 +140,7 @@ class Rows:
             outer = tensor.reshape(*before, count, size, *after).movedim((axis, axis + 1), (0, 1))
             inner = tensor.reshape(*before, size, count, *after).movedim((axis + 1, axis), (0, 1))
             views = [outer, inner] if size > 1 else [outer]
-            goal = [count, shape[axis] // self._count, *before, *after]
-            goal[2:] = [*shape[:axis], *shape[axis + 1 :]]
+            goal = [count, shape[axis] // self._count, *shape[:axis], *shape[axis + 1 :]]
         for dim, size in enumerate(goal):
             if views[0].shape[dim] not in (size, size * stretch):
                 return []
@@ -154,25 +151,24 @@ class Rows:
         """Note of a run of the batch: a hash of each row."""
         return [_hashes(matrix) for matrix in self.matrices(key, path, tensor, self._count)]
 
-    def differences(self, batch: Calls, order: list[int], stretch: float) -> Note:
+    def differences(self, batch: Calls, order: list[int], stretch: Fraction) -> Note:
         """Note of a run with other rows: which of them differ, by the hashes of the batch.
 
-        None: unknown. A bool: of a tensor without rows.
+        A bool, whether all differ, for a tensor without rows. None if it cannot be compared.
         """
 
         def note(key: Key, path: str, tensor: torch.Tensor) -> list[bool] | bool | None:
             old = batch.get(key, {}).get(path)
-            new = [_hashes(m) for m in self.matrices(key, path, tensor, len(order), stretch)]
-            if old is None:  # an argument that this batch alone needs, such as a mask
+            if old is None:  # an argument of this batch alone, such as a mask
                 return False
-            if not old or not new:
+            new = [_hashes(m) for m in self.matrices(key, path, tensor, len(order), stretch)]
+            if not (old and new):
                 return None
             if len(old[0]) == 1:
-                return old != new
-            pairs = zip(old, new, strict=True)
-            return min(
-                ([a[row] != x for row, x in zip(order, b, strict=True)] for a, b in pairs), key=sum
-            )
+                return bool(old != new)
+            layouts = zip(old, new, strict=True)
+            differing = ([a[row] != x for row, x in zip(order, b, strict=True)] for a, b in layouts)
+            return min(differing, key=sum)
 
         return note
 

@@ -17,31 +17,30 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
-from gemmsmith.ops.models.following import Key, Note, Rows, Watch, begins, rows_of, ulps
+from gemmsmith.ops.models.following import SAME, Follower, Key, Note, Rows, begins, rows_of, ulps
 
 _REMEDIES = {
-    r"^(_int_|_scaled_|_grouped_|add|badd)?b?mm|mv$": "the library picks another order of summation"
-    " at another number of rows: pad the batch to one size, or set CUBLAS_WORKSPACE_CONFIG=:0:0"
-    " (slower), and check again",
+    "rand|normal|uniform|bernoulli|dropout": "random numbers depend on the place in the batch: draw"
+    " them for each row by itself",
     "attention|encoder|multi_head": "attention shares out the keys by the batch's size: use a"
     " kernel with a fixed number of splits, or torch's SDPBackend.MATH, and check again",
+    "mm|mv$|linear|matmul": "the library picks another order of summation at another number of"
+    " rows: pad the batch to one size, or set CUBLAS_WORKSPACE_CONFIG=:0:0 (slower), and check"
+    " again",
     "norm|var|std": "torch's norms may sum a row in another order at another number of rows: use"
     " one that sums each row in a fixed order; batch norm needs model.eval()",
     "sum|mean|softmax|prod": "torch shares out a reduction by the shape of the whole tensor: sum"
     " each row in a fixed order",
-    "conv": "the library picks an algorithm by the shape: pad the batch to one size",
-    "rand|normal|uniform|bernoulli|dropout": "random numbers depend on the place in the batch:"
-    " draw them for each row by itself",
-    "index_add|scatter|index_put": "the order of sums by index is free: try"
-    " torch.use_deterministic_algorithms(True)",
+    "conv|rnn": "the library picks an algorithm by the shape: pad the batch to one size",
 }
 """What is known to help, by a pattern of the operator's name."""
 
@@ -77,6 +76,8 @@ class Difference:
     @property
     def remedy(self) -> str:
         """What is known to help; empty if nothing is."""
+        if self.batch == "again":
+            return "the same batch gives other bits: try torch.use_deterministic_algorithms(True)"
         name = self.operator.rpartition(".")[2]
         return next((text for key, text in _REMEDIES.items() if re.search(key, name)), "")
 
@@ -112,7 +113,7 @@ class InvarianceReport:
             lines += [f"  batch:    {first.batch}; {first.rows} of {first.of} rows differ"]
             lines[-1] += f", by up to {first.ulp} ULP of {dtype}"
             lines += [f"  help:     {first.remedy}"] if first.remedy else []
-        lines += [f"  compared: {self.modules} modules, {self.unread} not"]
+        lines += [f"  compared: {self.modules} of {self.modules + self.unread} modules"]
         return "\n".join([*lines, f"  batches:  {', '.join(self.batches)}"])
 
 
@@ -165,6 +166,17 @@ def _depth(name: str) -> int:
     return name.count(".") + 1
 
 
+def _takes_hooks(modules: Mapping[str, torch.nn.Module], name: str) -> bool:
+    """Whether a module runs hooks, outside all compiled code."""
+    parts = name.split(".")
+    around = [modules[".".join(parts[:count])] for count in range(len(parts))]
+    closed = any(
+        isinstance(module, torch.jit.ScriptModule) or module._compiled_call_impl is not None
+        for module in (modules[name], *around)
+    )
+    return not closed and not any(hasattr(module, "_orig_mod") for module in around)
+
+
 def _orders(rows: int, seed: int) -> dict[str, list[list[int]]]:
     """Rows of the batches of each kind."""
     draw, batch = random.Random(seed), list(range(rows))  # noqa: S311
@@ -183,8 +195,8 @@ def _refuse_unfit(modules: Mapping[str, torch.nn.Module], device: torch.device) 
     for name, module in modules.items():
         rates = [value for key, value in vars(module).items() if "dropout" in key]
         rates += [module.p] if isinstance(module, _DropoutNd) else []
-        drops = any(isinstance(rate, float | int) and rate > 0 for rate in rates)
-        if module.training and (drops or isinstance(module, _NormBase)):
+        drops = any(type(rate) in (float, int) and rate > 0 for rate in rates)
+        if module.training and (drops or isinstance(module, _BatchNorm)):
             what = f"{'dropout' if drops else 'statistics of the batch'} of {name or 'the model'}"
             raise ValueError(f"{what} ({type(module).__name__}) are on: call model.eval() first")
     devices = {tensor.device for module in modules.values() for tensor in module.parameters()}
@@ -223,7 +235,8 @@ class _Check:
             raise ValueError(f"inputs have {numbers} rows in dimension {dim}: pass two or more")
         self.modules = dict(model.named_modules()) if isinstance(model, torch.nn.Module) else {}
         _refuse_unfit(self.modules, device)
-        self.hookable = [name for name in self.modules if name and not self._is_compiled(name)]
+        names = filter(None, self.modules)
+        self.hookable = [name for name in names if _takes_hooks(self.modules, name)]
         self._model, self._dim, self._sequence = model, dim, sequence
         self._batch = list(range(max(sizes)))
         self.batches = _orders(len(self._batch), seed)
@@ -234,15 +247,6 @@ class _Check:
             self._length = self._mask.shape[sequence]
             self._padding = self._length // 2 + 1
             self.batches["padded"] = [self._batch]
-
-    def _is_compiled(self, name: str) -> bool:
-        """Whether hooks on the module would be compiled with it, or with one around it."""
-        parts = name.split(".")
-        outer = [self.modules[".".join(parts[:end])] for end in range(len(parts))]
-        return bool(
-            self.modules[name]._compiled_call_impl
-            or any(m._compiled_call_impl or hasattr(m, "_orig_mod") for m in outer)
-        )
 
     def compare(self, depth: int) -> _Compared:
         """Compare the results of the modules down to a depth, and of the model, in all batches."""
@@ -261,12 +265,8 @@ class _Check:
                         differ[key, kind] += sum(map(any, zip(*returned, strict=True)))
                     if begins(notes):
                         begun.add((key, kind))
-        places = {
-            (key, kind): (place, number)
-            for place, key in enumerate(base)
-            for number, kind in enumerate(self.batches)
-        }
-        first = min(begun, key=places.__getitem__, default=None)
+        calls_and_kinds = ((key, kind) for key in base for kind in self.batches)
+        first = next((begin for begin in calls_and_kinds if begin in begun), None)
         return _Compared(names, result, first and (*first, differ[first]))
 
     def explain(self, key: Key, kind: str, differing: int) -> Difference:
@@ -274,7 +274,7 @@ class _Check:
         hooked = [key[0]] if key[0] else []
         rows, outer = self._rows(hooked, key), self._rows(hooked)
         base = self._run(self._batch, hooked, rows.hashes, target=key)
-        operator, ulp, dtype = "", 0, torch.float32
+        operator, apart = "", []
         for order in self.batches[kind]:
             stretch = self._stretch(kind)
             note = rows.differences(base.operators.calls, order, stretch)
@@ -285,10 +285,9 @@ class _Check:
                 old = outer.matrices(key, path, base.result[path], len(self._batch))
                 new = outer.matrices(key, path, run.result[path], len(order), stretch)
                 if old and new and len(old[0]) > 1:
-                    apart = min(ulps(a[order], b) for a, b in zip(old, new, strict=True))
-                    ulp, dtype = max(
-                        (ulp, dtype), (apart, run.result[path].dtype), key=lambda pair: pair[0]
-                    )
+                    least = min(ulps(a[order], b) for a, b in zip(old, new, strict=True))
+                    apart.append((least, run.result[path].dtype))
+        ulp, dtype = max(apart, key=lambda pair: pair[0], default=(0, torch.float32))
         return Difference(
             module=key[0],
             kind=type(self.modules.get(key[0], self._model)).__name__,
@@ -309,8 +308,8 @@ class _Check:
         batch, doubled = [run.operators.calls for run in runs]
         return Rows(batch, doubled, len(self._batch))
 
-    def _stretch(self, kind: str) -> float:
-        return (self._length + self._padding) / self._length if kind == "padded" else 1
+    def _stretch(self, kind: str) -> Fraction:
+        return 1 + Fraction(self._padding, self._length) if kind == "padded" else SAME
 
     def _run(
         self,
@@ -319,29 +318,29 @@ class _Check:
         note: Note,
         kind: str = "",
         target: Key | None = None,
-    ) -> Watch:
+    ) -> Follower:
         """Run the model with these rows, and with hooks on these modules."""
-        watch = Watch(note, target)
+        follower = Follower(note, target)
 
         def before(name: str, _module: torch.nn.Module, args: Any, named: Any) -> None:
-            watch.begin(name, (args, named))
+            follower.begin(name, (args, named))
 
         def after(name: str, _module: torch.nn.Module, _args: Any, result: Any) -> None:
-            watch.end(name, result)
+            follower.end(name, result)
 
         args, named = self._take(order, is_padded=kind == "padded")
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        with ExitStack() as hooks, watch.inside, torch.no_grad(), torch.random.fork_rng(devices):
+        is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        devices = range(torch.cuda.device_count()) if is_used else ()
+        with ExitStack() as hooks, follower.inside, torch.no_grad(), torch.random.fork_rng(devices):
             for name in hooked:
-                add, then = (
-                    self.modules[name].register_forward_pre_hook,
-                    self.modules[name].register_forward_hook,
-                )
-                hooks.callback(add(partial(before, name), with_kwargs=True).remove)
-                hooks.callback(then(partial(after, name)).remove)
-            watch.begin("", (args, named))
-            watch.end("", self._model(*args, **named))
-        return watch
+                module = self.modules[name]
+                early = module.register_forward_pre_hook(partial(before, name), with_kwargs=True)
+                late = module.register_forward_hook(partial(after, name))
+                hooks.callback(early.remove)
+                hooks.callback(late.remove)
+            follower.begin("", (args, named))
+            follower.end("", self._model(*args, **named))
+        return follower
 
     def _take(self, order: list[int], *, is_padded: bool) -> tuple[Any, Any]:
         """Arguments with copies of these rows."""
