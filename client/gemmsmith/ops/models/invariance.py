@@ -239,7 +239,7 @@ class _Check:
         self._model, self._dim, self._sequence = model, dim, sequence
         self._batch = list(range(max(sizes)))
         self.batches = _orders(len(self._batch), seed)
-        self._mask, self._length = named.get("attention_mask"), 0
+        self._mask: Any = named.get("attention_mask")
         if sequence is not None:
             if sequence not in range(getattr(self._mask, "ndim", 0)):
                 raise ValueError(f"padding needs an attention_mask with a dimension {sequence}")
