@@ -561,6 +561,13 @@ REFUSED: list[tuple[str, nn.Module | Callable[..., Any], Any, dict[str, Any], st
     ("no rows", Made(lambda x: x.sum()), torch.ones(2, 2), {}, "no result grows with dimension 0"),
     ("no mask", nn.Identity(), torch.ones(2, 2), {"sequence": 1}, "needs an attention_mask"),
     (
+        "a list",
+        nn.Identity(),
+        {"x": torch.ones(2), "attention_mask": [1]},
+        {"sequence": 0},
+        "needs",
+    ),
+    (
         "no such sequence",
         nn.Identity(),
         {"attention_mask": torch.ones(2, 2)},

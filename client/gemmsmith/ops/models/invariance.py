@@ -239,11 +239,11 @@ class _Check:
         self._model, self._dim, self._sequence = model, dim, sequence
         self._batch = list(range(max(sizes)))
         self.batches = _orders(len(self._batch), seed)
-        self._mask: Any = named.get("attention_mask")
+        self._mask = mask = named.get("attention_mask")
         if sequence is not None:
-            if sequence not in range(getattr(self._mask, "ndim", 0)):
+            if not isinstance(mask, torch.Tensor) or sequence not in range(mask.ndim):
                 raise ValueError(f"padding needs an attention_mask with a dimension {sequence}")
-            self._length = self._mask.shape[sequence]
+            self._length = mask.shape[sequence]
             self._padding = self._length // 2 + 1
             self.batches["padded"] = [self._batch]
 
