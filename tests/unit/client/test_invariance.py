@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import gemmsmith
+from gemmsmith.ops.models import following
 from tests.support.tiny_models import MODELS
 
 WIDTH, LENGTH, BATCH = 8, 3, 4
@@ -351,6 +352,29 @@ def test_bits_are_compared() -> None:
     assert (first.rows, first.ulp) == (BATCH, 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.uint8])
+@pytest.mark.parametrize("part", [1, 1 << 22])
+def test_any_bit_of_a_row_counts(
+    dtype: torch.dtype, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also two bits that would cancel in a plain sum, whatever the size of the parts."""
+    monkeypatch.setattr(following, "PART", part)
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    top = -(1 << (8 * dtype.itemsize - 1)) if dtype != torch.uint8 else 128
+    for columns in ([0], [4], [1, 3]):
+        for bit in (1, 2, top):
+
+            def flip(x: torch.Tensor, bit: int = bit, columns: list[int] = columns) -> torch.Tensor:
+                bits = x.view(integer).clone()
+                if len(x) == 1:
+                    bits[:, columns] ^= bit
+                return bits.view(dtype)
+
+            x = torch.randint(1, 100, (BATCH, 5)).to(dtype)
+            first = first_of(Made(flip), x)
+            assert (first.batch, first.rows) == ("alone", BATCH)
+
+
 def test_units_in_the_last_place() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         step = 2 * torch.finfo(dtype).eps
@@ -536,6 +560,13 @@ REFUSED: list[tuple[str, nn.Module | Callable[..., Any], Any, dict[str, Any], st
     ("statistics", nn.BatchNorm1d(2), torch.ones(2, 2), {}, "statistics of the batch"),
     ("no rows", Made(lambda x: x.sum()), torch.ones(2, 2), {}, "no result grows with dimension 0"),
     ("no mask", nn.Identity(), torch.ones(2, 2), {"sequence": 1}, "needs an attention_mask"),
+    (
+        "a list",
+        nn.Identity(),
+        {"x": torch.ones(2), "attention_mask": [1]},
+        {"sequence": 0},
+        "needs",
+    ),
     (
         "no such sequence",
         nn.Identity(),

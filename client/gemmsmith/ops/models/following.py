@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils.hooks import RemovableHandle
 
 PART = 1 << 22
 """Elements that are hashed or compared at a time: 32 MB as 64-bit integers."""
@@ -45,6 +46,20 @@ class Follower(TorchDispatchMode):
         self._note, self._target = note, target
         self._counts: Counter[str] = Counter()
         self._open: list[tuple[Key, dict[str, Any]]] = []
+
+    def hook(self, name: str, module: torch.nn.Module) -> list[RemovableHandle]:
+        """Note the calls of a module until the handles are removed."""
+
+        def before(_: torch.nn.Module, args: Any, named: Any) -> None:
+            self.begin(name, (args, named))
+
+        def after(_: torch.nn.Module, _args: Any, result: Any) -> None:
+            self.end(name, result)
+
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after),
+        ]
 
     def begin(self, name: str, values: Any) -> None:
         key = (name, self._counts[name])

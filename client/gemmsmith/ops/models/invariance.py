@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -240,11 +239,11 @@ class _Check:
         self._model, self._dim, self._sequence = model, dim, sequence
         self._batch = list(range(max(sizes)))
         self.batches = _orders(len(self._batch), seed)
-        self._mask, self._length = named.get("attention_mask"), 0
+        self._mask = mask = named.get("attention_mask")
         if sequence is not None:
-            if self._mask is None or not -self._mask.ndim <= sequence < self._mask.ndim:
+            if not isinstance(mask, torch.Tensor) or sequence not in range(mask.ndim):
                 raise ValueError(f"padding needs an attention_mask with a dimension {sequence}")
-            self._length = self._mask.shape[sequence]
+            self._length = mask.shape[sequence]
             self._padding = self._length // 2 + 1
             self.batches["padded"] = [self._batch]
 
@@ -321,23 +320,13 @@ class _Check:
     ) -> Follower:
         """Run the model with these rows, and with hooks on these modules."""
         follower = Follower(note, target)
-
-        def before(name: str, _module: torch.nn.Module, args: Any, named: Any) -> None:
-            follower.begin(name, (args, named))
-
-        def after(name: str, _module: torch.nn.Module, _args: Any, result: Any) -> None:
-            follower.end(name, result)
-
         args, named = self._take(order, is_padded=kind == "padded")
         is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         devices = range(torch.cuda.device_count()) if is_used else ()
         with ExitStack() as hooks, follower.inside, torch.no_grad(), torch.random.fork_rng(devices):
             for name in hooked:
-                module = self.modules[name]
-                early = module.register_forward_pre_hook(partial(before, name), with_kwargs=True)
-                late = module.register_forward_hook(partial(after, name))
-                hooks.callback(early.remove)
-                hooks.callback(late.remove)
+                for handle in follower.hook(name, self.modules[name]):
+                    hooks.callback(handle.remove)
             follower.begin("", (args, named))
             follower.end("", self._model(*args, **named))
         return follower
@@ -360,7 +349,7 @@ class _Check:
     def _padded(self, tensor: torch.Tensor, is_mask: bool) -> torch.Tensor:
         """Longer by copies of its last position; a mask by zeros."""
         axis = self._sequence or 0
-        if not -tensor.ndim <= axis < tensor.ndim or tensor.shape[axis] != self._length:
+        if axis >= tensor.ndim or tensor.shape[axis] != self._length:
             return tensor
         last = tensor.narrow(axis, self._length - 1, 1)
         last = torch.zeros_like(last) if is_mask else last
