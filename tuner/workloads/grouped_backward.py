@@ -92,7 +92,7 @@ class GroupedBackward:
                     case,
                     operands=operands,
                     sigmas=sigmas[: 2 + parts.activated],
-                    beside=partial(_fault_of_sums, operands, case.written, product * value),
+                    beside=partial(_fault_of_sums, operands, case.written),
                 )
             )
         return replace(
@@ -157,25 +157,24 @@ class GroupedBackward:
         return ways
 
 
-def _fault_of_sums(operands: OperandSet, written: int, sigma: float, bound: float) -> str | None:
+def _fault_of_sums(operands: OperandSet, written: int, bound: float) -> str | None:
     """What is wrong with the sums that a launch wrote, by those of the gradient of up times up.
 
-    The kernel rounds that gradient, but not its sums.
+    The kernel rounds that gradient, but not its sums. So the difference is compared with the norm
+    of all terms: a sum itself may cancel to nothing.
     """
     up_gradient, aux = operands.d[1], drawn_with(operands.aux)[0]
-    n = up_gradient.shape[1]
-    chunks = []
+    shares, n = drawn_with(operands.row_scale)[0], up_gradient.shape[1]
+    sums, squares = drawn_with(operands.row_gradient), up_gradient.new_zeros(2, dtype=torch.float64)
     for first in range(0, written, _CHUNK_ROWS):
         rows = slice(first, min(first + _CHUNK_ROWS, written))
-        chunks.append((up_gradient[rows].double() * aux[rows, n:].double()).sum(-1))
-    sums = drawn_with(operands.row_gradient)
-    if chunks:
-        expected = torch.cat(chunks) / drawn_with(operands.row_scale)[0, :written, 0]
-        norms = torch.stack([(sums[:written].sum(-1) - expected).norm(), expected.norm()])
-        difference, size = norms.tolist()
-        error = difference / max(size, sigma * math.sqrt(written * n) / 2)
-        if not error <= 2 * bound:  # also true of NaN
-            return f"the sums of the factors' gradients have relative error {error:.2e}"
+        terms = up_gradient[rows].double() * aux[rows, n:].double() / shares[rows]
+        difference = sums[rows].sum(-1) - terms.sum(-1)
+        squares += torch.stack([difference.square().sum(), terms.square().sum()])
+    differences, all_terms = squares.sqrt().tolist()
+    if not differences <= bound * all_terms:  # also true of NaN
+        error = differences / all_terms if all_terms else math.inf
+        return f"the sums of the factors' gradients have relative error {error:.2e}"
     if not bool(sums[written:].isnan().all()):
         return "sums of rows after the last group's were written"
     return None
