@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 import gemmsmith
+from gemmsmith.core.activations import ACTIVATIONS
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.epilogue import GATES
 from gemmsmith.core.operation import Epilogue, Operation
@@ -32,11 +33,6 @@ from tests.gpu.support.layers import (
 )
 
 CASES = 300
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": functional.silu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu": functional.gelu,
-}
 LAYOUTS = ("halves", "interleaved", "two")
 KINDS = tuple((activation, layout) for activation in GATES for layout in LAYOUTS)
 
