@@ -31,7 +31,6 @@ from gemmsmith.winners.lookup import Lookup
 from service.cli import evaluate
 from tuner.backends import candidates
 from tuner.devices import open_device
-from tuner.search.cost_model import AnalyticModel
 from tuner.search.ranking import by_time, predictions
 from tuner.search.run import TuningRun
 from tuner.store import Store
@@ -69,7 +68,7 @@ def figures(folder: Path) -> Iterator[Figure]:
 
     def rank(_: int) -> object:
         legal = candidates(large, model)
-        return by_time(legal, predictions(large, legal, model, AnalyticModel()))
+        return by_time(legal, predictions(large, legal, model))
 
     yield measure(
         "enumerate and rank one problem (4096×6144×4096 bf16)",

@@ -31,21 +31,17 @@ def main() -> int:
     import torch
 
     from benchmarks.peers.measure import ContextDead, Runner
-    from tuner.measure.conditions import Monitor
-    from tuner.measure.environment import environment
+    from tuner.measure.environment import open_gpu
     from tuner.measure.graphs import Stream, context_is_dead
-    from tuner.measure.local_gpu import gpu_uuid, local_gpu
+    from tuner.measure.local_gpu import local_gpu
 
     model = local_gpu(ordinal)
     if model is None:
         print(f"no CUDA device {ordinal} here; run `gemmsmith doctor`", file=sys.stderr)
         return 1
-    torch.cuda.set_device(ordinal)
-    torch.zeros(1, device="cuda")
-    uuid = gpu_uuid(ordinal)
-    monitor = Monitor(uuid)
+    monitor, software = open_gpu(model, ordinal)
     runner = Runner(model=model, ordinal=ordinal, stream=Stream(), monitor=monitor, send=send)
-    send(Ready(device=model, environment=environment(uuid, monitor.driver_version)))
+    send(Ready(device=model, environment=software))
     for line in sys.stdin.buffer:
         request = msgspec.json.decode(line, type=Request)
         try:

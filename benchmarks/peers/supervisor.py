@@ -19,7 +19,7 @@ from typing import IO
 import msgspec
 
 from benchmarks.peers.records import BASELINE, Busy, Done, Entry, Message, Ready, Request, Row
-from tuner.devices.process import reap
+from tuner.devices.supervisor import reap
 
 START_LIMIT_S = 180.0
 """Time to import torch and create a CUDA context, on a machine that has just booted."""

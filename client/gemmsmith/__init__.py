@@ -71,8 +71,10 @@ if TYPE_CHECKING:  # the names of `_MODULES`, for type checkers
     from gemmsmith.http.handles import TuningJob as TuningJob
     from gemmsmith.http.jobs import JobEvent as JobEvent
     from gemmsmith.http.jobs import JobStatus as JobStatus
+    from gemmsmith.ops import InvarianceReport as InvarianceReport
     from gemmsmith.ops import Shapes as Shapes
     from gemmsmith.ops import capture as capture
+    from gemmsmith.ops import check_invariance as check_invariance
     from gemmsmith.ops import compare as compare
     from gemmsmith.ops import grouped_mm as grouped_mm
     from gemmsmith.ops import int8_mm as int8_mm
@@ -134,8 +136,10 @@ _MODULES = {
     "core.launch": ("Launch",),
     "winners.lookup": ("Lookup",),
     "ops": (
+        "InvarianceReport",
         "Shapes",
         "capture",
+        "check_invariance",
         "compare",
         "grouped_mm",
         "int8_mm",

@@ -189,7 +189,7 @@ def _packs(
     from service.worker.builder import open_artifacts
 
     artifacts = open_artifacts(settings, store)
-    believed = artifacts.believed()
+    believed = dict(artifacts.manifests(believed=True))
     kernels: dict[str, AnyKernel] = {}
     files: dict[str, Path] = {}
     for winner in winners:

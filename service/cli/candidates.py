@@ -147,11 +147,10 @@ def level_of(name: str) -> Level:
 def predicted(problem: Problem, model: DeviceModel, level: Level) -> list[tuple[float, Candidate]]:
     """Every legal candidate with its predicted microseconds, fastest first."""
     from tuner.backends import candidates
-    from tuner.search.cost_model import AnalyticModel
     from tuner.search.ranking import by_time, predictions
 
     legal = candidates(problem, model, level=level)
-    times = predictions(problem, legal, model, AnalyticModel())
+    times = predictions(problem, legal, model)
     return [(times[candidate.key], candidate) for candidate in by_time(legal, times)]
 
 

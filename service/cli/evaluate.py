@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from gemmsmith.core.device import DeviceModel
     from tuner.search.budget import Budget
     from tuner.search.evaluation import Curve, Flips, Neighbour, Recording, Strategy
-    from tuner.search.ranking import Ranker
 
 
 def evaluate(
@@ -74,21 +73,19 @@ def load(folder: Path) -> list[Recording]:
 def judge(recordings: Sequence[Recording]) -> tuple[list[Curve], list[str]]:
     """The curve of every strategy; and a line for each strategy that is missing."""
     from tuner.search.budget import BUDGETS
-    from tuner.search.cost_model import AnalyticModel
     from tuner.search.evaluation import SEEDS, curve, planned, shuffled
     from tuner.search.matmul_heuristics import HeuristicsUnavailable
 
     default, quick = BUDGETS[Effort.DEFAULT], BUDGETS[Effort.QUICK]
-    model = AnalyticModel()
     base = frozenset[str]().union(*(_base_of(recording.model) for recording in recordings))
     left_out = []
     strategies: list[tuple[str, Strategy, Budget]] = [
-        ("gemmsmith, default", planned(model, default, ()), default),
-        ("… after compile --base", planned(model, default, base), default),
-        ("gemmsmith, quick", planned(model, quick, ()), quick),
+        ("gemmsmith, default", planned(default, ()), default),
+        ("… after compile --base", planned(default, base), default),
+        ("gemmsmith, quick", planned(quick, ()), quick),
     ]
     try:
-        strategies.append(("nvMatmulHeuristics", _heuristics(recordings, model), default))
+        strategies.append(("nvMatmulHeuristics", _heuristics(recordings), default))
     except HeuristicsUnavailable as error:
         left_out.append(f"without nvMatmulHeuristics: {error}")
     strategies.append((f"random, mean of {SEEDS}", shuffled(), default))
@@ -104,18 +101,17 @@ def _base_of(model: DeviceModel) -> frozenset[str]:
     return frozenset(kernel.name for kernel in base_kernels(model))
 
 
-def _heuristics(recordings: Sequence[Recording], ranker: Ranker) -> Strategy:
+def _heuristics(recordings: Sequence[Recording]) -> Strategy:
     """The order of nvMatmulHeuristics; the cost model orders what its proposals leave open."""
     from tuner.search.evaluation import predicted_order
     from tuner.search.matmul_heuristics import MatmulHeuristics, matched
 
-    ranked = predicted_order(ranker)
     models = {recording.model.slug: recording.model for recording in recordings}
     heuristics = {slug: MatmulHeuristics(model) for slug, model in models.items()}
 
     def orders(recording: Recording) -> list[list[Any]]:
         proposals = heuristics[recording.model.slug].proposals(recording.problem)
-        return [matched(proposals, order) for order in ranked(recording)]
+        return [matched(proposals, order) for order in predicted_order(recording)]
 
     return orders
 

@@ -23,8 +23,7 @@ from tuner.errors import (
     NotRecorded,
 )
 from tuner.search import demand
-from tuner.search.progress import Progress, Step
-from tuner.search.run import TuningRun
+from tuner.search.run import Progress, Step, TuningRun
 
 if TYPE_CHECKING:
     from gemmsmith.core.kernel import AnyKernel

@@ -11,7 +11,6 @@ from threading import Thread
 
 from gemmsmith.answers.snapshot import Row, Snapshot
 from gemmsmith.core.neighbours import NEIGHBOURS, run_reach
-from gemmsmith.core.operation import Epilogue
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.files import private_folder
@@ -153,7 +152,7 @@ def needed(problems: Counter[Problem], stored: Snapshot) -> Counter[Problem]:
 
 def _saves_steps(problem: Problem) -> bool:
     # torch adds the bias of a linear layer in the product as well.
-    return problem.operation.epilogue not in (Epilogue.NONE, Epilogue.BIAS)
+    return not problem.operation.epilogue.is_torchs
 
 
 def _product(problem: Problem, n: int) -> tuple[object, ...]:

@@ -113,7 +113,7 @@ def _check_packs(settings: Settings) -> None:
     """Warn of packs that are not served because they have no trusted signature."""
     identity.signer(settings)  # makes the key, so that this installation's own packs are trusted
     packs = ArtifactStore(settings.packs, trusted=identity.trusted_packs(settings))
-    left_out = len(packs.manifests()) - len(packs.believed())
+    left_out = len(packs.manifests()) - len(packs.manifests(believed=True))
     if left_out > 0:
         log.warning(
             "packs are not served: they have no trusted signature",

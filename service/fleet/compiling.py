@@ -26,9 +26,8 @@ from tuner.devices.base import Device
 from tuner.errors import NoLegalCandidate, NotRecorded
 from tuner.jobs import Job, LeasedJob, Worker
 from tuner.jobs.stages import Stage, StagedQueue, hand_to_gpus
-from tuner.search.ahead import first_kernels
 from tuner.search.budget import BUDGETS
-from tuner.search.cost_model import AnalyticModel
+from tuner.search.hints import first_kernels
 from tuner.search.packs import in_batches
 from tuner.store import Store
 
@@ -120,7 +119,6 @@ class Preparation:
         self._builder = builder
         self._devices = order.devices
         self._share = order.open_share(settings)
-        self._ranker = AnalyticModel()
         self._recorded: dict[str, Device] = {}
 
     def __call__(self, leased: LeasedJob) -> None:
@@ -154,7 +152,6 @@ class Preparation:
                 device.model,
                 store=store,
                 builder=self._builder,
-                ranker=self._ranker,
                 effort=job.effort,
             )
             return first, {}

@@ -21,7 +21,7 @@ import structlog
 
 from tuner import store
 from tuner.errors import DatabaseBusy, StoreError
-from tuner.store.probe import probe
+from tuner.store.schema import probe
 
 FRESH_S = 1.0
 """How long the report of a check is given to callers."""

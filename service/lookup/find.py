@@ -28,7 +28,6 @@ from service import documents
 from service.lookup.abilities import UNMEASURED, without_candidate
 from tuner.backends import is_legal
 from tuner.errors import StoreError
-from tuner.search.cost_model import AnalyticModel
 from tuner.search.predict import Prediction, predict
 from tuner.store import Store
 from tuner.store.changes import newest
@@ -43,7 +42,6 @@ MEASURED = frozenset({Match.EXACT, Match.NEAREST})
 ANY = frozenset(Match)
 """What may answer a question."""
 
-_RANKER = AnalyticModel()
 """Predicts where no winner answers."""
 
 _SAME_IN_BOTH = {field.name for field in fields(Answer)} & {field.name for field in fields(Winner)}
@@ -105,7 +103,7 @@ def find_many(
         for problem in problems:
             if problem in answers or problem.operation.summation is not None:
                 continue  # to run cuBLAS until then would give other bits
-            if prediction := predict(problem, device, _RANKER):
+            if prediction := predict(problem, device):
                 answers[problem] = _predicted(problem, device, prediction, pack_of)
     return answers
 

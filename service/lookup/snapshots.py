@@ -72,7 +72,7 @@ class PacksToRun(NamedTuple):
         """
         held = {
             (pack, kernel)
-            for pack, manifest in artifacts.believed().items()
+            for pack, manifest in artifacts.manifests(believed=True)
             for kernel in manifest.held
             if kernel is not None
         }

@@ -106,7 +106,7 @@ def retry(service: Service, caller: Tuner, job_id: str) -> Response:
 
 def _convergence(service: State, shown: Job) -> Markup:
     result_us = shown.best_us if shown.state is JobState.DONE else None
-    return convergence(service.store.tried.of_job(shown.id), result_us)
+    return convergence(service.store.tried_for(shown.id), result_us)
 
 
 def _served(service: State, shown: Job, device: str | None) -> Winner | None:

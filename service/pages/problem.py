@@ -86,7 +86,7 @@ def problem(
         instead=None if winner else find.find(lookups, problem, model, accepted=find.ANY),
         why="; ".join(filter(None, (why(row), default_note(problem)))) if row else "",
         regimes=_regimes(winner) if winner else Markup(""),
-        plots=plots(winner, ranking, history, service.store.tried.of_problem(problem, device)),
+        plots=plots(winner, ranking, history, service.store.tried_on(problem, device)),
         elsewhere=elsewhere(service.store, problem, service.catalogue.known()),
         roofline=rooflines.of_rows([row] if row else [], problem.dtype, roofs),
         row=row,

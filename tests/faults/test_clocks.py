@@ -13,6 +13,7 @@ from tests.support.clocks import Clock
 from tests.support.fleet import Fleet
 from tests.support.ledger import verify
 from tests.support.orders import accepted, distinct_orders
+from tests.support.records import imported
 from tests.support.shipped import shipped_winners
 from tuner.store import Store
 
@@ -24,7 +25,7 @@ ORDERS = 24
 def test_no_job_is_lost_held_up_or_done_twice(
     store: Store, store_url: str, tmp_path: Path, random: Random
 ) -> None:
-    store.promote(shipped_winners()[0], imported=True)
+    imported(store, shipped_winners()[0])
     orders = distinct_orders(ORDERS, random)
     with (
         closing(Clock(store_url, tmp_path)) as clock,

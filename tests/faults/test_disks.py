@@ -21,6 +21,7 @@ from tests.support.fleet import Fleet
 from tests.support.ledger import verify, verify_packs
 from tests.support.orders import Reader, accepted, distinct_orders, is_busy, lookup
 from tests.support.processes import until
+from tests.support.records import imported
 from tests.support.shipped import recorded_problems, shipped_winners
 from tuner.jobs import Queue
 from tuner.store import Store
@@ -30,7 +31,7 @@ ORDERS = 8
 
 @pytest.mark.long
 def test_the_packs_disk(store: Store, store_url: str, tmp_path: Path, random: Random) -> None:
-    store.promote(shipped_winners()[0], imported=True)
+    imported(store, shipped_winners()[0])
     queue = Queue(store)
     order, other = distinct_orders(2, random)
     with (
@@ -105,7 +106,7 @@ def test_the_databases_disk(
         Fleet(url, tmp_path, GEMMSMITH_TEST_PAUSE_S="0.05") as fleet,
     ):
         with Store.open(url) as store:
-            store.promote(shipped_winners()[0], imported=True)
+            imported(store, shipped_winners()[0])
         fleet.serve(worker=True)
         fleet.wait_until_up()
         jobs = [accepted(fleet.client, next(orders), f"early-{n}") for n in range(ORDERS)]

@@ -16,6 +16,7 @@ from tests.support.fleet import Fleet
 from tests.support.ledger import verify
 from tests.support.orders import accepted, distinct_orders
 from tests.support.processes import until
+from tests.support.records import imported
 from tests.support.shipped import SWEEPS, shipped_winners
 from tuner.store import Store
 
@@ -41,7 +42,7 @@ def test_a_worker_may_freeze_before_any_write(store: Store, store_url: str) -> N
 def test_a_worker_frozen_in_a_write_is_replaced(
     store: Store, store_url: str, tmp_path: Path, random: Random
 ) -> None:
-    store.promote(shipped_winners()[0], imported=True)
+    imported(store, shipped_winners()[0])
     orders = distinct_orders(3, random)
     freeze = tmp_path / "freeze"
     with Fleet(

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.support.ledger import verify
+from tests.support.records import imported
 from tests.support.shipped import SWEEPS, shipped_winners
 from tuner.store import Store
 
@@ -16,7 +17,7 @@ from tuner.store import Store
 def test_a_worker_may_die_at_any_commit(store: Store, store_url: str) -> None:
     # A replayed winner does not replace a shipped one: the heir must find its own all the same.
     for winner in shipped_winners():
-        store.promote(winner, imported=True)
+        imported(store, winner)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.kill_points", store_url, str(SWEEPS)],
         capture_output=True,

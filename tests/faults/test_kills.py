@@ -14,6 +14,7 @@ import pytest
 from tests.support.fleet import Fleet
 from tests.support.ledger import verify, verify_packs
 from tests.support.orders import Reader, accepted, distinct_orders
+from tests.support.records import imported
 from tests.support.shipped import recorded_problems, shipped_winners
 from tuner.store import Store
 
@@ -44,7 +45,7 @@ def victims(fleet: Fleet, kind: str, random: Random) -> list[psutil.Process]:
 def test_nothing_is_lost_and_nothing_done_twice(
     store: Store, store_url: str, tmp_path: Path, random: Random, count: int, of: tuple[str, ...]
 ) -> None:
-    store.promote(shipped_winners()[0], imported=True)  # so that the service knows the device
+    imported(store, shipped_winners()[0])  # so that the service knows the device
     orders = distinct_orders(count // 2, random)
     kills = random.sample(of, len(of))
     jobs: list[str] = []

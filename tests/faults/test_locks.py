@@ -17,6 +17,7 @@ import pytest
 from tests.support.fleet import Fleet
 from tests.support.ledger import verify
 from tests.support.orders import Reader, accepted, distinct_orders, is_busy, lookup
+from tests.support.records import imported
 from tests.support.shipped import recorded_problems, shipped_winners
 from tuner.store import Store
 
@@ -33,7 +34,7 @@ def test_reads_are_answered_and_writes_wait_or_are_told_to_come_again(
     store: Store, store_url: str, tmp_path: Path, random: Random
 ) -> None:
     for winner in shipped_winners():
-        store.promote(winner, imported=True)
+        imported(store, winner)
     problems = recorded_problems()
     orders = distinct_orders(CUSTOMERS, random)
     with Fleet(store_url, tmp_path, GEMMSMITH_TEST_PAUSE_S="0.05") as fleet:

@@ -12,6 +12,7 @@ import pytest
 from tests.support.fleet import Fleet
 from tests.support.ledger import verify
 from tests.support.orders import accepted, distinct_orders
+from tests.support.records import imported
 from tests.support.shipped import shipped_winners
 from tuner.jobs import Queue
 from tuner.store import Store
@@ -24,7 +25,7 @@ ORDERS = 64
 def test_no_job_is_begun_twice(
     store: Store, store_url: str, tmp_path: Path, random: Random
 ) -> None:
-    store.promote(shipped_winners()[0], imported=True)
+    imported(store, shipped_winners()[0])
     # Leases as long as in real use: on a machine of two cores a worker may wait for its turn.
     with Fleet(store_url, tmp_path, GEMMSMITH_TEST_TTL_S="60") as fleet:
         fleet.serve()

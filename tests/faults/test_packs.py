@@ -17,6 +17,7 @@ from tests.support.fleet import Fleet
 from tests.support.ledger import verify
 from tests.support.orders import accepted, distinct_orders, lookup
 from tests.support.processes import until
+from tests.support.records import imported
 from tests.support.shipped import recorded_problems, shipped_winners
 from tuner.store import Store
 from tuner.trial import Phase
@@ -49,7 +50,7 @@ HARMS: tuple[Callable[[Path], None], ...] = (flip, truncate, Path.unlink, lose_m
 def test_what_is_served_has_its_hash_or_is_not_served(
     store: Store, store_url: str, tmp_path: Path
 ) -> None:
-    store.promote(shipped_winners()[0], imported=True)
+    imported(store, shipped_winners()[0])
     problem = recorded_problems()[0]
     order = {"m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype}
     with Fleet(store_url, tmp_path, GEMMSMITH_TEST_NVCC=str(tmp_path / "nvcc")) as fleet:
@@ -77,7 +78,7 @@ def test_what_is_served_has_its_hash_or_is_not_served(
 def test_what_comes_to_harm_between_compiler_and_use_is_built_again(
     store: Store, store_url: str, tmp_path: Path, random: Random
 ) -> None:
-    store.promote(shipped_winners()[0], imported=True)
+    imported(store, shipped_winners()[0])
     environ = {"GEMMSMITH_TEST_NVCC": str(tmp_path / "nvcc"), "GEMMSMITH_TEST_PAUSE_S": "0.1"}
     jobs = []
     with Fleet(store_url, tmp_path, **environ) as fleet:

@@ -10,6 +10,7 @@ from tests.support.fleet import Fleet
 from tests.support.ledger import verify
 from tests.support.orders import accepted
 from tests.support.processes import until
+from tests.support.records import imported
 from tests.support.shipped import recorded_problems, shipped_winners
 from tuner.jobs import Queue
 from tuner.store import Store
@@ -17,7 +18,7 @@ from tuner.trial import Phase
 
 
 def test_the_next_worker_goes_on_at_once(store: Store, store_url: str, tmp_path: Path) -> None:
-    store.promote(shipped_winners()[0], imported=True)
+    imported(store, shipped_winners()[0])
     queue = Queue(store)
     orders = [
         {"m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype, "effort": "quick"}

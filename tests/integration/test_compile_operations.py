@@ -153,7 +153,15 @@ GROUPED_GATED = {
     "few": of(GROUPED_GATE, (128, 32, 64), PINGPONG, GROUPS, swapped=True),
     "many": of(GROUPED_GATE, (128, 256, 64), COOPERATIVE, GROUPS),
 }
-FAMILIES = (PLAIN, FUSED, GATED, BACKWARD, FP8_OUTPUT, GROUPED, GROUPED_GATED)
+GROUPED_BACKWARD = {
+    "few_backward": of(
+        "fp16.group_rows.then_dgelu_gate", (128, 32, 64), PINGPONG, GROUPS, "tn", swapped=True
+    ),
+    "many_backward": of(
+        "bf16.group_rows.then_dsilu_gate_act", (128, 256, 64), COOPERATIVE, GROUPS, "tt"
+    ),
+}
+FAMILIES = (PLAIN, FUSED, GATED, BACKWARD, FP8_OUTPUT, GROUPED, GROUPED_GATED, GROUPED_BACKWARD)
 KERNELS = {name: member for family in FAMILIES for name, member in family.items()}
 EVERY = pytest.mark.parametrize("name", KERNELS)
 SOMEWHERE, ELSEWHERE = 0x10000, 0x20000
@@ -196,11 +204,12 @@ def needed(operation: Operation) -> set[str]:
 def optional(operation: Operation) -> set[str]:
     """The pointers that may be null."""
     factors = operation.scaling is Scaling.TENSOR
-    grouped_gate = operation.is_grouped and operation.epilogue.is_gated
+    grouped_gate = operation.is_grouped and operation.is_fused
     return {
         *(("scale_a", "scale_b") if factors else ()),
         *(("scale_d", "amax") if operation.stores_fp8 else ()),
         *(("row_scale",) if grouped_gate else ()),
+        *(("row_gradient",) if grouped_gate and operation.epilogue.backward else ()),
     }
 
 
@@ -349,7 +358,7 @@ def test_vectors_are_read_element_by_element(packs: CompiledPacks, name: str) ->
     for field in (needed(operation) | optional(operation)) - matrices:
         size = 2 if field in ("bias", "column_scale", "bias_gradient") else 4
         assert status(packs, name, **{field: SOMEWHERE + size}) == 0, field
-        if field in ("bias", "column_scale", "bias_gradient", "row_scale"):
+        if field in ("bias", "column_scale", "bias_gradient", "row_scale", "row_gradient"):
             assert status(packs, name, **{field: SOMEWHERE + size // 2}) == MISALIGNED, field
 
 
@@ -374,7 +383,7 @@ def test_workspaces_hold_partial_sums_and_descriptors_of_groups(
     assert size == expected
 
 
-@pytest.mark.parametrize("name", [*GROUPED, *GROUPED_GATED])
+@pytest.mark.parametrize("name", [*GROUPED, *GROUPED_GATED, *GROUPED_BACKWARD])
 def test_groups_are_of_a_largest_number(packs: CompiledPacks, name: str) -> None:
     most = arguments(name, batch=MAX_GROUPS)
     assert Loaded(packs, KERNELS[name]).can_implement(most) == 0

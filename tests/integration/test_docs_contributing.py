@@ -32,6 +32,7 @@ for dtype, part in (
     ("fp8_e4m3.then_tanh_gate", "activation::tanh"),
     ("fp8_e4m3.out_e4m3.then_tanh_gate", "activation::tanh"),
     ("bf16.group_rows.then_tanh_gate_aux", "activation::tanh"),
+    ("bf16.group_rows.then_dtanh_gate", "slope::tanh"),
 ):
     batch = 4 if "group" in dtype else 1
     problem = Problem(m=256, n=256, k=128, batch=batch, dtype=dtype)

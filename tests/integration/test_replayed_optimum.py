@@ -19,7 +19,6 @@ from tuner.devices import open_device
 from tuner.devices.recording import SUFFIX, RecordedProblem, Sweep
 from tuner.measure.statistics import paired_ratio, summarize
 from tuner.search.budget import BUDGETS
-from tuner.search.cost_model import AnalyticModel
 from tuner.search.evaluation import Recording, curve, planned
 from tuner.search.run import TuningRun
 from tuner.store import Store
@@ -113,9 +112,7 @@ def test_the_default_effort_mostly_finds_the_optimum(default: dict[str, Tuned]) 
 
 def test_where_nothing_is_compiled_fewer_kernels_do(recordings: list[Recording]) -> None:
     budget = BUDGETS[Effort.DEFAULT]
-    regrets = curve(
-        "cold", planned(AnalyticModel(), budget, ()), recordings, budget, counts=(budget.trials,)
-    )
+    regrets = curve("cold", planned(budget, ()), recordings, budget, counts=(budget.trials,))
     assert regrets.kernels == budget.cold == 12
     assert regrets.trials <= 48
     assert regrets.worst[0] <= 0.03

@@ -1,4 +1,7 @@
-"""What somebody who has used release 0.1 has on disk goes on with the release of now, whole."""
+"""What a user of release 0.1 has on disk works with the release of now, whole.
+
+Its dump was made once, by the code of that release (commit 85661e5), and is never made again.
+"""
 
 from __future__ import annotations
 

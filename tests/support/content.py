@@ -7,6 +7,7 @@ from pathlib import Path
 from gemmsmith.answers.answer import Ratio
 from gemmsmith.core.config import Use
 from gemmsmith.core.problem import DType, Problem
+from tests.support.records import imported
 from tests.support.replacing import replace
 from tests.support.serving import H200, trial, winner
 from tuner.exchange import read_winners
@@ -30,14 +31,14 @@ def fill(store: Store) -> None:
         faster = Ratio(median=1.2 + i / 100, ci_low=1.19 + i / 100, ci_high=1.21 + i / 100)
         store.promote(replace(made, speedup=faster))
     for shipped in [*read_winners(SHIPPED)][:6]:
-        store.promote(shipped, imported=True)
+        imported(store, shipped)
     store.promote(winner(CUBLAS_WINS, use=Use.CUBLAS, us=14.0))
     store.promote(winner(BATCHED, us=3.0))
     store.promote(winner(TRIED, device=OTHER, us=250.0))
     nothing = replace(winner(HOPELESS), candidate=None, statistics=None, speedup=None)
     store.promote(replace(nothing, correctness=None, use=Use.CUBLAS))
     store.promote(winner(TRIED, us=195.0))
-    store.promote(winner(TRIED, us=190.0), force=True)
+    store.promote(winner(TRIED, us=190.0))
     for i in range(4):
         store.add_trial(trial(TRIED, i))
     final = replace(trial(TRIED), phase=Phase.FINAL, samples_us=(9.9, 10.0, 10.1) * 8)

@@ -10,6 +10,10 @@ from gemmsmith.core.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.core.problem import Problem
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
+from tuner.store import Store
+from tuner.store.imports import Foreign
+from tuner.store.statement import canonical, fingerprint
+from tuner.store.winners import entries
 from tuner.trial import Failure, FailureKind, Phase, Trial, Winner
 
 DEVICE = DeviceModel(
@@ -93,3 +97,14 @@ def winner(problem: Problem = PROBLEM, time: float = 10.0) -> Winner:
         ties=("kernel_7@heuristic.s1.data_parallel.x1.sm0",),
         job="job-1",
     )
+
+
+def imported(store: Store, winner: Winner, *, believed: bool = True) -> Winner:
+    """Import a winner from another installation; the revision that has it."""
+    winner = canonical(winner)
+    digest = fingerprint(winner)
+    named = set(entries(winner)) - {winner.problem}
+    foreign = Foreign(winner=winner, digest=digest, believed=believed)
+    store.imports.take([[foreign]], named, unsigned=False)  # type: ignore[arg-type]
+    history = store.history(winner.problem, winner.device.slug)
+    return next(revision for revision in history if fingerprint(revision) == digest)

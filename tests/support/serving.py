@@ -33,10 +33,7 @@ from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Pack, Toolchain
 from tuner.store import Store, upgrade
 from tuner.store.database import create_private, parse_url, sqlite_path
-from tuner.store.imports import Foreign
 from tuner.store.keys import Scope
-from tuner.store.statement import fingerprint
-from tuner.store.winners import entries
 from tuner.trial import Phase, Trial, Winner
 
 H200 = DeviceModel(
@@ -80,13 +77,6 @@ def winner(
         correctness=Correctness(error=1e-3, max_error=2e-3, tolerance=1e-2, repeatable=True),
         conditions=None,
     )
-
-
-def imported(store: Store, winner: Winner, *, believed: bool = True) -> None:
-    """Import a winner from another installation."""
-    foreign = Foreign(winner=winner, digest=fingerprint(winner), believed=believed)
-    named = set(entries(winner)) - {winner.problem}
-    store.imports.take([[foreign]], named, unsigned=False)  # type: ignore[arg-type]
 
 
 def trial(problem: Problem, index: int = 0) -> Trial:

@@ -110,6 +110,8 @@ _NAMES = {
     "bf16.group_depth": "depth_{}",
     "bf16.group_rows.then_silu_gate": "rows_then_silu_gate_{}",
     "bf16.group_rows.then_silu_gate_aux": "rows_then_silu_gate_aux_{}",
+    "bf16.group_rows.then_dsilu_gate": "rows_then_dsilu_gate_{}",
+    "bf16.group_rows.then_dsilu_gate_act": "rows_then_dsilu_gate_act_{}",
     "fp8_e4m3.scale_row.group_rows": "rows_fp8",
     "fp8_e4m3.scale_row.group_depth": "depth_fp8",
     **{

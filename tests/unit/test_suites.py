@@ -166,7 +166,7 @@ def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
         ),
         ("tf32", ("tf32",), {Layout.TN, Layout.TT, Layout.NT}, 12),
         ("moe", ("bf16", "fp16"), {Layout.TN, Layout.TT, Layout.NT}, 80),
-        ("experts", ("bf16", "fp16"), {Layout.TN}, 25),
+        ("experts", ("bf16", "fp16"), {Layout.TN, Layout.TT}, 25),
         ("fp8_rows", ("fp8_e4m3.scale_row",), {Layout.TN}, 45),
         ("fused", ("bf16", "fp16"), {Layout.TN, Layout.TT}, 130),
         ("conv1d", ("bf16", "fp16"), {Layout.TN, Layout.TT, Layout.NT}, 76),

@@ -183,15 +183,6 @@ class ArtifactStore:
                     break
         return page
 
-    def believed(self) -> dict[str, Manifest]:
-        """Manifests of the packs with a trusted signature, by hash: these may be handed on.
-
-        Does not mark the packs as used, nor check their bytes.
-        """
-        self._refresh()
-        manifests = list(self._manifests.items())  # a copy: another thread may add to them
-        return {name: manifest for name, manifest in manifests if self._believes(name, manifest)}
-
     def believes(self, pack_hash: str) -> bool:
         """Whether the pack is here with a trusted signature, so that it may be handed on."""
         self._refresh()

@@ -50,7 +50,7 @@ def take(
     Raises:
         DiskFull: no space for a pack.
     """
-    here = store.believed() if folders else {}
+    here = dict(store.manifests(believed=True)) if folders else {}
     for path in (path for folder in folders for path in sorted(folder.glob("*.json"))):
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)

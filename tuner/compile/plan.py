@@ -36,7 +36,7 @@ for four clusters of one variety, 80 s for four tiles and 92 s for eight kernels
 (nvcc 13.0.88, a slow core, 2026-11-21). Only their proportions matter."""
 
 
-def workers(jobs: int | None = None, memory_per_unit: int = MEMORY_PER_UNIT) -> int:
+def workers(jobs: int | None = None) -> int:
     """Units to compile at once: `jobs`, else `GEMMSMITH_COMPILE_JOBS`, else by cores and memory.
 
     Raises:
@@ -49,7 +49,7 @@ def workers(jobs: int | None = None, memory_per_unit: int = MEMORY_PER_UNIT) -> 
         if not setting.isdecimal() or int(setting) < 1:
             raise CompileFailed(f"{JOBS_VARIABLE} must be a positive integer, got {setting!r}")
         return int(setting)
-    return max(1, min(_cores(), _available_memory() // memory_per_unit))
+    return max(1, min(_cores(), _available_memory() // MEMORY_PER_UNIT))
 
 
 def units(kernels: Sequence[AnyKernel], parallel: int) -> list[list[AnyKernel]]:

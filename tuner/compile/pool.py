@@ -55,7 +55,6 @@ class Builder:
     Args:
         workers: units to compile at once; by default `GEMMSMITH_COMPILE_JOBS`, or as many as cores
             and memory allow.
-        memory_per_unit: bytes of memory to plan for each unit.
         time_limit_s: wall time after which an nvcc run is killed.
     """
 
@@ -64,13 +63,11 @@ class Builder:
         store: ArtifactStore,
         toolchain: Toolchain,
         workers: int | None = None,
-        memory_per_unit: int = plan.MEMORY_PER_UNIT,
         time_limit_s: float = TIME_LIMIT_S,
     ) -> None:
         self.store = store
         self.toolchain = toolchain
         self._workers = workers
-        self._memory_per_unit = memory_per_unit
         self._time_limit_s = time_limit_s
         self._run: _CompileRun | None = None
 
@@ -101,7 +98,7 @@ class Builder:
                 missing.append(kernel)
         if not missing:
             return
-        parallel = plan.workers(self._workers, self._memory_per_unit)
+        parallel = plan.workers(self._workers)
         self._run = run = _CompileRun(self.store, self.toolchain, parallel, self._time_limit_s)
         run.start(plan.units(missing, parallel))
         try:

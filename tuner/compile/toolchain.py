@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -112,28 +112,20 @@ class Toolchain:
         ]
 
 
-def find_toolchain(
-    *, environ: Mapping[str, str] | None = None, wheels_only: bool = False
-) -> Toolchain:
-    """The first usable nvcc: of the installed wheels, else of the system.
-
-    Args:
-        environ: environment variables for the search (`CUDA_HOME`, `CUDA_PATH`, `PATH`); the
-            process's own by default.
-        wheels_only: do not search for the system's compilers.
+def find_toolchain(*, wheels_only: bool = False) -> Toolchain:
+    """The first usable nvcc: of the installed wheels, else, unless `wheels_only`, of the system.
 
     Raises:
         CompilerNotFound: there is no usable nvcc, or no host g++; the message lists the compilers
             that were tried.
     """
-    environ = os.environ if environ is None else environ
-    _check_host_compiler(environ)
+    _check_host_compiler()
     tried: list[str] = []
-    for nvcc, origin in _candidates(environ, wheels_only=wheels_only):
+    for nvcc, origin in _candidates(wheels_only=wheels_only):
         root = nvcc.parent.parent
-        missing = _missing_parts(root) if origin == "wheels" else []
-        if missing:
-            tried.append(f"{nvcc} (lacks the wheels {', '.join(missing)})")
+        missing = {wheel for part, wheel in _WHEEL_PARTS if not (root / part).exists()}
+        if missing and origin == "wheels":
+            tried.append(f"{nvcc} (lacks the wheels {', '.join(sorted(missing))})")
             continue
         version = _version(nvcc)
         if version is None:
@@ -155,23 +147,23 @@ def find_toolchain(
     )
 
 
-def _check_host_compiler(environ: Mapping[str, str]) -> None:
-    name = environ.get("NVCC_CCBIN", "g++")
-    if shutil.which(name, path=environ.get("PATH")) is None:
+def _check_host_compiler() -> None:
+    name = os.environ.get("NVCC_CCBIN", "g++")
+    if shutil.which(name) is None:
         raise CompilerNotFound(
             f"no host compiler: {name} is not on PATH, and nvcc needs one. "
             "Install it (Debian and Ubuntu: `apt install g++`)."
         )
 
 
-def _candidates(environ: Mapping[str, str], *, wheels_only: bool) -> Iterator[tuple[Path, str]]:
+def _candidates(*, wheels_only: bool) -> Iterator[tuple[Path, str]]:
     for root in _wheel_roots():
         if (root / "bin" / "nvcc").is_file():
             yield root / "bin" / "nvcc", "wheels"
     if wheels_only:
         return
-    homes = [environ.get("CUDA_HOME"), environ.get("CUDA_PATH")]
-    on_path = shutil.which("nvcc", path=environ.get("PATH"))
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    on_path = shutil.which("nvcc")
     seen: set[Path] = set()
     for nvcc in [
         *(Path(home) / "bin" / "nvcc" for home in homes if home),
@@ -189,10 +181,6 @@ def _wheel_roots() -> list[Path]:
     places = spec.submodule_search_locations if spec else None
     roots = [root for place in places or [] for root in Path(place).glob("cu[0-9]*")]
     return sorted(roots, key=lambda root: int(re.sub(r"\D", "", root.name) or 0), reverse=True)
-
-
-def _missing_parts(root: Path) -> list[str]:
-    return sorted({wheel for part, wheel in _WHEEL_PARTS if not (root / part).exists()})
 
 
 def _version(nvcc: Path) -> tuple[int, int, int] | None:

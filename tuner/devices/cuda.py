@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Self
+
+from msgspec import structs
 
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.device import DeviceModel, Environment
 from gemmsmith.core.launch import Algorithm
 from gemmsmith.core.problem import Problem
 from tuner.devices.base import Contender
-from tuner.devices.process import CHILD_COMMAND
 from tuner.devices.recording import RecordedProblem, RecordedTrial
-from tuner.devices.supervisor import SETUP_TIMEOUT_S, Blamed, Supervisor
+from tuner.devices.supervisor import CHILD_COMMAND, SETUP_TIMEOUT_S, Blamed, Supervisor
 from tuner.errors import DeviceError, NoGpu
-from tuner.measure import protocol
 from tuner.measure.gpu_lock import gpu_lock
 from tuner.measure.local_gpu import gpu_uuid, local_gpu
 from tuner.measure.policy import Policy
@@ -33,12 +33,12 @@ from tuner.measure.protocol import (
     Entrant,
     EntrantOutcome,
     FinalsDone,
+    FinalsRequest,
     Profile,
     ProfileDone,
     Propose,
     ProposeDone,
     Reply,
-    Request,
     Screen,
     SweepDone,
     SweepRequest,
@@ -180,14 +180,8 @@ class CudaDevice:
 
     def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
         """See `Device.finals`. Raises DoesNotFit, ReferenceBroken, DeviceError."""
-        done, field, failures = self._paired(
-            problem,
-            contenders,
-            policy,
-            lambda entrants: protocol.FinalsRequest(
-                problem=problem, entrants=entrants, policy=policy, seed=_seed()
-            ),
-        )
+        request = FinalsRequest(problem=problem, entrants=(), policy=policy, seed=0)
+        done, field, failures = self._paired(request, contenders)
         assert isinstance(done, FinalsDone)  # noqa: S101 - the answer to that request
         failures += [(field[o.index].candidate, o.failure) for o in done.failures if o.failure]
         return Finals(
@@ -224,19 +218,10 @@ class CudaDevice:
         Raises:
             DoesNotFit, ReferenceBroken, DeviceError
         """
-        done, field, failures = self._paired(
-            problem,
-            contenders,
-            policy,
-            lambda entrants: SweepRequest(
-                problem=problem,
-                entrants=entrants,
-                policy=policy,
-                seed=_seed(),
-                rounds=rounds,
-                best=best,
-            ),
+        request = SweepRequest(
+            problem=problem, entrants=(), policy=policy, seed=0, rounds=rounds, best=best
         )
+        done, field, failures = self._paired(request, contenders)
         assert isinstance(done, SweepDone)  # noqa: S101 - the answer to that request
         common, more = done.common, done.further
         further = {o.index: s for o, s in zip(more.finalists, more.samples_us, strict=True)}
@@ -279,26 +264,23 @@ class CudaDevice:
         self.close()
 
     def _paired(
-        self,
-        problem: Problem,
-        contenders: Sequence[Contender],
-        policy: Policy,
-        request_of: Callable[[tuple[Entrant, ...]], Request],
+        self, request: FinalsRequest | SweepRequest, contenders: Sequence[Contender]
     ) -> tuple[Reply, list[Contender], list[tuple[Candidate, Failure]]]:
-        """Exchange a request whose rounds are paired, until a child survives it.
+        """Exchange the request, with these contenders and a seed, until a child survives it.
 
         Returns the closing reply, the contenders that its indices count in, and the candidates that
         failed before. Rounds compare contenders with each other, so if a candidate is lost, the
         rounds so far are discarded and the others start over without it.
         """
-        check_fits(problem, self.model)
+        check_fits(request.problem, self.model)
         failures = [(c.candidate, _NO_PACK) for c in contenders if c.pack is None]
         field = [c for c in contenders if c.pack is not None]
         blameless = 0
         with gpu_lock(self._uuid, self._locks):
             while True:
+                complete = structs.replace(request, entrants=_entrants(field), seed=_seed())
                 try:
-                    *_, done = self._supervisor.exchange(request_of(_entrants(field)), policy)
+                    *_, done = self._supervisor.exchange(complete, request.policy)
                 except Blamed as lost:
                     if lost.index == NOBODY:
                         blameless = self._another_chance(blameless, lost)

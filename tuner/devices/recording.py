@@ -138,13 +138,13 @@ class Sweep:
                 data = zstandard.ZstdDecompressor().stream_reader(file).read()
         except (OSError, zstandard.ZstdError) as error:
             raise RecordingCorrupt(f"cannot read the recording {path}: {error}") from error
-        sweep, last = _parse(data.splitlines(keepends=True), path)
-        if not isinstance(last, _EndLine) or last.problems != len(sweep.problems):
+        parsed = _parse(data, path)
+        number = len(parsed.sweep.problems)
+        if parsed.counted != number:
             raise RecordingCorrupt(
-                f"{path} is truncated after {len(sweep.problems)} problems; fetch or record it "
-                "again"
+                f"{path} is truncated after {number} problems; fetch or record it again"
             )
-        return sweep
+        return parsed.sweep
 
 
 def first_problem(path: Path) -> Problem | None:
@@ -253,85 +253,74 @@ class SweepWriter:
         try:
             data = self._part.read_bytes()
             data = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
-            sweep, _ = _parse(data.splitlines(keepends=True), self._part, partial=True)
+            parsed = _parse(data, self._part, partial=True)
         except (OSError, RecordingCorrupt):
             return 0
-        before = sweep.header
+        before = parsed.sweep.header
         # Times of another device or environment are not comparable: the file starts anew.
         if (before.device, before.environment) != (header.device, header.environment):
             return 0
-        self.done = set(sweep.problems)
-        return self._complete_bytes(data)
-
-    def _complete_bytes(self, data: bytes) -> int:
-        """Length of the header and the complete problems; remembers the kernels they describe."""
-        length = complete = 0
-        # Kernels of an incomplete problem are cut off with it, and must be described again.
-        pending: dict[AnyKernel, int] = {}
-        missing = -1  # trials of the problem at hand that are still to come; -1 between problems
-        for raw in data.splitlines(keepends=True):
-            length += len(raw)
-            line = _decoder.decode(raw)
-            match line:
-                case Header():
-                    complete = length
-                case _KernelLine():
-                    pending[line.kernel] = line.id
-                case _ProblemLine():
-                    missing = line.trials
-                case _TrialLine():
-                    missing -= 1
-                case _EndLine():
-                    break
-            if missing == 0:
-                complete, missing = length, -1
-                self._kernels |= pending
-                pending = {}
-        return complete
+        self.done = set(parsed.sweep.problems)
+        self._kernels = {kernel: number for number, kernel in parsed.kernels.items()}
+        return parsed.length
 
 
-def _parse(
-    lines: Sequence[bytes], path: Path, *, partial: bool = False
-) -> tuple[Sweep, _Line | None]:
-    """The sweep in these lines, and the last line that is not a trial.
+@dataclass(kw_only=True, slots=True)
+class _Parsed:
+    """The content of a file.
 
-    With `partial`, the last problem may be incomplete and is then left out.
+    Attributes:
+        length: bytes of the header and the complete problems.
+        kernels: those that are described there, by number.
+        counted: problems by the last line; None if it counts none.
     """
-    decoded = _decoded(lines, path)
-    first = next(decoded, None)
+
+    sweep: Sweep
+    length: int
+    kernels: dict[int, AnyKernel] = field(default_factory=dict)
+    counted: int | None = None
+
+
+def _parse(data: bytes, path: Path, *, partial: bool = False) -> _Parsed:
+    """With `partial`, the last problem may be incomplete and is then left out."""
+    decoded = _decoded(data.splitlines(keepends=True), path)
+    end, first = next(decoded, (0, None))
     if not isinstance(first, Header):
         raise RecordingCorrupt(f"{path} is not a recording: its first line is not a header")
-    sweep = Sweep(header=first)
+    parsed = _Parsed(sweep=Sweep(header=first), length=end)
     kernels: dict[int, AnyKernel] = {}
-    last: _Line | None = None
-    for line in decoded:
-        last = line
+    for end, line in decoded:
+        parsed.counted = line.problems if isinstance(line, _EndLine) else None
         if isinstance(line, _KernelLine):
             kernels[line.id] = line.kernel
         elif isinstance(line, _ProblemLine):
             trials: list[RecordedTrial] = []
             for _ in range(line.trials):
-                trial = next(decoded, None)
+                end, trial = next(decoded, (0, None))
                 if not isinstance(trial, _TrialLine) or trial.kernel not in kernels:
                     if partial:
-                        return sweep, None
+                        return parsed
                     raise RecordingCorrupt(
                         f"{path} is damaged: {line.problem} should have {line.trials} trials, "
                         f"only {len(trials)} can be read; fetch or record it again"
                     )
                 trials.append(_trial(trial, kernels[trial.kernel]))
-            sweep.problems[line.problem] = _problem(line, trials)
+            parsed.sweep.problems[line.problem] = _problem(line, trials)
+            parsed.length, parsed.kernels = end, dict(kernels)
         elif not isinstance(line, _EndLine):
             raise RecordingCorrupt(f"{path} is damaged: a {type(line).__name__} out of place")
-    return sweep, last
+    return parsed
 
 
-def _decoded(lines: Sequence[bytes], path: Path) -> Iterator[_Line]:
+def _decoded(lines: Sequence[bytes], path: Path) -> Iterator[tuple[int, _Line]]:
+    """Each line, and where it ends in the file."""
+    end = 0
     for number, raw in enumerate(lines, start=1):
         if number == 1:
             _check_schema(raw, path)
+        end += len(raw)
         try:
-            yield _decoder.decode(raw)
+            yield end, _decoder.decode(raw)
         except msgspec.DecodeError as error:
             raise RecordingCorrupt(f"{path}, line {number}: {error}") from error
 

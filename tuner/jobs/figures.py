@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -75,15 +74,6 @@ class _Followed:
     host: str = ""
 
 
-@dataclass(kw_only=True, slots=True)
-class _Sums:
-    ended: Counter[str] = field(default_factory=Counter)
-    phases: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    busy: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    kernels: Counter[str] = field(default_factory=Counter)
-    compile_s: float = 0.0
-
-
 class Watch:
     """Follows the jobs of one database."""
 
@@ -91,7 +81,11 @@ class Watch:
         self._database = database
         self._followed: dict[int, _Followed] = {}
         self._newest: int | None = None
-        self._sums = _Sums()
+        self._ended: Counter[str] = Counter()
+        self._phases: defaultdict[str, float] = defaultdict(float)
+        self._busy: defaultdict[str, float] = defaultdict(float)
+        self._kernels: Counter[str] = Counter()
+        self._compile_s = 0.0
 
     def read(self) -> JobFigures:
         """The present figures.
@@ -105,10 +99,11 @@ class Watch:
         with self._database.read() as session:
             at = moment(session)
             if self._newest is None:
-                self._sums.ended.update(_over(session))
+                over = select(JobRow.state, func.count()).where(JobRow.state.in_(_ENDS.values()))
+                for state, number in session.execute(over.group_by(JobRow.state)):
+                    self._ended[state] = number
             rows = session.execute(alive).all()
             self._follow(session, {row.id: row.last_event for row in rows})
-            ended = dict(self._sums.ended)
         states = Counter(row.state for row in rows)
         waiting = [row.created_at for row in rows if row.state == JobState.WAITING.value]
         leases = [row.lease_expires_at for row in rows if row.state == JobState.RUNNING.value]
@@ -116,11 +111,11 @@ class Watch:
             states={state: states[state] for state in _ALIVE},
             oldest_waiting_s=max(0.0, at - min(waiting, default=at)),
             abandoned=sum(lapsed(lease, at) for lease in leases),
-            ended={state: ended.get(state, 0) for state in _ENDS.values()},
-            phase_seconds=dict(self._sums.phases),
-            busy_seconds=dict(self._sums.busy),
-            kernels={how: self._sums.kernels[how] for how in _HOW},
-            compile_seconds=self._sums.compile_s,
+            ended={state: self._ended[state] for state in _ENDS.values()},
+            phase_seconds=dict(self._phases),
+            busy_seconds=dict(self._busy),
+            kernels={how: self._kernels[how] for how in _HOW},
+            compile_seconds=self._compile_s,
         )
 
     def _follow(self, session: Session, alive: Mapping[int, int]) -> None:
@@ -135,7 +130,9 @@ class Watch:
             self._followed[job] = _Followed()
         for job, followed in list(self._followed.items()):
             if alive.get(job) != followed.number:
-                self._add(followed, _events(session, job, followed.number))
+                new = (JobEventRow.job_id == job, JobEventRow.number > followed.number)
+                query = select(JobEventRow).where(*new).order_by(JobEventRow.number)
+                self._add(followed, session.scalars(query).all())
             if job not in alive:
                 del self._followed[job]
         self._newest = newest
@@ -147,35 +144,21 @@ class Watch:
             match event.kind:
                 case "started":
                     if job.phase == WAITING:
-                        self._sums.phases[WAITING] += spent
+                        self._phases[WAITING] += spent
                     job.phase, job.host = "", str(event.data["owner"]).partition(":")[0]
                 case "progress":
                     reported = str(event.data["phase"])
                     # Finals report when they begin, so the time until the next report is theirs.
                     phase = "finals" if job.phase == "finals" else reported
-                    self._sums.phases[phase] += spent
+                    self._phases[phase] += spent
                     if phase in _MEASURING:
-                        self._sums.busy[job.host] += spent
+                        self._busy[job.host] += spent
                     job.phase = reported
                 case "built":
-                    self._build(event.data)
+                    self._kernels.update({how: event.data[how] for how in _HOW})
+                    self._compile_s += event.data["compile_s"]
                 case "created" | "requeued":
                     job.phase = WAITING
                 case "finished" | "failed" | "cancelled":
-                    self._sums.ended[_ENDS[event.kind]] += 1
+                    self._ended[_ENDS[event.kind]] += 1
             job.number, job.at = event.number, event.at
-
-    def _build(self, data: Mapping[str, Any]) -> None:
-        for how in _HOW:
-            self._sums.kernels[how] += data[how]
-        self._sums.compile_s += data["compile_s"]
-
-
-def _over(session: Session) -> dict[str, int]:
-    query = select(JobRow.state, func.count()).where(JobRow.state.in_(_ENDS.values()))
-    return {row.state: row[1] for row in session.execute(query.group_by(JobRow.state))}
-
-
-def _events(session: Session, job: int, after: int) -> Sequence[JobEventRow]:
-    query = select(JobEventRow).where(JobEventRow.job_id == job, JobEventRow.number > after)
-    return session.scalars(query.order_by(JobEventRow.number)).all()

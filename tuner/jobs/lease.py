@@ -43,6 +43,8 @@ class StopReason(StrEnum):
 class LeasedJob:
     """A leased job. Its worker's threads may share it.
 
+    Methods that write raise `LeaseLost` if another worker owns the job, or it has ended.
+
     Attributes:
         job: the job as it was when it was leased.
         settled: whether it was completed, failed, cancelled or handed back through this object.
@@ -90,11 +92,7 @@ class LeasedJob:
             self._stop_reason = reason
 
     def heartbeat(self) -> bool:
-        """Renew the lease; whether the job is to be cancelled.
-
-        Raises:
-            LeaseLost: another worker owns the job, or it has ended.
-        """
+        """Renew the lease; whether the job is to be cancelled."""
         with self._fenced() as (_, row):
             return row.cancel_requested
 
@@ -111,9 +109,6 @@ class LeasedJob:
         """Note how far the job is, in its row and as an event.
 
         `recorded` names the GPU model whose recorded times these are; empty if a GPU measures.
-
-        Raises:
-            LeaseLost: as `heartbeat`.
         """
         with self._fenced() as (session, row):
             row.phase, row.done, row.total = phase, done, total
@@ -127,15 +122,10 @@ class LeasedJob:
             add_event(session, row, kind, data)
 
     def complete(self, winner_revision: int | None, winner: dict[str, Any] | None = None) -> None:
-        """The job is done; `winner` is the data of the last event but one, which names the winner.
-
-        Raises:
-            LeaseLost: as `heartbeat`.
-        """
+        """The job is done; `winner` is the data of the last event but one, which names it."""
         with self._fenced() as (session, row):
-            if (
-                winner is not None
-            ):  # with the end, so that an attempt that dies before has no such event
+            # With the end, so that an attempt that dies before has no such event.
+            if winner is not None:
                 add_event(session, row, "winner", winner)
             row.winner_revision = winner_revision
             data = {"winner_revision": winner_revision, "best_us": row.best_us, "best": row.best}
@@ -143,11 +133,7 @@ class LeasedJob:
         self.settled = True
 
     def fail(self, message: str, *, retry: bool) -> None:
-        """The attempt failed; with `retry` another one follows while attempts are left.
-
-        Raises:
-            LeaseLost: as `heartbeat`.
-        """
+        """The attempt failed; with `retry` another one follows while attempts are left."""
         with self._fenced() as (session, row):
             if row.cancel_requested:
                 end(session, row, JobState.CANCELLED, {})
@@ -170,9 +156,6 @@ class LeasedJob:
         """The job was stopped because its deadline passed: it has failed.
 
         If an order has moved the deadline since, it is handed back instead.
-
-        Raises:
-            LeaseLost: as `heartbeat`.
         """
         with self._fenced() as (session, row):
             if row.deadline_at is not None and row.deadline_at <= moment(session):
@@ -193,9 +176,6 @@ class LeasedJob:
 
         The job waits in `phase` from now on, for `delay_s` at least. `notes` are for its next
         worker: they are in the event.
-
-        Raises:
-            LeaseLost: as `heartbeat`.
         """
         with self._fenced() as (session, row):
             row.phase = row.phase if phase is None else phase
@@ -205,8 +185,7 @@ class LeasedJob:
     def fence(self, session: Session) -> None:
         """Renew the lease in a write transaction that has just begun; the job's row is locked.
 
-        Raises:
-            LeaseLost: as `heartbeat`. The transaction must end without writing anything.
+        If it raises `LeaseLost`, the transaction must end without writing anything.
         """
         renewed = session.execute(self._renew).one_or_none()
         if renewed is None:

@@ -167,25 +167,22 @@ class Worker:
         if job.ordered_by is not None:
             about["key"] = job.ordered_by
         with structlog.contextvars.bound_contextvars(**about):
-            self._attend(leased)
-
-    def _attend(self, leased: LeasedJob) -> None:
-        began = time.monotonic()
-        log.info("job_started", effort=leased.job.effort.value)
-        self._leased = leased
-        if self._stopping:  # `stop` was called between the lease and the line above
-            leased.ask_to_stop(StopReason.SHUTDOWN)
-        try:
-            with _heartbeats(leased):
-                self._attempt(leased)
-        except LeaseLost as error:
-            log.warning("lease_lost", error=str(error))
-        except StoreError as error:
-            log.warning("outcome_not_written", error=str(error))
-        else:
-            log.info("job_settled", seconds=round(time.monotonic() - began, 3))
-        finally:
-            self._leased = None
+            began = time.monotonic()
+            log.info("job_started", effort=job.effort.value)
+            self._leased = leased
+            if self._stopping:  # `stop` was called between the lease and the line above
+                leased.ask_to_stop(StopReason.SHUTDOWN)
+            try:
+                with _heartbeats(leased):
+                    self._attempt(leased)
+            except LeaseLost as error:
+                log.warning("lease_lost", error=str(error))
+            except StoreError as error:
+                log.warning("outcome_not_written", error=str(error))
+            else:
+                log.info("job_settled", seconds=round(time.monotonic() - began, 3))
+            finally:
+                self._leased = None
 
     def _attempt(self, leased: LeasedJob) -> None:
         try:

@@ -36,7 +36,9 @@ from tuner.measure.protocol import (
     ProfileDone,
     Propose,
     ProposeDone,
+    Refused,
     Reply,
+    Request,
     Screen,
     ScreenDone,
     Started,
@@ -44,7 +46,6 @@ from tuner.measure.protocol import (
     SweepRequest,
 )
 from tuner.measure.regimes import ROUNDS_BUDGET_US, Finalists, Further
-from tuner.measure.spreads import by_spread
 from tuner.measure.timing import (
     FINAL_REPLAY_US,
     SCREEN_REPLAY_US,
@@ -82,6 +83,24 @@ class Batches:
     stream: Stream
     monitor: Monitor
     send: Send
+
+    def answer(self, request: Request) -> Reply:
+        try:
+            match request:
+                case Screen():
+                    return self.screen(request)
+                case FinalsRequest():
+                    return self.finals(request)
+                case SweepRequest():
+                    return self.sweep(request)
+                case Profile():
+                    return self.profile(request)
+                case Propose():
+                    return self.propose(request)
+                case _:
+                    return Refused(error="DeviceError", message="unexpected request")
+        finally:
+            torch.cuda.empty_cache()  # training may run on the same GPU
 
     def screen(self, request: Screen) -> ScreenDone:
         """Each entrant: verify, capture, a few samples; its outcome is sent at once."""
@@ -135,7 +154,7 @@ class Batches:
             blame=lambda places: self._blaming(indices[place] for place in places),
         )
         try:
-            spreads = by_spread(finalists)
+            spreads = finalists.by_spread()
             further = finalists.further()
         except CandidateFailed:  # without penalties no candidate is recommended
             spreads, further = (), Further(power_penalties=(None,) * len(indices))
@@ -314,8 +333,3 @@ class Batches:
                 cost_s=round(time.perf_counter() - began, 4),
             )
         )
-
-
-def release_memory() -> None:
-    # Training may run on the same GPU.
-    torch.cuda.empty_cache()

@@ -25,7 +25,6 @@ from gemmsmith.runtime.abi import Arguments, status_text
 from gemmsmith.runtime.pack import LoadedKernel, LoadedPack
 from tuner.measure.graphs import (
     CudaError,
-    Event,
     KernelGraph,
     Replay,
     Stream,
@@ -34,6 +33,7 @@ from tuner.measure.graphs import (
     fill_bytes,
     followed,
     rotating,
+    rough_us,
 )
 from tuner.measure.order import RowBits
 from tuner.trial import Failure, FailureKind
@@ -107,7 +107,6 @@ class Bench:
             None if problem.operation.summation is None else RowBits(self.operands, seed)
         )
         self._arenas: list[torch.Tensor] = []
-        self._before, self._after = Event(), Event()
 
     @property
     def set_count(self) -> int:
@@ -137,7 +136,8 @@ class Bench:
                 slots=slots,
                 estimate_us=0.0,
             )
-            prepared.estimate_us = self._estimate(prepared)
+            launch = partial(self._launch, prepared)
+            prepared.estimate_us = rough_us(self.stream, ESTIMATE_LAUNCHES, launch)
             return prepared
 
     def capture(
@@ -241,14 +241,6 @@ class Bench:
                 Failure(kind=FailureKind.REFUSED, message=f"refused: {status_text(status)}")
             )
         return kernel.workspace_bytes(arguments)
-
-    def _estimate(self, prepared: Prepared) -> float:
-        self._before.record(self.stream)
-        for i in range(ESTIMATE_LAUNCHES):
-            self._launch(prepared, i)
-        self._after.record(self.stream)
-        self._after.wait()
-        return self._after.microseconds_since(self._before) / ESTIMATE_LAUNCHES
 
     def _workspace(self, size: int) -> tuple[int, int, int]:
         """Address, step and number of workspaces: as many as leave L2 cold, at most one per set."""

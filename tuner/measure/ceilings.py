@@ -193,10 +193,9 @@ def measure(ordinal: int, *, on_step: Callable[[str], None] = lambda _: None) ->
             f"no CUDA device {ordinal} on this machine; ceilings are measured on the GPU itself. "
             "Run `gemmsmith doctor`"
         )
-    uuid = gpu_uuid(ordinal)
-    with gpu_lock(uuid):
+    with gpu_lock(gpu_uuid(ordinal)):
         try:
-            return _Gpu(model, ordinal, uuid).ceilings(on_step)
+            return _Gpu(model, ordinal).ceilings(on_step)
         except RuntimeError as error:  # torch's, for CUDA's
             raise DeviceError(f"{model.name}: {str(error).strip().splitlines()[0]}") from error
 
@@ -204,25 +203,14 @@ def measure(ordinal: int, *, on_step: Callable[[str], None] = lambda _: None) ->
 class _Gpu:
     """The GPU with a CUDA context in this process, a stream and a timer."""
 
-    def __init__(self, model: DeviceModel, ordinal: int, uuid: str) -> None:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise NoGpu(
-                f"the driver has {model.name}, but torch {torch.__version__} has no CUDA support: "
-                "install a CUDA build of torch"
-            )
-        from tuner.measure.conditions import Monitor
-        from tuner.measure.environment import environment
+    def __init__(self, model: DeviceModel, ordinal: int) -> None:
+        from tuner.measure.environment import open_gpu
         from tuner.measure.graphs import Stream
         from tuner.measure.timing import Timer
 
-        torch.cuda.set_device(ordinal)
-        torch.zeros(1, device=f"cuda:{ordinal}")  # creates the context that driver calls use
-        monitor = Monitor(uuid)
+        monitor, self._environment = open_gpu(model, ordinal)
         self._model = model
         self._ordinal = ordinal
-        self._environment = environment(uuid, monitor.driver_version)
         self._stream: Stream = Stream()
         self._timer: Timer = Timer(self._stream, monitor)
 
@@ -292,20 +280,14 @@ class _Gpu:
         import torch
 
         from tuner.measure.conditions import conditions_of
-        from tuner.measure.graphs import Event, TorchGraph
+        from tuner.measure.graphs import TorchGraph, rough_us
         from tuner.measure.timing import FINAL_REPLAY_US, launches_per_replay
 
         gc.collect()
         torch.cuda.empty_cache()
-        start, end = Event(), Event()
         with self._stream.torch():
             launch(0)  # loads the kernel
-            start.record(self._stream)
-            for i in range(_WARM_LAUNCHES):
-                launch(i)
-            end.record(self._stream)
-        end.wait()
-        estimate_us = end.microseconds_since(start) / _WARM_LAUNCHES
+            estimate_us = rough_us(self._stream, _WARM_LAUNCHES, launch)
         graph = TorchGraph(
             self._stream, launches_per_replay(estimate_us, sets, FINAL_REPLAY_US), launch
         )

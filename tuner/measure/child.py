@@ -16,23 +16,18 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
 from tuner.errors import DeviceError, NoGpu
-from tuner.measure.local_gpu import gpu_uuid, local_gpu
+from tuner.measure.local_gpu import local_gpu
 from tuner.measure.protocol import (
     NOBODY,
     Dead,
     EntrantOutcome,
-    FinalsRequest,
     Hello,
-    Profile,
-    Propose,
     Quit,
     Ready,
     Refused,
     Reply,
     Request,
-    Screen,
     Started,
-    SweepRequest,
     decode_request,
     encode,
 )
@@ -83,7 +78,7 @@ def main() -> int:
 
     for request in requests:
         try:
-            reply = _answer(batches, request)
+            reply = batches.answer(request)
         except ContextDead as error:
             send(Dead(index=blamed, message=str(error)))
             return EXIT_DEAD
@@ -105,27 +100,6 @@ def _watch(parent: int) -> None:
     os._exit(EXIT_ORPHANED)
 
 
-def _answer(batches: Batches, request: Request) -> Reply:
-    from tuner.measure.batch import release_memory
-
-    try:
-        match request:
-            case Screen():
-                return batches.screen(request)
-            case FinalsRequest():
-                return batches.finals(request)
-            case SweepRequest():
-                return batches.sweep(request)
-            case Profile():
-                return batches.profile(request)
-            case Propose():
-                return batches.propose(request)
-            case _:
-                return Refused(error="DeviceError", message="unexpected request")
-    finally:
-        release_memory()
-
-
 def _requests(source: BinaryIO) -> Iterator[Request]:
     for line in source:
         request = decode_request(line)
@@ -139,27 +113,15 @@ def _open(ordinal: int, send: Callable[[Reply], None]) -> tuple[Batches, Ready]:
     model = local_gpu(ordinal)
     if model is None:
         raise NoGpu(f"no CUDA device {ordinal} here; run `gemmsmith doctor`")
-    import torch
-
     from tuner.measure.batch import Batches
-    from tuner.measure.conditions import Monitor
-    from tuner.measure.environment import environment
+    from tuner.measure.environment import open_gpu
     from tuner.measure.graphs import Stream
     from tuner.workloads.reference import use_precise_fp32
 
-    if not torch.cuda.is_available():
-        raise NoGpu(
-            f"the driver has {model.name}, but torch {torch.__version__} has no CUDA support: "
-            "install a CUDA build of torch"
-        )
-    torch.cuda.set_device(ordinal)
-    torch.zeros(1, device=f"cuda:{ordinal}")  # creates the context that the driver calls use
+    monitor, software = open_gpu(model, ordinal)
     use_precise_fp32()
-    monitor = Monitor(gpu_uuid(ordinal))
     batches = Batches(model=model, ordinal=ordinal, stream=Stream(), monitor=monitor, send=send)
-    return batches, Ready(
-        model=model, environment=environment(gpu_uuid(ordinal), monitor.driver_version)
-    )
+    return batches, Ready(model=model, environment=software)
 
 
 if __name__ == "__main__":

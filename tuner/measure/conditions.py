@@ -1,13 +1,11 @@
 """Clock, power, temperature and throttle reasons of a GPU, through NVML.
 
-cuda-python's own NVML bindings are used where its version has them, else `pynvml`, else nothing:
-a `Monitor` without NVML reads zeros, which mean "unknown". A reading that the driver refuses is
-zero too; monitoring never makes a measurement fail.
+Through cuda-python's NVML bindings. A `Monitor` without NVML reads zeros, which mean "unknown". A
+reading that the driver refuses is zero too; monitoring never makes a measurement fail.
 """
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,11 +54,7 @@ class Monitor:
         self._latest = Reading()
         self._read_at = -FRESH_S
         if gpu_uuid:
-            _ = self._use_bindings(gpu_uuid) or self._use_pynvml(gpu_uuid)
-
-    @property
-    def available(self) -> bool:
-        return bool(self._calls)
+            self._open(gpu_uuid)
 
     def read(self) -> Reading:
         """A new reading; takes a few milliseconds, depending on the driver."""
@@ -100,19 +94,16 @@ class Monitor:
             del self._calls[name]  # this driver does not support it: do not call it again
             return 0
 
-    def _use_bindings(self, gpu_uuid: str) -> bool:
-        try:
-            from cuda.bindings import nvml
-        except ImportError:  # cuda-python before 13.1
-            return False
-        errors = (nvml.NvmlError, RuntimeError, OSError)
+    def _open(self, gpu_uuid: str) -> None:
+        from cuda.bindings import nvml
+
+        self._errors = (nvml.NvmlError, RuntimeError, OSError)
         try:
             nvml.init_v2()
             handle = nvml.device_get_handle_by_uuid(gpu_uuid)
             self.driver_version = nvml.system_get_driver_version()
-        except errors:
-            return False
-        self._errors = errors
+        except self._errors:
+            return
         self._calls = {
             "clock": lambda: nvml.device_get_clock_info(handle, _SM_CLOCK),
             "power now": partial(_power_now, nvml, handle),
@@ -122,33 +113,6 @@ class Monitor:
             "energy": lambda: nvml.device_get_total_energy_consumption(handle),
             "limit": lambda: nvml.device_get_enforced_power_limit(handle),
         }
-        return True
-
-    def _use_pynvml(self, gpu_uuid: str) -> bool:
-        try:
-            pynvml: Any = importlib.import_module("pynvml")
-        except ImportError:
-            return False
-        errors = (pynvml.NVMLError, RuntimeError, OSError)
-        try:
-            pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
-            self.driver_version = str(pynvml.nvmlSystemGetDriverVersion())
-        except errors:
-            return False
-        self._errors = errors
-        self._calls = {
-            "clock": lambda: pynvml.nvmlDeviceGetClockInfo(handle, _SM_CLOCK),
-            "power now": lambda: (
-                pynvml.nvmlDeviceGetFieldValues(handle, [_POWER_INSTANT])[0].value.uiVal
-            ),
-            "power": lambda: pynvml.nvmlDeviceGetPowerUsage(handle),
-            "temperature": lambda: pynvml.nvmlDeviceGetTemperature(handle, _GPU_SENSOR),
-            "reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-            "energy": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle),
-            "limit": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle),
-        }
-        return True
 
 
 def _power_now(nvml: Any, handle: int) -> int:

@@ -8,20 +8,38 @@ import importlib.metadata
 import torch
 from cuda.bindings import driver
 
-from gemmsmith.core.device import Environment
+from gemmsmith.core.device import DeviceModel, Environment
 from gemmsmith.version import VERSION
-from tuner.errors import CompilerNotFound
+from tuner.backends.cutlass import package
+from tuner.errors import CompilerNotFound, NoGpu
+from tuner.measure.conditions import Monitor
+from tuner.measure.local_gpu import gpu_uuid
 
 _UNKNOWN = ""
 
 
-def environment(gpu_uuid: str, driver_version: str) -> Environment:
-    """Versions of everything that can change a measurement; empty if unknown."""
-    return Environment(
-        gpu_uuid=gpu_uuid,
-        driver=driver_version or _driver_cuda(),
+def open_gpu(model: DeviceModel, ordinal: int) -> tuple[Monitor, Environment]:
+    """Create the context of a local GPU that driver calls use; how to watch it, and its software.
+
+    Versions that are unknown are empty.
+
+    Raises:
+        NoGpu: this torch cannot use it.
+    """
+    if not torch.cuda.is_available():
+        raise NoGpu(
+            f"the driver has {model.name}, but torch {torch.__version__} has no CUDA support: "
+            "install a CUDA build of torch"
+        )
+    torch.cuda.set_device(ordinal)
+    torch.zeros(1, device=f"cuda:{ordinal}")  # creates the context
+    uuid = gpu_uuid(ordinal)
+    monitor = Monitor(uuid)
+    return monitor, Environment(
+        gpu_uuid=uuid,
+        driver=monitor.driver_version or _driver_cuda(),
         cuda=torch.version.cuda or _UNKNOWN,
-        cutlass=_cutlass(),
+        cutlass=package.version(),
         compiler=_compiler(),
         torch=str(torch.__version__),
         cublas=_cublas(),
@@ -51,12 +69,6 @@ def _cublas() -> str:
             return _UNKNOWN
         parts.append(str(value.value))
     return ".".join(parts)
-
-
-def _cutlass() -> str:
-    from tuner.backends.cutlass import package
-
-    return package.version()
 
 
 def _compiler() -> str:

@@ -21,7 +21,7 @@ import re
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tuner.errors import DeviceError
@@ -66,39 +66,25 @@ def gpu_lock(gpu_uuid: str, directory: Path | None = None) -> Iterator[None]:
 
 def _acquire(path: Path) -> int:
     """The descriptor of the locked file; raises DeviceError or OSError if it cannot be locked."""
-    waiting = _Patience(path)
+    now = time.monotonic()
+    warn_at, until = now + _PATIENCE_S, now + _LONGEST_S
     while True:
         descriptor = _open(path)
-        try:
+        with ExitStack() as closing:
+            closing.callback(os.close, descriptor)
             while not _lock(descriptor):
-                waiting.check()
+                now, process = time.monotonic(), holder(path)
+                if process is not None and process.user == os.geteuid():
+                    until = now + _LONGEST_S  # this user's own process: the user can end it
+                if now >= until:
+                    raise DeviceError(f"{process or 'a process'} has held {path} for too long")
+                if now >= warn_at:
+                    warn_at = float("inf")
+                    _LOG.warning("waiting for the GPU: %s holds %s", process or "?", path)
                 time.sleep(_POLL_S)
             if _is_still(path, descriptor):  # else others lock another file of that name
+                closing.pop_all()
                 return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-
-
-class _Patience:
-    """How long to wait for the lock, by the user that holds it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        now = time.monotonic()
-        self._warn_at, self._until = now + _PATIENCE_S, now + _LONGEST_S
-
-    def check(self) -> None:
-        """Warn if it takes long; raises DeviceError if another user holds the lock too long."""
-        now, process = time.monotonic(), holder(self._path)
-        if process is not None and process.user == os.geteuid():
-            self._until = now + _LONGEST_S  # this user's own process: the user can end it
-        if now >= self._until:
-            raise DeviceError(f"{process or 'a process'} has held {self._path} for too long")
-        if now >= self._warn_at:
-            self._warn_at = float("inf")
-            _LOG.warning("waiting for the GPU: %s holds %s", process or "?", self._path)
 
 
 def _lock(descriptor: int) -> bool:

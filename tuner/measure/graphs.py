@@ -72,6 +72,17 @@ class Event:
         return float(milliseconds) * 1000
 
 
+def rough_us(stream: Stream, count: int, launch: Callable[[int], object]) -> float:
+    """Mean time of `count` launches, host overhead included."""
+    before, after = Event(), Event()
+    before.record(stream)
+    for i in range(count):
+        launch(i)
+    after.record(stream)
+    after.wait()
+    return after.microseconds_since(before) / count
+
+
 class Replay(Protocol):
     """A captured graph of `launches` launches that can be enqueued again and again."""
 

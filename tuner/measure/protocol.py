@@ -9,6 +9,7 @@ announces work that no candidate is to blame for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -189,17 +190,9 @@ Reply = (
     | Dead
 )
 
-_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
-_replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
+decode_request: Callable[[bytes], Request] = msgspec.json.Decoder(Request).decode
+decode_reply: Callable[[bytes], Reply] = msgspec.json.Decoder(Reply).decode
 
 
 def encode(message: Request | Reply) -> bytes:
     return msgspec.json.encode(message) + b"\n"
-
-
-def decode_request(line: bytes) -> Request:
-    return _requests.decode(line)
-
-
-def decode_reply(line: bytes) -> Reply:
-    return _replies.decode(line)

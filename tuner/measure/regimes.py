@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from math import prod
 from statistics import median
 
-from tuner.measure import company, power
+import torch
+
+from tuner.measure import power
 from tuner.measure.bench import Bench, Prepared
 from tuner.measure.conditions import conditions_of
+from tuner.measure.graphs import TorchGraph
 from tuner.measure.power import gain
 from tuner.measure.timing import (
     CLOCK_REPLAY_US,
@@ -23,14 +26,22 @@ from tuner.measure.timing import (
     REST,
     Timer,
     affordable,
+    brief_us,
     cool_down,
     launches_per_replay,
 )
 from tuner.measure.torch_calls import captured_beside
-from tuner.trial import Rounds
+from tuner.trial import InSpread, Rounds
+from tuner.workloads.operands import OperandSet
 
 ROUNDS_BUDGET_US = 0.4e6
 """Approximate limit of the time of one regime's rounds; long kernels get fewer of them."""
+
+LEAST_SHARE = 0.01
+"""Between other kernels, a contender's time is at least this share of the default's: noise could
+make it negative."""
+
+_SIGN = 0x80
 
 Blame = Callable[[Sequence[int]], Callable[[int], None]]
 """For the places of finalists, a function that announces the i-th of them, if it exists."""
@@ -79,6 +90,38 @@ class Finalists:
         penalties = self._penalties(regimes) if counts else ()
         return Further(boost=rested, interleaved=interleaved, power_penalties=penalties)
 
+    def by_spread(self) -> tuple[InSpread, ...]:
+        """Medians of a grouped problem on the sets of each spread of tokens alone, in their order.
+
+        A winner is chosen over all spreads together; these times show on which spreads it wins.
+        They take a few sustained rounds of their own and have no part in the decision. Empty
+        without groups, or without finalists.
+
+        Raises:
+            CandidateFailed, ContextDead
+        """
+        sets: dict[str, list[int]] = {}
+        for i, operands in enumerate(self.bench.operands.sets if self.field else ()):
+            if operands.groups is not None:
+                sets.setdefault(operands.groups.spread, []).append(i)
+        return tuple(self._within(spread, over) for spread, over in sets.items())
+
+    def _within(self, spread: str, over: list[int]) -> InSpread:
+        places = range(len(self.field))
+        times = self._times(places)
+        launches = launches_per_replay(min(times), len(over), FINAL_REPLAY_US)
+        rounds = min(self.rounds, LEAST_ROUNDS)
+        counts = [launches] * len(times)
+        with captured_beside(self.bench, self.field, counts, over=over) as graphs:
+            taken = self.timer.rounds(
+                graphs,
+                affordable(rounds, launches * sum(times), ROUNDS_BUDGET_US),
+                seed=self.seed,
+                announce=self.blame(places),
+            )
+        *finalists_us, default_us = map(median, taken.samples_us)
+        return InSpread(spread=spread, times_us=tuple(finalists_us), default_us=default_us)
+
     def _ahead(self, *regimes: Rounds) -> list[int]:
         return [place for place in range(len(self.field)) if gain(regimes, place)]
 
@@ -121,7 +164,7 @@ class Finalists:
         # The kernels in between take about as long as the default's product.
         launches = launches_per_replay(2 * default_us, self.bench.set_count, FINAL_REPLAY_US)
         round_us = launches * (sum(times) + (len(times) + 2) * default_us)
-        rounds = company.mixed_rounds(
+        rounds = mixed_rounds(
             self.bench,
             self._of(places),
             default_us,
@@ -172,3 +215,66 @@ class Finalists:
             baseline_us=rounds.baseline_us,
             conditions=rounds.conditions,
         )
+
+
+def mixed_rounds(
+    bench: Bench,
+    contenders: Sequence[Prepared],
+    baseline_us: float,
+    timer: Timer,
+    count: int,
+    *,
+    seed: int,
+    announce: Callable[[int], None],
+) -> Rounds:
+    """`count` shuffled rounds of the contenders and the default, each between passes over memory.
+
+    If launches of one kernel follow each other, the prologue of one may overlap with the last wave
+    of the other, and operands are in L2 as that kernel leaves them. Between other kernels this is
+    not so: of 65536×128×512 in FP8 the winner of such rounds is 10% faster than cuBLAS's kernel,
+    but 8% slower between passes over memory (NVIDIA H200, 2026-11-22). So each contender is also
+    timed with elementwise passes over operands after each launch, which take about as long as the
+    product itself. Its time is the default's, plus what the whole takes longer than with the
+    default's product.
+
+    `baseline_us` is the time of the default's product; `announce` is as in `Timer.rounds`, with the
+    default last. The operands are changed: nothing can be verified with them afterwards.
+
+    Raises:
+        CandidateFailed, ContextDead
+    """
+    sets = bench.operands.sets
+    one_pass = TorchGraph(bench.stream, len(sets), lambda i: _pass_over(sets[i]))
+    pass_us = brief_us(timer, one_pass)
+    passes = max(1, round(baseline_us / pass_us))
+
+    def others(i: int) -> None:
+        for j in range(passes):
+            _pass_over(sets[(i * passes + j) % len(sets)])
+
+    launches = launches_per_replay(baseline_us + passes * pass_us, len(sets), FINAL_REPLAY_US)
+    counts = [launches] * (len(contenders) + 1)
+    with captured_beside(bench, contenders, counts, others) as graphs:
+        taken = timer.rounds(graphs, count, seed=seed, announce=announce)
+    *wholes, default_wholes = taken.samples_us
+    least = LEAST_SHARE * baseline_us
+    return Rounds(
+        samples_us=tuple(
+            tuple(
+                max(least, baseline_us + whole - default_whole)
+                for whole, default_whole in zip(samples, default_wholes, strict=True)
+            )
+            for samples in wholes
+        ),
+        baseline_us=(baseline_us,) * len(default_wholes),
+        conditions=conditions_of(taken.readings),
+    )
+
+
+def _pass_over(operands: OperandSet) -> None:
+    """Read and write all of a set, elementwise: only the signs change."""
+    for x in (operands.a, operands.b, operands.d):
+        if x.is_floating_point() and x.dtype.itemsize == 1:
+            x.view(torch.uint8).bitwise_xor_(_SIGN)
+        else:
+            x.neg_()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from tuner.measure.bench import Bench, Prepared
-from tuner.measure.graphs import Event, Replay, Stream, TorchGraph, followed, rotating
+from tuner.measure.graphs import Replay, Stream, TorchGraph, followed, rotating, rough_us
 from tuner.workloads.operands import Operands
 from tuner.workloads.ways import first_that_runs
 from tuner.workloads.workload import Way
@@ -48,14 +48,8 @@ class TorchCall:
 
     def estimate_us(self) -> float:
         """Rough time per launch, host overhead included."""
-        before, after = Event(), Event()
         with self._stream.torch():
-            before.record(self._stream)
-            for i in range(_WARM_LAUNCHES):
-                self.launch(i)
-            after.record(self._stream)
-        after.wait()
-        return after.microseconds_since(before) / _WARM_LAUNCHES
+            return rough_us(self._stream, _WARM_LAUNCHES, self.launch)
 
     def capture(
         self,

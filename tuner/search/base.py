@@ -27,7 +27,6 @@ from tuner.backends.cutlass.operation import of_type
 from tuner.compile.plan import BASE_COST, KERNEL_COST, MOST_VARIETIES, VARIETY_COST
 from tuner.errors import NoLegalCandidate
 from tuner.search.budget import BUDGETS
-from tuner.search.cost_model import AnalyticModel
 from tuner.search.exploration import Proposals
 from tuner.search.ranking import by_time, predictions
 from tuner.trial import Winner
@@ -118,7 +117,7 @@ def _leaders(problem: Problem, device: DeviceModel) -> _Ballot:
         legal = legal_candidates(problem, device)
     except NoLegalCandidate:  # a layout that no backend has kernels for
         return []
-    predicted = predictions(problem, legal, device, AnalyticModel())
+    predicted = predictions(problem, legal, device)
     plan = Proposals(by_time(legal, predicted), predicted, BUDGETS[Effort.DEFAULT].in_one_wave())
     return [
         (leader.kernel, 1 / (1 + place / _HALF)) for place, leader in enumerate(plan.kernels({}))

@@ -121,40 +121,37 @@ class _Work(NamedTuple):
     extra_us: Column  # for what splits K
 
 
-class AnalyticModel:
-    """Predicts microseconds per launch from waves, instruction rates and bytes moved.
+def predicted_us(
+    problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
+) -> list[float]:
+    """Microseconds per launch, by waves, instruction rates and bytes moved; in the same order.
 
     NumPy is loaded when something is predicted: measured answers need none.
     """
+    if not candidates:
+        return []
+    import numpy
 
-    def predict(
-        self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
-    ) -> list[float]:
-        """Predicted microseconds per launch, one for each candidate, in their order."""
-        if not candidates:
-            return []
-        import numpy
-
-        kernel = Features(*_KERNELS.columns(candidates))
-        launch = Choices(*_LAUNCHES.columns(candidates))
-        sizes = sizes_of(problem)
-        grid = _grid(kernel, sizes, device)
-        work = _work(kernel, launch, grid, sizes, device)
-        rate = numpy.minimum(INGEST_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK / work.blocks)
-        # The two overlap, but not perfectly where they are equal.
-        k_tile_us = _both(kernel.compute_clocks, kernel.ingest_bytes / rate) / sizes.clock * 1e6
-        store_us = kernel.store_clocks / sizes.clock * 1e6
-        switch_us = numpy.where(kernel.overlapped, TILE_SWITCH_US, EPILOGUE_US + store_us)
-        compute_us = (
-            work.k_tiles * k_tile_us + store_us + numpy.maximum(work.tiles - 1, 0.0) * switch_us
-        )
-        moved = _read_bytes(kernel, launch, grid, sizes, device) + sizes.d_bytes
-        bandwidth = device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH
-        memory_us = moved / numpy.minimum(bandwidth, work.blocks * BLOCK_MEMORY_BANDWIDTH) * 1e6
-        fixed_us = kernel.fixed_us + kernel.padded * sizes.copies_us
-        # The slower one sets the pace; if both are close, each delays the other.
-        times: list[float] = (fixed_us + work.extra_us + _both(compute_us, memory_us)).tolist()
-        return times
+    kernel = Features(*_KERNELS.columns(candidates))
+    launch = Choices(*_LAUNCHES.columns(candidates))
+    sizes = sizes_of(problem)
+    grid = _grid(kernel, sizes, device)
+    work = _work(kernel, launch, grid, sizes, device)
+    rate = numpy.minimum(INGEST_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK / work.blocks)
+    # The two overlap, but not perfectly where they are equal.
+    k_tile_us = _both(kernel.compute_clocks, kernel.ingest_bytes / rate) / sizes.clock * 1e6
+    store_us = kernel.store_clocks / sizes.clock * 1e6
+    switch_us = numpy.where(kernel.overlapped, TILE_SWITCH_US, EPILOGUE_US + store_us)
+    compute_us = (
+        work.k_tiles * k_tile_us + store_us + numpy.maximum(work.tiles - 1, 0.0) * switch_us
+    )
+    moved = _read_bytes(kernel, launch, grid, sizes, device) + sizes.d_bytes
+    bandwidth = device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH
+    memory_us = moved / numpy.minimum(bandwidth, work.blocks * BLOCK_MEMORY_BANDWIDTH) * 1e6
+    fixed_us = kernel.fixed_us + kernel.padded * sizes.copies_us
+    # The slower one sets the pace; if both are close, each delays the other.
+    times: list[float] = (fixed_us + work.extra_us + _both(compute_us, memory_us)).tolist()
+    return times
 
 
 def _both(a: Column, b: Column) -> Column:

@@ -21,11 +21,11 @@ from tuner.devices.recording import RecordedProblem, RecordedTrial, Sweep
 from tuner.devices.replay import ReplayDevice
 from tuner.measure.statistics import paired_ratio
 from tuner.search.budget import Budget
-from tuner.search.exploration import Field, Proposals
+from tuner.search.exploration import Proposals
 from tuner.search.finals import finalists, hold_finals
-from tuner.search.hints import resembling
+from tuner.search.hints import field_of
 from tuner.search.promotion import decide
-from tuner.search.ranking import Ranker, by_time, predictions
+from tuner.search.ranking import by_time, predictions
 
 COUNTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of trials after which the winner so far is judged."""
@@ -115,17 +115,16 @@ Strategy = Callable[[Recording], Sequence[Order]]
 """The orders in which a strategy may try a problem's candidates; the mean over them counts."""
 
 
-def planned(ranker: Ranker, budget: Budget, built: Collection[str] | None = None) -> Strategy:
+def planned(budget: Budget, built: Collection[str] | None = None) -> Strategy:
     """The order of a tuning run without winners of near problems to begin with.
 
     `built`: names of the kernels that need no compiling; None for all kernels.
     """
 
     def orders(recording: Recording) -> list[Order]:
-        predicted = predictions(recording.problem, recording.candidates, recording.model, ranker)
-        ranked = by_time(recording.candidates, predicted)
-        first = resembling(ranked, recording.baseline_kernels, limit=budget.hints)
-        field = Field(order=ranked, predicted=predicted, first=first, built=built)
+        predicted = predictions(recording.problem, recording.candidates, recording.model)
+        default = recording.baseline_kernels
+        field = field_of(recording.candidates, predicted, budget, default=default, built=built)
         tried: Order = []
         plan: Proposals | None = field.plan(budget)
         while plan is not None:
@@ -143,15 +142,10 @@ def _times(recording: Recording, tried: Sequence[Candidate]) -> dict[str, float]
     return {c.key: recording.times[c.key] for c in tried if recording.knows(c)}
 
 
-def predicted_order(ranker: Ranker) -> Strategy:
-    """The cost model's order, whatever the trials show."""
-
-    def orders(recording: Recording) -> list[Order]:
-        candidates = recording.candidates
-        predicted = predictions(recording.problem, candidates, recording.model, ranker)
-        return [by_time(candidates, predicted)]
-
-    return orders
+def predicted_order(recording: Recording) -> list[Order]:
+    """The cost model's order, whatever the trials show; a `Strategy`."""
+    candidates = recording.candidates
+    return [by_time(candidates, predictions(recording.problem, candidates, recording.model))]
 
 
 def shuffled(seeds: int = SEEDS) -> Strategy:

@@ -110,13 +110,11 @@ class Proposals:
         if room >= len(left):  # as in an exhaustive run: nothing to choose
             return self._propose(left)
         # `before` is None in the first call, so the first batch is always tried.
-        before, self._best_us = self._best_us, self._fastest(times)
+        before = self._best_us
+        self._best_us = min((times[k] for k in self._proposed if k in times), default=None)
         if before and self._best_us and self._best_us > before * (1 - NOISE):
             return []
         return self._propose(self._around(times, min(room, self._budget.batch)))
-
-    def _fastest(self, times: Mapping[str, float]) -> float | None:
-        return min((times[key] for key in self._proposed if key in times), default=None)
 
     def _propose(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         proposed = {candidate.key: candidate for candidate in candidates}

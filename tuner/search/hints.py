@@ -11,16 +11,23 @@ that is not understood gives no hint, and a wrong hint costs the measuring of a 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log2
 
 from gemmsmith.core.candidate import Candidate
-from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel, CutlassKernel, MainloopSchedule
 from gemmsmith.core.launch import Decomposition
 from gemmsmith.core.problem import DType, Problem
+from gemmsmith.core.tuning import Effort
 from tuner.backends import is_legal
 from tuner.backends.cutlass.operation import of_type
+from tuner.compile import Builder
+from tuner.search.budget import BUDGETS, Budget
+from tuner.search.exploration import Field
+from tuner.search.finals import top_candidates
+from tuner.search.ranking import by_time, predictions
 from tuner.store import Store
 
 NEIGHBOURS = 8
@@ -216,6 +223,58 @@ def near_winners(store: Store, problem: Problem, device: str) -> list[Candidate]
         if is_legal(candidate, problem):
             near.setdefault(candidate.key, candidate)
     return list(near.values())
+
+
+def field_of(
+    candidates: Sequence[Candidate],
+    predicted: Mapping[str, float],
+    budget: Budget,
+    *,
+    near: Iterable[Candidate] = (),
+    default: Sequence[str] = (),
+    built: Collection[str] | None,
+) -> Field:
+    """The candidates in the order of their predictions, and those to begin with.
+
+    `near` won near problems, `default` are names of cuBLAS's kernels, `built` is as in `Field`.
+    """
+    order = by_time(candidates, predicted)
+    seeds = [candidate for candidate in near if candidate.key in predicted][: budget.seeds]
+    first = [*seeds, *resembling(order, default, budget.hints)]
+    return Field(order=order, predicted=predicted, first=first, built=built)
+
+
+def first_kernels(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    model: DeviceModel,
+    *,
+    store: Store,
+    builder: Builder,
+    effort: Effort,
+) -> list[AnyKernel]:
+    """The kernels that a run of that effort will measure first, in its order; built or not.
+
+    The choice among `candidates` is the run's own, except for what only a GPU shows: which kernels
+    resemble cuBLAS's, and how fast the first ones were. A run that then lacks kernels requests
+    them.
+    """
+    budget = BUDGETS[effort]
+    if effort is Effort.RECHECK:
+        chosen = top_candidates(store, problem, model.slug, candidates, budget.finalists)
+    else:
+        kernels = {candidate.kernel for candidate in candidates}
+        field = field_of(
+            candidates,
+            predictions(problem, candidates, model),
+            budget,
+            near=near_winners(store, problem, model.slug),
+            built={kernel.name for kernel in kernels if builder.has(kernel)},
+        )
+        plan, chosen = field.plan(budget), []
+        while wave := plan.kernels({}):  # as if every candidate took the predicted time
+            chosen += wave
+    return list(dict.fromkeys(candidate.kernel for candidate in chosen))
 
 
 def resembling(

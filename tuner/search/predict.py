@@ -18,6 +18,7 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Problem
 from tuner.backends import launches, offered, prepare
 from tuner.errors import NoLegalCandidate
+from tuner.search.cost_model import predicted_us
 from tuner.search.ranking import Ranker
 
 SHORTLIST = 8
@@ -41,7 +42,9 @@ class Prediction:
     us: float
 
 
-def predict(problem: Problem, device: DeviceModel, ranker: Ranker) -> Prediction | None:
+def predict(
+    problem: Problem, device: DeviceModel, ranker: Ranker = predicted_us
+) -> Prediction | None:
     """The legal candidate that `ranker` expects to be fastest. Returns None if no kernel is legal.
 
     The first problem of its element types, layout and alignment takes longer: its kernels are made
@@ -60,7 +63,7 @@ def predict(problem: Problem, device: DeviceModel, ranker: Ranker) -> Prediction
         else:
             some = launches(kernel, problem, device)
             first += [Candidate(kernel=kernel, launch=launch) for launch in some]
-    times = ranker.predict(problem, first, device)
+    times = ranker(problem, first, device)
     names = [candidate.kernel.name for candidate in first]
     shortlist: dict[str, AnyKernel] = {}
     for _, name, index in sorted(zip(times, names, range(len(first)), strict=True)):
@@ -74,7 +77,7 @@ def predict(problem: Problem, device: DeviceModel, ranker: Ranker) -> Prediction
     ]
     if not finalists:
         return None
-    times = ranker.predict(problem, finalists, device)
+    times = ranker(problem, finalists, device)
     least = min(times)
     ties = (tied for tied, time in zip(finalists, times, strict=True) if time == least)
     return Prediction(candidate=min(ties, key=attrgetter("key")), us=least)

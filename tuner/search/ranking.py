@@ -1,4 +1,4 @@
-"""Which candidates to try first: the interface of cost models, and the order by their predictions.
+"""Which candidates to try first: the order by the predictions of a cost model.
 
 Invariant: the same inputs give the same order; ties in the prediction fall back to the candidate's
 key, so the order of a dictionary or set never decides which kernel is compiled.
@@ -6,28 +6,24 @@ key, so the order of a dictionary or set never decides which kernel is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.problem import Problem
+from tuner.search.cost_model import predicted_us
 
-
-class Ranker(Protocol):
-    """A cost model."""
-
-    def predict(
-        self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
-    ) -> list[float]:
-        """Predicted microseconds per launch, one for each candidate, in their order."""
-        ...
+Ranker = Callable[[Problem, Sequence[Candidate], DeviceModel], list[float]]
+"""A cost model: predicted microseconds per launch, one for each candidate, in their order."""
 
 
 def predictions(
-    problem: Problem, candidates: Sequence[Candidate], device: DeviceModel, ranker: Ranker
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    device: DeviceModel,
+    ranker: Ranker = predicted_us,
 ) -> dict[str, float]:
-    times = ranker.predict(problem, candidates, device)
+    times = ranker(problem, candidates, device)
     return {candidate.key: time for candidate, time in zip(candidates, times, strict=True)}
 
 

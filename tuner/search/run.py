@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.kernel import AnyKernel
@@ -22,17 +23,48 @@ from tuner.devices.base import Contender, Device
 from tuner.errors import JobAborted, NoLegalCandidate
 from tuner.measure.statistics import summarize
 from tuner.search.budget import BUDGETS, Budget
-from tuner.search.cost_model import AnalyticModel
+from tuner.search.cost_model import predicted_us
 from tuner.search.exploration import Field, Proposals
 from tuner.search.finals import finalists, hold_finals, top_candidates
-from tuner.search.hints import near_winners, resembling
+from tuner.search.hints import field_of, near_winners
 from tuner.search.offered import Library, library_kernel, offered
 from tuner.search.packs import RunPacks, StopSignal, in_batches
-from tuner.search.progress import Progress, Step
 from tuner.search.promotion import decide, verdict
-from tuner.search.ranking import Ranker, by_time, predictions
+from tuner.search.ranking import Ranker, predictions
 from tuner.store import Store
 from tuner.trial import Decision, Finals, Phase, Trial, Winner
+
+
+class Step(StrEnum):
+    """The steps of a tuning run, in order."""
+
+    ENUMERATE = "enumerate"  # candidates listed and ranked
+    COMPILE = "compile"  # kernels being built; measured ones overlap with it
+    SCREEN = "screen"  # candidates verified and timed briefly
+    FINALS = "finals"  # the best few against each other and the default
+    PROMOTE = "promote"  # the winner is stored
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """One report. `done` of `total` counts candidates, except while compiling: kernels.
+
+    Attributes:
+        best_us: microseconds per launch of the best so far: the fastest of the screening, and
+            after the finals their winner, or the default if it stays.
+        best: its key, or the default's name.
+        recorded: name of the GPU model whose recorded times these are; empty if a GPU measures.
+        message: one plain line for a log.
+    """
+
+    phase: Step
+    done: int
+    total: int
+    best_us: float | None = None
+    best: str | None = None
+    recorded: str = ""
+    message: str = ""
+
 
 Listener = Callable[[Progress], None]
 
@@ -52,7 +84,7 @@ class TuningRun:
     device: Device
     store: Store
     builder: Builder | None
-    ranker: Ranker = field(default_factory=AnalyticModel)
+    ranker: Ranker = predicted_us
     effort: Effort = Effort.DEFAULT
     budget: Budget | None = None
     compiled_only: bool = False
@@ -147,19 +179,21 @@ class TuningRun:
     def enumerate(self) -> Field:
         """The candidates, most promising first."""
         candidates = self._offered()
-        predicted = predictions(self.problem, candidates, self.device.model, self.ranker)
-        order = by_time(candidates, predicted)
-        keys = {candidate.key for candidate in order}
-        near = near_winners(self.store, self.problem, self.device.model.slug)
-        near = [candidate for candidate in near if candidate.key in keys]
         self.baseline_kernels = self.device.baseline_kernels(self.problem)
-        like_default = resembling(order, self.baseline_kernels, limit=self.bounds.hints)
-        first = [*near[: self.bounds.seeds], *like_default]
-        kernels = len({candidate.kernel.name for candidate in order})
-        message = f"{len(order)} candidates of {kernels} kernels"
-        self._say(Step.ENUMERATE, 0, len(order), message)
-        built = self._built(order)
-        return Field(order=order, predicted=predicted, first=first, built=built)
+        kernels = {candidate.kernel.name: candidate.kernel for candidate in candidates}
+        message = f"{len(candidates)} candidates of {len(kernels)} kernels"
+        self._say(Step.ENUMERATE, 0, len(candidates), message)
+        built = None  # nothing has to be compiled
+        if self.builder is not None and self.device.needs_packs and not self.compiled_only:
+            built = {name for name, kernel in kernels.items() if self.builder.has(kernel)}
+        return field_of(
+            candidates,
+            predictions(self.problem, candidates, self.device.model, self.ranker),
+            self.bounds,
+            near=near_winners(self.store, self.problem, self.device.model.slug),
+            default=self.baseline_kernels,
+            built=built,
+        )
 
     def go(self, plan: Proposals) -> Winner:
         """Measure the plan's proposals, and promote the best candidate measured so far."""
@@ -168,13 +202,6 @@ class TuningRun:
         self.screen_launches(plan)
         self.screen_library()
         return self.promote(self.finals())
-
-    def _built(self, order: Sequence[Candidate]) -> set[str] | None:
-        """Names of the kernels that need no compiling; None if compiling is not needed at all."""
-        if self.compiled_only or self.builder is None or not self.device.needs_packs:
-            return None
-        kernels = {candidate.kernel.name: candidate.kernel for candidate in order}
-        return {name for name, kernel in kernels.items() if self.builder.has(kernel)}
 
     def screen_kernels(self, plan: Proposals) -> None:
         """Measure the most promising kernels, each with its most promising launch."""

@@ -10,12 +10,25 @@ or importing a winner of the kernel puts the right one in its place (`heal`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Select,
+    String,
+    and_,
+    bindparam,
+    cast,
+    column,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Session, aliased
 
 from gemmsmith.core.device import DeviceModel, Environment
 from gemmsmith.core.kernel import AnyKernel, Kernel
@@ -29,6 +42,8 @@ Entry = DeviceModel | Environment | AnyKernel | Problem
 T = TypeVar("T")
 
 _MANY = 500
+_ASKED = bindparam("asked", type_=String)
+_IDENTITY = {"operation": String, "batch": Integer, "m": Integer, "n": Integer, "k": Integer}
 
 
 class Dictionary:
@@ -41,16 +56,18 @@ class Dictionary:
         self._environments: dict[int, Environment] = {}
         self._kernels: dict[int, AnyKernel] = {}
 
-    def ids(self, session: Session, entries: Iterable[Entry], *, as_given: bool = False) -> Ids:
+    def ids(
+        self, session: Session, entries: Iterable[Entry], *, as_given: bool = False
+    ) -> dict[Entry, int]:
         """Ids of all entries, written where they are new. Call `keep` after the commit.
 
         With `as_given` new ones get their ids in that order.
         """
-        ids = Ids(self._ids)
-        new = {key: entry for entry in entries if (key := _key(entry)) not in self._ids}
+        ids = {entry: self._ids.get(_key(entry), 0) for entry in entries}  # no row has the id 0
+        new = [entry for entry, row_id in ids.items() if row_id == 0]
         # One order for all: two transactions that write the same new rows never deadlock.
-        for key in new if as_given else sorted(new, key=lambda key: _order(new[key])):
-            ids.fresh[key] = _intern(session, new[key])
+        for entry in new if as_given else sorted(new, key=_order):
+            ids[entry] = _intern(session, entry)
         return ids
 
     def problem_id(self, session: Session, problem: Problem) -> int | None:
@@ -132,21 +149,9 @@ class Dictionary:
         # A description may have been corrected.
         self._kernels = {}
 
-    def keep(self, ids: Ids) -> None:
+    def keep(self, ids: Mapping[Entry, int]) -> None:
         # Called after the commit: what a failed transaction wrote has no id.
-        self._ids.update(ids.fresh)
-
-
-class Ids:
-    """Ids of dictionary rows as one transaction sees them."""
-
-    def __init__(self, kept: dict[object, int]) -> None:
-        self._kept = kept
-        self.fresh: dict[object, int] = {}
-
-    def __getitem__(self, entry: Entry) -> int:
-        key = _key(entry)
-        return self.fresh[key] if key in self.fresh else self._kept[key]
+        self._ids.update({_key(entry): row_id for entry, row_id in ids.items()})
 
 
 def problem_of(row: ProblemRow) -> Problem:
@@ -244,3 +249,31 @@ def _upsert(
 def pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
     # Databases limit the parameters of a statement.
     return (items[start : start + _MANY] for start in range(0, len(items), _MANY))
+
+
+def asked(problems: Iterable[Problem]) -> dict[str, Any]:
+    """The parameters of a query with `asked_ids`.
+
+    The problems are one JSON parameter, so that the query's text never changes: written out as
+    VALUES, thousands of parameters would cost more than the query itself.
+    """
+    return {_ASKED.key: msgspec.json.encode([*map(problem_identity, problems)]).decode()}
+
+
+def asked_ids(*, on_sqlite: bool) -> Select[int]:
+    """Ids of the problems of `asked` that are recorded."""
+    # For `IN`: joined directly, SQLite would go through all winners, as it cannot know how few
+    # problems there are.
+    problem = aliased(ProblemRow)
+    if on_sqlite:
+        rows = func.json_each(_ASKED).table_valued("value", name="asked")
+        cells: dict[str, ColumnElement[Any]] = {
+            name: func.json_extract(rows.c.value, f"$.{name}") for name in _IDENTITY
+        }
+    else:
+        typed: list[ColumnElement[Any]] = [column(name, kind) for name, kind in _IDENTITY.items()]
+        table = func.jsonb_to_recordset(cast(_ASKED, JSONB)).table_valued(*typed, name="asked")
+        rows = table.render_derived(with_types=True)
+        cells = {name: rows.c[name] for name in _IDENTITY}
+    same = (getattr(problem, name) == cell for name, cell in cells.items())
+    return select(problem.id).join(rows, and_(*same))

@@ -19,10 +19,9 @@ from sqlalchemy.orm import Session
 from gemmsmith.answers.history import Origin
 from gemmsmith.core.device import DeviceModel, Environment
 from gemmsmith.core.kernel import AnyKernel, Kernel
-from tuner.store import asked
 from tuner.store.codec import to_json
 from tuner.store.database import Database
-from tuner.store.dictionary import Dictionary, pieces
+from tuner.store.dictionary import Dictionary, asked, asked_ids, pieces
 from tuner.store.models import KernelRow, PackKernelRow, PackRow, WinnerRow
 from tuner.store.winner_rows import columns, references
 from tuner.store.winners import PROMOTION_LOCK, RANK, Winners, entries, next_sequence, origin_of
@@ -123,8 +122,8 @@ class Imports:
         if session is None:
             with self._database.read() as reading:
                 return self._shown(winners, reading)
-        ids = asked.ids(on_sqlite=self._database.is_sqlite)
-        parameters = asked.parameters(winner.problem for winner in winners)
+        ids = asked_ids(on_sqlite=self._database.is_sqlite)
+        parameters = asked(winner.problem for winner in winners)
         query = select(*_SHOWN).where(WinnerRow.problem_id.in_(ids))
         return session.execute(query, parameters).all()
 

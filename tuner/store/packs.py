@@ -46,14 +46,14 @@ class PackTables:
                     insert_ignore(session, PackKernelRow, place)
         self._dictionary.keep(ids)
 
-    def remove(self, pack_hash: str, *, actor: str = SYSTEM) -> None:
+    def remove(self, pack_hash: str) -> None:
         """Forget a pack whose file is gone or damaged; winners no longer name it either."""
         with self._database.write() as session:
             known = delete(PackRow).where(PackRow.hash == pack_hash).returning(PackRow.bytes)
             size = session.scalar(known)
             session.execute(update(WinnerRow).where(WinnerRow.pack == pack_hash).values(pack=None))
             if size is not None:
-                record(session, Action.PACK_REMOVED, pack_hash, actor=actor, bytes=size)
+                record(session, Action.PACK_REMOVED, pack_hash, actor=SYSTEM, bytes=size)
 
     def of_winners(self) -> set[str]:
         """Hashes that current winners name, and those of packs that hold their kernels."""

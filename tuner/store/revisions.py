@@ -17,7 +17,7 @@ from gemmsmith.core.problem import Problem
 from tuner.errors import NoSuchRevision, NoSuchWinner, NothingToUndo
 from tuner.store.audit import LOCAL, Action
 from tuner.store.database import Database
-from tuner.store.dictionary import Dictionary, problem_of
+from tuner.store.dictionary import Dictionary
 from tuner.store.models import ProblemRow, WinnerRow
 from tuner.store.winners import (
     PROMOTION_LOCK,
@@ -71,7 +71,7 @@ class Revisions:
                 rows = session.execute(query).all()
                 if not rows:
                     return
-                winners = self._winners.read(session, [(row, problem_of(p)) for row, p in rows])
+                winners = self._winners.read(session, rows)
             yield winners
             after = rows[-1][0].id
 

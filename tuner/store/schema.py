@@ -25,6 +25,9 @@ from tuner.store.database import Database, create_private, parse_url, sqlite_pat
 
 MIGRATIONS = places.shipped("migrations")
 
+PROBE_S = 2.0
+"""A probe's wait for other writers, whose transactions take milliseconds."""
+
 _UPGRADE_LOCK = 0x67656D6D  # any number that no other lock of ours has
 
 
@@ -102,6 +105,17 @@ def upgrading_rows_of(source: Path) -> Iterator[None]:
         raise DatabaseCorrupt(
             f"{source} has rows that cannot be upgraded ({type(error).__name__}: {said})"
         ) from error
+
+
+def probe(url: str) -> None:
+    """Write a value that an upgraded database has already, durably: whether it can be written.
+
+    Raises:
+        DatabaseBusy: other writers took longer than `PROBE_S`.
+        StoreError: it cannot be written.
+    """
+    with closing(Database(url, patience_s=PROBE_S)) as database, database.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = version_num"))
 
 
 def lock(database: Database, connection: Connection) -> None:

@@ -40,7 +40,7 @@ from tuner.store.packs import PackTables
 from tuner.store.revisions import Revisions
 from tuner.store.served import AllServed, Won
 from tuner.store.statement import signed
-from tuner.store.trials import Trials, TriedTrials
+from tuner.store.trials import Trials
 from tuner.store.winners import Winners
 from tuner.trial import Trial, Winner
 
@@ -56,7 +56,7 @@ class Store:
         dictionary: devices, environments, problems and kernels.
         changes: whether answers may have changed.
         gpus: the GPUs that measure for this store.
-        trials, add_trials: see `Trials`.
+        trials, add_trials, tried_on, tried_for: see `Trials`.
         winner, winners, winners_of, near_winners, unanswered, sequence: see `Winners`.
         revisions, every_revision, pin, unpin, roll_back: see `Revisions`.
         add_pack, remove_pack, winners_packs, pack_for, kernel: see `PackTables`.
@@ -74,6 +74,8 @@ class Store:
         self.changes = Changes(database)
         self.add_trials = self._trials.add
         self.trials = self._trials.find
+        self.tried_on = self._trials.tried_on
+        self.tried_for = self._trials.tried_for
         self.winner = self._winners.current
         self.winners = self._winners.find
         self.winners_of = self._winners.of
@@ -114,10 +116,6 @@ class Store:
     @cached_property
     def overview(self) -> Overview:
         return Overview(self.database)
-
-    @cached_property
-    def tried(self) -> TriedTrials:
-        return TriedTrials(self.database, self.dictionary)
 
     @cached_property
     def listing(self) -> Listing:
@@ -175,15 +173,9 @@ class Store:
         """
         return self.add_trials([trial])[0]
 
-    def promote(self, winner: Winner, *, imported: bool = False, force: bool = False) -> Winner:
-        """Add a winner to the history; see `tuner.store.winners` for when it becomes current.
-
-        `imported` means measured by another installation: importing it again changes nothing,
-        and it does not replace what was measured here, unless `force` says so. What is measured
-        here is signed, if there is a signer.
-        """
-        mine = winner if imported else signed(winner, self.signer)
-        return self._winners.promote(mine, imported=imported, force=force)
+    def promote(self, winner: Winner) -> Winner:
+        """Add a winner that was measured here, signed if there is a signer; see `Winners`."""
+        return self._winners.promote(signed(winner, self.signer))
 
     def near(self, problem: Problem, device: str) -> list[tuple[Problem, Won]]:
         """As `near_winners`, with no more than a search for neighbours needs."""

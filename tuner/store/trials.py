@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, Select, select
+from sqlalchemy import ColumnElement, Row, Select, select
 from sqlalchemy.orm import Session
 
 from gemmsmith.answers.answer import Conditions, Correctness, Statistics
@@ -16,7 +16,7 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Layout, Problem
 from tuner.store.codec import from_json, from_json_or_none, to_json
 from tuner.store.database import Database
-from tuner.store.dictionary import Dictionary, Ids, problem_of
+from tuner.store.dictionary import Dictionary, Entry, problem_of
 from tuner.store.models import TRIAL_KEY, ProblemRow, TrialRow
 from tuner.store.sql import equal, insert_new, now
 from tuner.trial import Failure, FailureKind, Phase, Trial
@@ -29,6 +29,31 @@ class StoredTrial:
     id: int
     created_at: float
     trial: Trial
+
+
+MOST = 5_000
+"""Trials drawn at most: an exhaustive run of one problem has some 2,000."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tried:
+    """A trial as the pages draw it: what was tried when, and what it took.
+
+    Attributes:
+        at: seconds since the epoch when it was recorded.
+        median_us: microseconds per launch; None if it failed.
+        failure: the kind of failure, if it failed.
+        run: what trials of one run have in common: the job, and the environment's id.
+    """
+
+    kernel: AnyKernel
+    launch: str
+    phase: Phase
+    at: float
+    median_us: float | None
+    failure: str | None
+    replayed: bool
+    run: tuple[str, int]
 
 
 class Trials:
@@ -107,6 +132,39 @@ class Trials:
             trials = {stored.id: stored for stored in self._stored(session, rows)}
         return tuple(trials[row_id] for row_id in ids)
 
+    def tried_on(self, problem: Problem, device: str) -> tuple[Tried, ...]:
+        """The newest `MOST` trials of the problem on that device model, oldest first.
+
+        Rows of a few columns each, so that thousands of candidates are read in milliseconds.
+        """
+        with self._database.read() as session:
+            problem_id = self._dictionary.problem_id(session, problem)
+            device_id = self._dictionary.device_id(session, device)
+        return self._tried(TrialRow.problem_id == problem_id, TrialRow.device_id == device_id)
+
+    def tried_for(self, job: str) -> tuple[Tried, ...]:
+        """As `tried_on`, of a job."""
+        return self._tried(TrialRow.job == job)
+
+    def _tried(self, *conditions: ColumnElement[bool]) -> tuple[Tried, ...]:
+        query = BRIEFLY.where(*conditions).order_by(TrialRow.id.desc()).limit(MOST)
+        with self._database.read() as session:
+            rows = session.execute(query).all()
+            kernels = self._dictionary.kernels(session, {row.kernel_id for row in rows})
+        return tuple(
+            Tried(
+                kernel=kernels[row.kernel_id],
+                launch=row.launch_key,
+                phase=Phase(row.phase),
+                at=row.created_at,
+                median_us=row.median_us,
+                failure=row.failure_kind,
+                replayed=row.replayed,
+                run=(row.job, row.environment_id),
+            )
+            for row in reversed(rows)
+        )
+
     def _stored(
         self, session: Session, rows: Sequence[Row[TrialRow, ProblemRow]]
     ) -> list[StoredTrial]:
@@ -154,7 +212,7 @@ def _add(
     ]
 
 
-def _identity(ids: Ids, trial: Trial) -> dict[str, Any]:
+def _identity(ids: Mapping[Entry, int], trial: Trial) -> dict[str, Any]:
     values = (
         ids[trial.problem],
         ids[trial.device],
@@ -203,73 +261,6 @@ def _failure(row: TrialRow) -> Failure | None:
     if row.failure_kind is None:
         return None
     return Failure(kind=FailureKind(row.failure_kind), message=row.failure_message or "")
-
-
-MOST = 5_000
-"""Trials drawn at most: an exhaustive run of one problem has some 2,000."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tried:
-    """A trial as the pages draw it: what was tried when, and what it took.
-
-    Attributes:
-        at: seconds since the epoch when it was recorded.
-        median_us: microseconds per launch; None if it failed.
-        failure: the kind of failure, if it failed.
-        run: what trials of one run have in common: the job, and the environment's id.
-    """
-
-    kernel: AnyKernel
-    launch: str
-    phase: Phase
-    at: float
-    median_us: float | None
-    failure: str | None
-    replayed: bool
-    run: tuple[str, int]
-
-
-class TriedTrials:
-    """Trials in brief, of one database. Threads may share it.
-
-    One row of a few columns each, so that a run of thousands of candidates is read in
-    milliseconds.
-    """
-
-    def __init__(self, database: Database, dictionary: Dictionary) -> None:
-        self._database = database
-        self._dictionary = dictionary
-
-    def of_problem(self, problem: Problem, device: str) -> tuple[Tried, ...]:
-        """The newest `MOST` trials of the problem on that device model, oldest first."""
-        with self._database.read() as session:
-            problem_id = self._dictionary.problem_id(session, problem)
-            device_id = self._dictionary.device_id(session, device)
-        return self._read(
-            BRIEFLY.where(TrialRow.problem_id == problem_id, TrialRow.device_id == device_id)
-        )
-
-    def of_job(self, job: str) -> tuple[Tried, ...]:
-        return self._read(BRIEFLY.where(TrialRow.job == job))
-
-    def _read(self, query: Select[*tuple[Any, ...]]) -> tuple[Tried, ...]:
-        with self._database.read() as session:
-            rows = session.execute(query.order_by(TrialRow.id.desc()).limit(MOST)).all()
-            kernels = self._dictionary.kernels(session, {row.kernel_id for row in rows})
-        return tuple(
-            Tried(
-                kernel=kernels[row.kernel_id],
-                launch=row.launch_key,
-                phase=Phase(row.phase),
-                at=row.created_at,
-                median_us=row.median_us,
-                failure=row.failure_kind,
-                replayed=row.replayed,
-                run=(row.job, row.environment_id),
-            )
-            for row in reversed(rows)
-        )
 
 
 BRIEFLY: Select[*tuple[Any, ...]] = select(

@@ -6,6 +6,7 @@ digest `UNREADABLE`. `gemmsmith doctor --deep` reports it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +18,7 @@ from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Problem
 from tuner.store.codec import from_json, to_json
-from tuner.store.dictionary import Ids
+from tuner.store.dictionary import Entry
 from tuner.store.models import WinnerRow
 from tuner.trial import UNREADABLE, Winner
 
@@ -29,7 +30,7 @@ _RECORD = (
 drivers describe one model differently."""
 
 
-def references(winner: Winner, ids: Ids) -> dict[str, Any]:
+def references(winner: Winner, ids: Mapping[Entry, int]) -> dict[str, Any]:
     """The columns that refer to rows of the dictionary."""
     return {
         "problem_id": ids[winner.problem],

@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import inf
 from types import MappingProxyType
 
-from sqlalchemy import Row, Select, bindparam, func, select, update
+from sqlalchemy import Select, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from gemmsmith.answers.history import Origin
@@ -27,11 +27,10 @@ from gemmsmith.core.neighbours import NEIGHBOURS, Neighbourhood
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.errors import InvalidProblem
 from tuner.errors import JobAborted
-from tuner.store import asked
 from tuner.store.audit import LOCAL, Action, record
 from tuner.store.codec import from_json_or_none, to_json
 from tuner.store.database import Database
-from tuner.store.dictionary import Dictionary, Entry, problem_of
+from tuner.store.dictionary import Dictionary, Entry, asked, asked_ids, problem_of
 from tuner.store.gpus import Gpus
 from tuner.store.models import CURRENT, DeviceRow, JobRow, ProblemRow, WinnerRow
 from tuner.store.sql import equal
@@ -52,47 +51,40 @@ class Winners:
         self._dictionary = dictionary
         self._gpus = gpus
 
-    def promote(self, winner: Winner, *, imported: bool = False, force: bool = False) -> Winner:
-        """Add a winner to the history, and make it current if the module's rule says so.
+    def promote(self, winner: Winner) -> Winner:
+        """Add a winner that was measured here, and make it current if the module's rule says so.
 
-        An `imported` winner was measured by another installation; if the history has it already,
-        it is not added again. `force` makes it current whatever the origin of the current one; a
-        pin still holds. Returns the winner as it is stored, with its revision.
+        Returns the winner as it is stored, with its revision.
 
         Raises:
             JobAborted: the winner's job is to be cancelled; nothing was changed.
         """
         winner = canonical(winner)
-        origin = origin_of(winner, Origin.IMPORTED if imported else Origin.MEASURED)
+        origin = origin_of(winner, Origin.MEASURED)
         digest = fingerprint(winner)
         values = columns(winner, origin, digest)  # before the transaction, which others wait for
         with self._database.write() as session:
             self._database.lock(session, PROMOTION_LOCK)
-            worker = None if imported else _worker_of(session, winner.job)
+            worker = _worker_of(session, winner.job)
             ids = self._dictionary.ids(session, entries(winner))
             self.heal(session, [winner.candidate.kernel] if winner.candidate else [])
             history = [*session.scalars(history_of(ids[winner.problem], ids[winner.device]))]
             current = next((row for row in history if row.is_current), None)
-            # A winner measured here is a new revision even if an earlier one is equal, an imported
-            # one is not.
-            known = history if imported else [current] if current else []
-            row = next((row for row in known if row.digest == digest), None)
-            if row is None:
+            # A winner that equals an earlier one, and not the current one, is a new revision.
+            if current is not None and current.digest == digest:
+                row = current
+                if winner.pack not in (None, row.pack):  # its answer names another pack now
+                    row.pack, row.sequence = winner.pack, next_sequence(session)
+                if row.signature is None and winner.signature is not None:
+                    row.signature = to_json(winner.signature)
+            else:
                 revision = 1 + max((row.revision for row in history), default=0)
                 row = WinnerRow(**values, **references(winner, ids), revision=revision)
                 session.add(row)
-            elif winner.pack not in (None, row.pack):
-                row.pack = winner.pack
-                if row.is_current:  # its answer names another pack now
-                    row.sequence = next_sequence(session)
-            if row.signature is None and winner.signature is not None:
-                row.signature = to_json(winner.signature)
-            outranks = current is None or force or RANK[origin] >= RANK[Origin(current.origin)]
-            news = force or row not in history  # an import may be of something replaced long ago
-            pinned = current is not None and current.pinned
-            if row is not current and news and outranks and not pinned:
-                make_current(session, row, current)
-                if not imported:
+                if current is None or (
+                    RANK[origin] >= RANK[Origin(current.origin)] and not current.pinned
+                ):
+                    make_current(session, row, current)
                     actor, job = worker or LOCAL, winner.job
                     record_change(
                         session, Action.PROMOTED, winner, row, current, actor=actor, job=job
@@ -124,8 +116,8 @@ class Winners:
         """As `current`, for many problems at once, in no order; some may have no winner."""
         query = _of_problems(on_sqlite=self._database.is_sqlite)
         with self._database.read() as session:
-            rows = session.execute(query, asked.parameters(problems) | {"slug": device}).all()
-            return self._winners(session, rows)
+            rows = session.execute(query, asked(problems) | {"slug": device}).all()
+            return self.read(session, rows)
 
     def heal(self, session: Session, kernels: Iterable[AnyKernel]) -> None:
         """Correct kernels' descriptions. Answers with such a kernel change: they get a sequence."""
@@ -177,7 +169,7 @@ class Winners:
                     raise InvalidProblem("after", f"no page of winners ends with {after}")
                 query = query.where(WinnerRow.problem_id > last)
             query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id).limit(limit)
-            return self._winners(session, session.execute(query).all())
+            return self.read(session, session.execute(query).all())
 
     def unanswered(self, limit: int | None = None) -> list[Winner]:
         """Winners from elsewhere that are not answered, as no trusted key signed them.
@@ -187,7 +179,7 @@ class Winners:
         query = _select().where(WinnerRow.origin == Origin.UNSIGNED.value, WinnerRow.sequence == 0)
         query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id, WinnerRow.id)
         with self._database.read() as session:
-            return self._winners(session, session.execute(query.limit(limit)).all())
+            return self.read(session, session.execute(query.limit(limit)).all())
 
     def near(
         self, problem: Problem, device: str, limit: int = NEIGHBOURS, reach: float = inf
@@ -222,12 +214,9 @@ class Winners:
         with self._database.read() as session:
             return session.scalar(select(func.max(WinnerRow.sequence))) or 0
 
-    def _winners(
-        self, session: Session, rows: Sequence[Row[WinnerRow, ProblemRow]]
+    def read(
+        self, session: Session, rows: Sequence[tuple[WinnerRow, ProblemRow | Problem]]
     ) -> list[Winner]:
-        return self.read(session, [(row, problem_of(problem)) for row, problem in rows])
-
-    def read(self, session: Session, rows: Sequence[tuple[WinnerRow, Problem]]) -> list[Winner]:
         """The winners that rows of the table describe."""
         if not rows:
             return []
@@ -236,7 +225,8 @@ class Winners:
         )
         in_use = self._gpus.in_use(session)
         winners = []
-        for row, problem in rows:
+        for row, there in rows:
+            problem = problem_of(there) if isinstance(there, ProblemRow) else there
             environment = self._dictionary.environment(session, row.environment_id)
             device = self._dictionary.device(session, row.device_id)
             stale = in_use.makes_stale(row, environment)
@@ -257,7 +247,7 @@ def _select() -> Select[WinnerRow, ProblemRow]:
 def _of_problems(*, on_sqlite: bool) -> Select[WinnerRow, ProblemRow]:
     # Made once: that takes longer than to read a winner.
     query = _select().where(CURRENT, DeviceRow.slug == bindparam("slug"))
-    return query.where(WinnerRow.problem_id.in_(asked.ids(on_sqlite=on_sqlite)))
+    return query.where(WinnerRow.problem_id.in_(asked_ids(on_sqlite=on_sqlite)))
 
 
 def history_of(problem_id: int, device_id: int) -> Select[WinnerRow]:

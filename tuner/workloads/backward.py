@@ -57,7 +57,7 @@ class BackwardProducts:
     """bf16 and fp16 products with a backward epilogue."""
 
     def covers(self, operation: Operation) -> bool:
-        return operation.epilogue.backward is not None
+        return operation.epilogue.backward is not None and not operation.is_grouped
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """The bare product's sets, each with its own aux."""

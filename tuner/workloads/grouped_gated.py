@@ -45,15 +45,11 @@ class GroupedGated:
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """The grouped product's sets, with a factor for every row."""
         drawn = Grouped().draw(problem, count, source)
-        # Sets that share memory share the factors too.
-        addresses = list(dict.fromkeys(operands.a.data_ptr() for operands in drawn.sets))
-        shares = torch.empty((len(addresses), problem.m, 1), device=source.place)
-        shares.uniform_(_LEAST_SHARE, 1.0, generator=source.generator)
-        by_address = {address: shares[i : i + 1] for i, address in enumerate(addresses)}
+        shares = draw_shares(drawn.sets, problem, source)
 
         def completed(operands: OperandSet) -> OperandSet:
-            row_scale = by_address[operands.a.data_ptr()]
-            return replace(operands, d=_laid(operands.d), row_scale=row_scale)
+            row_scale = shares[operands.a.data_ptr()]
+            return replace(operands, d=laid_in_rows(operands.d), row_scale=row_scale)
 
         share = root_mean_square_of_shares()
         activation, stores = activation_of(problem), problem.operation.epilogue.stores_aux
@@ -66,7 +62,7 @@ class GroupedGated:
         return replace(
             drawn,
             sets=tuple(map(completed, drawn.sets)),
-            check=_laid(drawn.check),
+            check=laid_in_rows(drawn.check),
             sigma=cases[0].sigmas[0],
             cases=tuple(cases),
         )
@@ -113,7 +109,17 @@ def root_mean_square_of_shares() -> float:
     return float(((1 + low + low * low) / 3) ** 0.5)
 
 
-def _laid(d: torch.Tensor) -> torch.Tensor:
-    # Packed outputs become columns of one matrix: D, then gate and up in every row.
+def draw_shares(
+    sets: Sequence[OperandSet], problem: Problem, source: RandomSource
+) -> dict[int, torch.Tensor]:
+    """Factors of rows, [1, M, 1], by the address of A: sets that share memory share them too."""
+    addresses = list(dict.fromkeys(operands.a.data_ptr() for operands in sets))
+    shares = torch.empty((len(addresses), problem.m, 1), device=source.place)
+    shares.uniform_(_LEAST_SHARE, 1.0, generator=source.generator)
+    return {address: shares[i : i + 1] for i, address in enumerate(addresses)}
+
+
+def laid_in_rows(d: torch.Tensor) -> torch.Tensor:
+    """Packed outputs as columns of one matrix: each row holds that of every output in order."""
     outputs, m, n = d.shape
     return d.as_strided((outputs, m, n), (n, outputs * n, 1))

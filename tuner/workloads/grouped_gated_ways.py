@@ -46,15 +46,15 @@ def alternatives(problem: Problem) -> Sequence[Way]:
     return ways
 
 
-def _products(
+def products(
     way: Way, problem: Problem, sets: Sequence[OperandSet], room: int
 ) -> list[tuple[OperandSet, Launch]]:
-    """The sets, each with the launch that computes its gate and up, [M, 2·I].
+    """The sets, each with the launch that computes its bare product, [M, N].
 
     Launches that do not allocate their output share one tensor, as the allocator would give it.
     """
-    both = sets[0].d.new_empty(1, problem.m, problem.n)
-    launches = way.launches(problem, [replace(s, d=both) for s in sets], room)
+    product = sets[0].d.new_empty(1, problem.m, problem.n)
+    launches = way.launches(problem, [replace(s, d=product) for s in sets], room)
     return list(zip(sets, launches, strict=True))
 
 
@@ -66,7 +66,7 @@ def _eager(way: Way, problem: Problem, sets: Sequence[OperandSet], room: int) ->
 
     return [
         partial(run, multiply, s, drawn_with(s.row_scale)[0].to(s.d.dtype))
-        for s, multiply in _products(way, problem, sets, room)
+        for s, multiply in products(way, problem, sets, room)
     ]
 
 
@@ -89,4 +89,4 @@ def _passed(way: Way, problem: Problem, sets: Sequence[OperandSet], room: int) -
         used = drawn_with(s.groups).offsets[-1:]
         return passes.activate(multiply(), drawn_with(s.row_scale)[0], rows, used)
 
-    return [partial(run, multiply, s) for s, multiply in _products(way, problem, sets, room)]
+    return [partial(run, multiply, s) for s, multiply in products(way, problem, sets, room)]

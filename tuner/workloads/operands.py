@@ -6,6 +6,7 @@ the C ABI's arguments, and prepares outputs for a launch that is verified.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -104,6 +105,8 @@ class Operands:
     def restart(self, operands: OperandSet) -> None:
         if operands.amax is not None:
             operands.amax.zero_()
+        if operands.row_gradient is not None:
+            operands.row_gradient.fill_(math.nan)
 
     def expected(self, operands: OperandSet, block: Block) -> torch.Tensor:
         product = self.workload.product(self.problem, operands, block)

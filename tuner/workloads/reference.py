@@ -66,7 +66,7 @@ class Reference:
         `launch(i)` enqueues both runs of the i-th case: into its D, and into `operands.check`. By
         default the outputs are there already. With `claims_order`, the schedule sums in a fixed
         order, so different bits in the second run are a failure. A case takes one synchronization
-        of any size, and one more if the largest value is an output.
+        of any size, and one or two more if there is an output beside D.
         """
         bound = tolerance(self._problem, fast_accumulation=kernel.keeps_short_sums)
         correct: list[Correctness] = []
@@ -175,6 +175,9 @@ class _CaseReference:
                         f"{bound.amax:.2e}) against {self._name}{where}"
                     ),
                 )
+        beside = self._case.beside
+        if beside is not None and (fault := beside(bound.error)) is not None:
+            return Failure(kind=FailureKind.WRONG, message=f"{fault}{where}")
         if overwritten:
             return Failure(
                 kind=FailureKind.WRONG,

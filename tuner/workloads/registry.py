@@ -9,6 +9,7 @@ from tuner.workloads.dense import Dense
 from tuner.workloads.fused import Fused
 from tuner.workloads.gated import Gated
 from tuner.workloads.grouped import Grouped
+from tuner.workloads.grouped_backward import GroupedBackward
 from tuner.workloads.grouped_gated import GroupedGated
 from tuner.workloads.integer import Integer
 from tuner.workloads.scaled import Scaled
@@ -20,6 +21,7 @@ WORKLOADS: tuple[Workload, ...] = (
     Integer(),
     Grouped(),
     GroupedGated(),
+    GroupedBackward(),
     Fused(),
     BackwardProducts(),
     Gated(),

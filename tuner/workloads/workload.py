@@ -59,6 +59,7 @@ class OperandSet:
         amax: the largest absolute value of D before `scale_d`, over all launches: [1], FP32.
         row_scale: factors of an epilogue for each row: [1, m, 1], FP32.
         column_scale: factors of an epilogue for each column: [1, 1, n].
+        row_gradient: an output, sums that add up to the gradients of row_scale: [m, slabs], FP32.
     """
 
     a: torch.Tensor
@@ -74,6 +75,7 @@ class OperandSet:
     amax: torch.Tensor | None = None
     row_scale: torch.Tensor | None = None
     column_scale: torch.Tensor | None = None
+    row_gradient: torch.Tensor | None = None
 
 
 def drawn_with(part: T | None) -> T:
@@ -92,12 +94,15 @@ class Case:
             of D's matrices, each of which is judged by itself: a mistake in a small matrix does not
             show beside a large one.
         name: distinguishes the case from others in messages.
+        beside: examines what the launch wrote beside D, by a bound on the relative error. Returns
+            what is wrong, or None.
     """
 
     operands: OperandSet
     written: int
     sigmas: tuple[float, ...]
     name: str = ""
+    beside: Callable[[float], str | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,6 +50,9 @@ class Epilogue(StrEnum):
     layer needs; `_bgrad` the gradient of the bias before the activation, [N] of D's type: the sum
     of D's rows, added in a fixed order. With `_gate`, aux holds gate and up, [M, 2N], the gate
     first; D holds the gradients of both in the same order, [M, 2N], and the value is act(gate)·up.
+    Grouped products have gates only. There row factors r, [M] in FP32, are an operand of every
+    gate without being in its name: they multiply D, or backwards D and the value, and the gradient
+    of r is an output on demand.
     """
 
     NONE = "none"  # D = P + beta · C
@@ -111,6 +114,11 @@ class Epilogue(StrEnum):
     def steps(self) -> tuple[EpilogueStep, ...]:
         """What a forward epilogue does with P, in order; empty for backward epilogues."""
         return _STEPS[self]
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether torch's call of the product computes all of it: nothing follows, or a bias."""
+        return not self.backward and all(step == _ADDED_BIAS for step in self.steps)
 
     @property
     def has_bias(self) -> bool:
@@ -213,6 +221,9 @@ class EpilogueStep(NamedTuple):
 
     kind: StepKind
     by: str
+
+
+_ADDED_BIAS = EpilogueStep(StepKind.ADD, "bias")
 
 
 class Backward(NamedTuple):

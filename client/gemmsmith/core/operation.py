@@ -138,9 +138,10 @@ class Operation(Plain):
 
     @property
     def _has_grouped_gate(self) -> bool:
-        """Whether this is the first product of a layer of experts."""
-        by_rows = self.grouping is Grouping.ROWS
-        return by_rows and self.epilogue.is_gated and not self.is_narrow_float
+        """Whether this is the first product of a layer of experts, or the gradient before it."""
+        backward = self.epilogue.backward
+        gated = backward.gated if backward else self.epilogue.is_gated
+        return self.grouping is Grouping.ROWS and gated and not self.is_narrow_float
 
     def _check_fp8_output(self) -> None:
         # An FP8 D is an operand of the next linear layer. A residual and aux, which the backward

@@ -6,6 +6,7 @@ Importing it needs torch. `import gemmsmith` does not import it until one of its
 from gemmsmith.ops.capturing import Shapes, capture
 from gemmsmith.ops.engine.source import use
 from gemmsmith.ops.models.comparing import compare
+from gemmsmith.ops.models.invariance import InvarianceReport, check_invariance
 from gemmsmith.ops.models.patching import patch, unpatch
 from gemmsmith.ops.products.fused import linear
 from gemmsmith.ops.products.grouped import grouped_mm
@@ -13,8 +14,10 @@ from gemmsmith.ops.products.integer import int8_mm
 from gemmsmith.ops.products.operators import matmul, scaled_mm
 
 __all__ = [
+    "InvarianceReport",
     "Shapes",
     "capture",
+    "check_invariance",
     "compare",
     "grouped_mm",
     "int8_mm",

@@ -22,7 +22,6 @@ from functools import cache
 from pathlib import Path
 
 from gemmsmith.answers.snapshot import Choice, Snapshot
-from gemmsmith.core.operation import Epilogue
 from gemmsmith.core.problem import Problem
 from gemmsmith.distributed import agreed_snapshot
 from gemmsmith.errors import InvalidProblem, PackError, PackIncompatible, ServiceUnavailable
@@ -58,9 +57,6 @@ wait for each of them."""
 
 MEETING_S = 60.0
 """Seconds that a rank waits for the others. All ranks reach this point at about the same time."""
-
-_PLAIN = (Epilogue.NONE, Epilogue.BIAS)
-"""Epilogues of products that can be replaced without their layer."""
 
 MATTERS = 0.05
 """Smallest share, of the operations of all different products, of a product that is reported."""
@@ -98,7 +94,7 @@ def start(value: str) -> None:
 def _fuses(snapshot: Snapshot) -> bool:
     """Whether there are winners that need patched layers. Without them, layers stay fast."""
     operations = [row.problem.operation for row in snapshot.rows if not row.use.is_default]
-    return any(operation.is_grouped or operation.epilogue not in _PLAIN for operation in operations)
+    return any(operation.is_grouped or not operation.epilogue.is_torchs for operation in operations)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -184,13 +184,10 @@ def read(total: Counter[Call | Fusion]) -> Read:
             elif isinstance(call, Fusion):
                 fusions[problem] += count
             else:
-                is_plain = problem.operation.epilogue in _PLAIN
+                is_plain = problem.operation.epilogue.is_torchs
                 (plain if is_plain else fused)[problem] += count
     # A layer may record a fusion that its operator records as well: count it once.
     return Read(plain + (fused | fusions), skipped)
-
-
-_PLAIN = (Epilogue.NONE, Epilogue.BIAS)
 
 
 @functools.lru_cache(maxsize=16_384)
@@ -214,7 +211,7 @@ def _problem_of(product: Multiplied, is_tf32: bool) -> tuple[Problem | None, str
         with suppress(InvalidProblem):
             for shape in shapes(form, Spec.of(a), Spec.of(b), output, groups, epilogue):
                 return shape.problem, types
-    return (None, types) if epilogue in _PLAIN else None
+    return (None, types) if epilogue.is_torchs else None
 
 
 def _multiplied(call: Call | Fusion) -> Iterator[Multiplied]:

@@ -20,6 +20,8 @@ from gemmsmith.core.operation import Scaling
 ABI_VERSION: Final = 2
 OLDEST_ABI_VERSION: Final = 2
 """The oldest packs that this library runs. Packs of version 1 did not report their sizes."""
+ROW_GRADIENT_COLUMNS: Final = 64
+"""Columns that add up to one element of `row_gradient`."""
 CUDA_ERROR_BASE: Final = 1000
 """Status codes from here on are `cudaError_t` + 1000; below are `cutlass::Status`."""
 CUBLAS_ERROR_BASE: Final = 2000
@@ -136,7 +138,8 @@ class Arguments(Sized):
         ("b_up", ctypes.c_void_p),
         ("row_scale", ctypes.c_void_p),
         ("column_scale", ctypes.c_void_p),
-        ("reserved", ctypes.c_uint64 * 11),
+        ("row_gradient", ctypes.c_void_p),
+        ("reserved", ctypes.c_uint64 * 10),
     ]
 
     def set_launch(self, launch: Launch, *, sm_count: int) -> None:

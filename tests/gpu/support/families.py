@@ -287,13 +287,14 @@ BACKWARD = Family(
 # Grouped products: every spread of the tokens, empty groups, one token, ends before the last token.
 
 EVERY_TILE = Operation.of("bf16.group_rows.then_silu_gate_aux")
-"""Of which all kernels are verified that are offered."""
+EVERY_BACKWARD_TILE = Operation.of("bf16.group_rows.then_dsilu_gate_act", "tt")
+"""Of these two, all kernels are verified that are offered."""
 
 
 def _grouped(problem: Problem) -> list[Kernel]:
     """The first kernel of each backend, mainloop and orientation."""
     offered = kernels(problem)
-    if problem.operation == EVERY_TILE:
+    if problem.operation in (EVERY_TILE, EVERY_BACKWARD_TILE):
         return list(offered)
     return first_of_each(
         offered, lambda kernel: [(kernel.backend, kernel.mainloop, kernel.swapped)]
@@ -312,6 +313,12 @@ GROUPED = Family(
         "bf16.group_rows.then_silu_gate_aux",
         "bf16.group_rows.then_gelu_gate_aux",
         "fp16.group_rows.then_gelu_tanh_gate",
+        "bf16.group_rows.then_dsilu_gate_act tt",
+        "bf16.group_rows.then_dsilu_gate tt",
+        "bf16.group_rows.then_dgelu_gate_act",
+        "bf16.group_rows.then_drelu_gate_act tt",
+        "bf16.group_rows.then_dsigmoid_gate tt",
+        "fp16.group_rows.then_dgelu_tanh_gate_act tt",
     ),
     sizes=((4099, 8), (77, 128), (1, 1), (1, 512), (3000, 1)),
     choose=_grouped,

@@ -18,7 +18,7 @@ from typing import IO
 import msgspec
 
 from tests.gpu.support.jobs import Job, Verdict
-from tuner.devices.process import reap
+from tuner.devices.supervisor import reap
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB_LIMIT_S = 120.0

@@ -41,7 +41,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     settings = new_settings(tmp_path_factory.mktemp("guarded"), require_keys=True)
     with Store.open(settings.database) as store:
         for us in (195.0, 190.0):
-            store.promote(winner(TRIED, us=us), force=True)
+            store.promote(winner(TRIED, us=us))
         keys = {scope: store.keys.create(scope.value, scope)[1] for scope in Scope}
         queue = Queue(store)
         tunes = Scope.TUNE.value
@@ -149,7 +149,6 @@ def test_text_from_elsewhere_stays_text(site: Site, page: Page, watch: Watch) ->
             baseline_kernels=(SCRIPT,),
             conditions=replace(tried.conditions, throttle=(SCRIPT,)),
         ),
-        imported=True,
     )
     job = site.queue.enqueue(problem, device=device.slug)[0].id
     page.goto(addresses.job(job))

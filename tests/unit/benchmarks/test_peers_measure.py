@@ -17,7 +17,7 @@ from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.candidates import KERNEL
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tests.support.replacing import replace
-from tuner.measure import timing, torch_calls
+from tuner.measure import graphs, timing
 from tuner.measure.conditions import Monitor
 from tuner.workloads.operands import HOST, Operands
 from tuner.workloads.scaled import factors
@@ -37,7 +37,7 @@ def said() -> list[Busy]:
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch, said: list[Busy]) -> Runner:
-    for module in (torch_calls, timing):
+    for module in (graphs, timing):
         monkeypatch.setattr(module, "Event", HostEvent)
     monkeypatch.setattr(measure, "TorchGraph", HostGraph)
     monkeypatch.setattr(measure, "context_is_dead", lambda: "")

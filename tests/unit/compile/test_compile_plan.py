@@ -86,5 +86,7 @@ def test_environment_variable_overrides_cores_and_memory(monkeypatch: pytest.Mon
 
 def test_memory_bounds_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(plan.JOBS_VARIABLE, raising=False)
-    assert plan.workers(memory_per_unit=2**60) == 1
-    assert plan.workers(memory_per_unit=1) >= 1
+    monkeypatch.setattr(plan, "MEMORY_PER_UNIT", 2**60)
+    assert plan.workers() == 1
+    monkeypatch.setattr(plan, "MEMORY_PER_UNIT", 1)
+    assert plan.workers() >= 1

@@ -14,6 +14,14 @@ from tuner.errors import CompilerNotFound
 SYSTEM_PATH = "/usr/bin:/bin"
 
 
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that names no compiler."""
+    monkeypatch.setenv("PATH", SYSTEM_PATH)
+    for variable in ("CUDA_HOME", "CUDA_PATH", "NVCC_CCBIN"):
+        monkeypatch.delenv(variable, raising=False)
+
+
 @pytest.fixture
 def no_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither wheels nor a toolkit in its standard place, whatever this machine has."""
@@ -21,9 +29,10 @@ def no_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "_STANDARD_NVCC", Path("/nonexistent/nvcc"))
 
 
-def test_wheels_come_before_the_system(tmp_path: Path) -> None:
+def test_wheels_come_before_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvcc.toolchain(tmp_path)
-    chosen = find_toolchain(environ={"PATH": SYSTEM_PATH, "CUDA_HOME": str(tmp_path)})
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    chosen = find_toolchain()
     assert chosen.origin == "wheels"
     assert chosen.nvcc.is_file()
     assert any(option.startswith("-L") for option in chosen.search)
@@ -31,21 +40,25 @@ def test_wheels_come_before_the_system(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_wheels")
 @pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH", "PATH"])
-def test_system_compiler_is_found(tmp_path: Path, variable: str) -> None:
+def test_system_compiler_is_found(
+    tmp_path: Path, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_nvcc.toolchain(tmp_path)
-    environ = {"PATH": SYSTEM_PATH, variable: str(tmp_path)}
-    if variable == "PATH":
-        environ["PATH"] = f"{tmp_path / 'bin'}:{SYSTEM_PATH}"
-    chosen = find_toolchain(environ=environ)
+    on_path = variable == "PATH"
+    monkeypatch.setenv(variable, f"{tmp_path / 'bin'}:{SYSTEM_PATH}" if on_path else str(tmp_path))
+    chosen = find_toolchain()
     assert (chosen.nvcc, chosen.origin) == (tmp_path / "bin" / "nvcc", "system")
     assert chosen.version == "13.0.88"
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_an_old_compiler_is_named_in_the_refusal(tmp_path: Path) -> None:
+def test_an_old_compiler_is_named_in_the_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     fake_nvcc.toolchain(tmp_path, version="Cuda compilation tools, release 12.4, V12.4.131")
     with pytest.raises(CompilerNotFound) as refusal:
-        find_toolchain(environ={"PATH": SYSTEM_PATH, "CUDA_HOME": str(tmp_path)})
+        find_toolchain()
     assert "12.4.131 is too old" in str(refusal.value)
     assert "pip install nvidia-cuda-cccl==" in str(refusal.value)
 
@@ -53,19 +66,20 @@ def test_an_old_compiler_is_named_in_the_refusal(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_wheels")
 def test_nothing_found_says_what_to_install() -> None:
     with pytest.raises(CompilerNotFound, match=r"`pip install nvidia.* nvidia-cuda-nvcc=="):
-        find_toolchain(environ={"PATH": SYSTEM_PATH})
+        find_toolchain()
 
 
 def test_incomplete_wheels_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvcc.toolchain(tmp_path)
     monkeypatch.setattr(toolchain, "_wheel_roots", lambda: [tmp_path])
     with pytest.raises(CompilerNotFound, match=r"lacks the wheels .*nvidia-nvvm"):
-        find_toolchain(environ={"PATH": SYSTEM_PATH}, wheels_only=True)
+        find_toolchain(wheels_only=True)
 
 
-def test_host_compiler_is_required(tmp_path: Path) -> None:
+def test_host_compiler_is_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CompilerNotFound, match=r"apt install g\+\+"):
-        find_toolchain(environ={"PATH": str(tmp_path)})
+        find_toolchain()
 
 
 def test_digest_depends_on_what_is_built_not_on_where_the_compiler_lies(tmp_path: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
 
-from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort, JobState
+from tests.support.queues import at_once, leased, problem
 from tests.support.records import PROBLEM
 from tuner.errors import JobAborted, JobNotFound, NotRetryable, QueueFull, QuotaUsedUp
 from tuner.jobs import Job, LeasedJob, Queue, StopReason, Worker
@@ -20,16 +18,6 @@ from tuner.store import Store
 @pytest.fixture
 def queue(store: Store) -> Queue:
     return Queue(store, limit=3, max_attempts=3, retry_delay_s=0.0)
-
-
-def problem(m: int) -> Problem:
-    return replace(PROBLEM, m=m)
-
-
-def leased(queue: Queue, ttl_s: float = 60.0) -> LeasedJob:
-    taken = queue.lease("worker-1", [], ttl_s)
-    assert taken is not None
-    return taken
 
 
 def fill(queue: Queue) -> list[Job]:
@@ -65,23 +53,13 @@ def test_joining_and_repeating_need_no_room(queue: Queue) -> None:
 
 
 def test_orders_at_once_do_not_share_the_last_place(queue: Queue) -> None:
-    accepted: list[Job] = []
-    refused: list[QueueFull] = []
-    barrier = threading.Barrier(8)
-
-    def order(m: int) -> None:
-        barrier.wait()
+    def is_accepted(index: int) -> bool:
         try:
-            accepted.append(queue.enqueue(problem(m))[0])
-        except QueueFull as error:
-            refused.append(error)
+            return queue.enqueue(problem(1 + index))[1]
+        except QueueFull:
+            return False
 
-    threads = [threading.Thread(target=order, args=(m,)) for m in range(1, 9)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(accepted), len(refused)) == (3, 5)
+    assert sorted(at_once(8, is_accepted)) == [False] * 5 + [True] * 3
     assert queue.counts()[JobState.WAITING] == 3
 
 

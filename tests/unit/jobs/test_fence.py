@@ -7,6 +7,7 @@ from sqlalchemy import text
 
 from gemmsmith.core.tuning import JobState
 from tests.support.candidates import KERNEL
+from tests.support.queues import leased
 from tests.support.records import DEVICE, PROBLEM, trial, winner
 from tests.support.replacing import replace
 from tuner.errors import JobAborted, LeaseLost
@@ -17,12 +18,6 @@ from tuner.store import Store
 @pytest.fixture
 def queue(store: Store) -> Queue:
     return Queue(store, retry_delay_s=0.0)
-
-
-def leased(queue: Queue, owner: str) -> LeasedJob:
-    taken = queue.lease(owner, [])
-    assert taken is not None
-    return taken
 
 
 def let_lapse(store: Store) -> None:

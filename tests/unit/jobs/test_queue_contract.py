@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
 from sqlalchemy import text
 
-from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort, JobState
+from tests.support.queues import at_once, leased, problem
 from tests.support.records import PROBLEM
-from tests.support.replacing import replace
 from tuner.errors import JobNotFound, LeaseLost
-from tuner.jobs import LeasedJob, Queue, StopReason
+from tuner.jobs import Queue, StopReason
 from tuner.store import Store
 
 
 @pytest.fixture
 def queue(store: Store) -> Queue:
     return Queue(store, max_attempts=3, retry_delay_s=0.0)
-
-
-def problem(m: int) -> Problem:
-    return replace(PROBLEM, m=m)
-
-
-def leased(queue: Queue, owner: str = "worker-1", ttl_s: float = 60.0) -> LeasedJob:
-    taken = queue.lease(owner, ["h200"], ttl_s)
-    assert taken is not None
-    return taken
 
 
 def kinds(queue: Queue, job_id: str) -> list[str]:
@@ -159,14 +147,7 @@ def test_no_number_of_requests_overflows_the_calls(queue: Queue) -> None:
 
 
 def test_calls_of_many_requests_at_once_all_count(queue: Queue) -> None:
-    threads = [
-        threading.Thread(target=queue.enqueue, args=(PROBLEM,), kwargs={"calls": n})
-        for n in range(1, 9)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, lambda i: queue.enqueue(PROBLEM, calls=1 + i))
     assert [job.calls for job in queue.list()] == [36]
 
 
@@ -360,21 +341,8 @@ def test_cancelling_an_abandoned_job_does_not_wait_for_a_worker(queue: Queue) ->
 
 
 def test_many_requests_at_once_make_one_job(queue: Queue) -> None:
-    answers: list[tuple[str, bool]] = []
-    barrier = threading.Barrier(8)
-
-    def request(number: int) -> None:
-        barrier.wait()
-        job, created = queue.enqueue(PROBLEM, idempotency_key=f"key-{number % 2}")
-        answers.append((job.id, created))
-
-    threads = [threading.Thread(target=request, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(answers) == 8
-    assert len({job_id for job_id, _ in answers}) == 1
+    answers = at_once(8, lambda i: queue.enqueue(PROBLEM, idempotency_key=f"key-{i % 2}"))
+    assert len({job.id for job, _ in answers}) == 1
     assert [created for _, created in answers].count(True) == 1
 
 
@@ -382,15 +350,11 @@ def test_events_written_at_once_have_no_gaps(queue: Queue) -> None:
     job, _ = queue.enqueue(PROBLEM)
     work = leased(queue)
 
-    def report() -> None:
+    def report(_: int) -> None:
         for done in range(20):
             work.progress("screen", done, 20)
 
-    threads = [threading.Thread(target=report) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(4, report)
     assert [event.id for event in queue.events(job.id)] == list(range(1, 83))
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort, JobState
-from tests.support.records import DEVICE, ENVIRONMENT, OTHER_DEVICE, PROBLEM, winner
+from tests.support.queues import problem
+from tests.support.records import DEVICE, ENVIRONMENT, OTHER_DEVICE, PROBLEM, imported, winner
 from tuner.jobs import Job, LeasedJob, Queue
 from tuner.jobs.rechecks import AGAIN_S, IDLE_PRIORITY, Rechecks
 from tuner.store import Store
@@ -18,10 +18,6 @@ from tuner.store.models import JobRow
 
 H200 = DEVICE.slug
 NEWER = replace(ENVIRONMENT, cublas="14.0")
-
-
-def problem(m: int) -> Problem:
-    return replace(PROBLEM, m=m)
 
 
 @pytest.fixture
@@ -69,7 +65,7 @@ def test_only_stale_winners_of_the_worker_s_model_that_nobody_has_pinned(
     assert rechecks.order() is None
     assert Rechecks(store, Queue(store), OTHER_DEVICE.slug, "cuda:1").order() is None
     assert Rechecks(store, Queue(store), "unheard-of", "cuda:1").order() is None
-    store.promote(winner(problem(5)), imported=True)
+    imported(store, winner(problem(5)))
     assert ordered(rechecks).problem == problem(5)
 
 

@@ -21,7 +21,7 @@ from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tests.support.replacing import replace
-from tuner.measure import batch, bench, company, power, regimes, spreads, timing, torch_calls
+from tuner.measure import batch, bench, graphs, power, regimes, timing, torch_calls
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
 from tuner.measure.graphs import Replay
@@ -30,6 +30,7 @@ from tuner.measure.protocol import (
     NOBODY,
     Entrant,
     EntrantOutcome,
+    FinalsDone,
     FinalsRequest,
     Profile,
     ProfileDone,
@@ -61,10 +62,10 @@ def said() -> list[Reply]:
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch, said: list[Reply]) -> Batches:
-    for module in (bench, torch_calls, timing):
+    for module in (graphs, timing):
         monkeypatch.setattr(module, "Event", HostEvent)
     monkeypatch.setattr(bench, "KernelGraph", HostGraph)
-    for module in (torch_calls, bench, company):
+    for module in (torch_calls, bench, regimes):
         monkeypatch.setattr(module, "TorchGraph", HostGraph)
     monkeypatch.setattr(timing, "COOLING_S", 0.0)
     monkeypatch.setattr(bench, "context_is_dead", lambda: "")
@@ -104,6 +105,16 @@ def entrants(pack: Path, *names: str, dtype: str = DType.BF16) -> tuple[Entrant,
         launch = split if name == "split" else Launch()
         found.append(Entrant(candidate=Candidate(kernel=kernel, launch=launch), pack=str(pack)))
     return tuple(found)
+
+
+def finals(
+    batches: Batches, pack: Path, *names: str, problem: Problem = PROBLEM, policy: Policy = POLICY
+) -> FinalsDone:
+    """Hold finals of the kernels with these names; the answer survives its way to the parent."""
+    field = entrants(pack, *names, dtype=problem.dtype)
+    done = batches.finals(FinalsRequest(problem=problem, entrants=field, policy=policy, seed=1))
+    assert decode_reply(encode(done)) == done
+    return done
 
 
 FIELD = ("good", "wrong", "unwritten", "refuses", "fails", "missing", "split", "other")
@@ -196,8 +207,7 @@ def test_finals_pair_the_survivors_with_the_baseline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(regimes, "gain", lambda *_: 0.0)
-    request = FinalsRequest(problem=problem, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
-    done = batches.finals(request)
+    done = finals(batches, pack, *FIELD, problem=problem)
     assert [o.index for o in done.finalists] == [0, 6, 7]
     assert {o.index: o.failure.kind for o in done.failures if o.failure} == FAILURES
     assert [len(samples) for samples in done.samples_us] == [5, 5, 5]
@@ -206,7 +216,6 @@ def test_finals_pair_the_survivors_with_the_baseline(
     # Nobody is ahead of cuBLAS, so there is nobody to time in further regimes.
     assert done.boost is done.interleaved is None
     assert done.power_penalties == ()
-    assert decode_reply(encode(done)) == done
     waits = [reply.index for reply in said if isinstance(reply, Started)][-20:]
     assert sorted(waits) == sorted([NOBODY, 0, 6, 7] * 5)
 
@@ -217,8 +226,7 @@ def test_groups_are_verified_in_every_spread_and_timed_in_each(
     monkeypatch.setattr(regimes, "gain", lambda *_: 0.0)
     problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
     names = ("good", "wrong", "unwritten", "even", "other")
-    field = entrants(pack, *names, dtype=problem.dtype)
-    done = batches.finals(FinalsRequest(problem=problem, entrants=field, policy=POLICY, seed=1))
+    done = finals(batches, pack, *names, problem=problem)
     assert [o.index for o in done.finalists] == [0, 4]
     failures = {o.index: o.failure for o in done.failures if o.failure}
     assert {index: failure.kind for index, failure in failures.items()} == {
@@ -234,7 +242,6 @@ def test_groups_are_verified_in_every_spread_and_timed_in_each(
     for each in done.spreads:
         assert len(each.times_us) == 2
         assert min(*each.times_us, each.default_us) > 0
-    assert decode_reply(encode(done)) == done
 
 
 def test_a_default_is_not_its_own_rival(
@@ -246,8 +253,7 @@ def test_a_default_is_not_its_own_rival(
     monkeypatch.setattr(torch, "_grouped_mm", waits)  # so that the loop is the default
     monkeypatch.setattr(regimes, "gain", lambda *_: 0.0)
     problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
-    field = entrants(pack, "good", dtype=problem.dtype)
-    done = batches.finals(FinalsRequest(problem=problem, entrants=field, policy=POLICY, seed=1))
+    done = finals(batches, pack, "good", problem=problem)
     assert done.baseline_us
     assert done.rivals == ()
 
@@ -257,7 +263,7 @@ def test_each_spread_is_timed_on_its_own_sets_alone(
 ) -> None:
     replayed: list[set[tuple[str, int]]] = []
     recording = False
-    captured = spreads.captured_beside
+    captured = regimes.captured_beside
     launched, computed = bench.Bench._launch, torch_calls.TorchCall.compute
 
     @contextmanager
@@ -280,12 +286,11 @@ def test_each_spread_is_timed_on_its_own_sets_alone(
         return computed(self, i)
 
     monkeypatch.setattr(regimes, "gain", lambda *_: 0.0)
-    monkeypatch.setattr(spreads, "captured_beside", beside)
+    monkeypatch.setattr(regimes, "captured_beside", beside)
     monkeypatch.setattr(bench.Bench, "_launch", launch)
     monkeypatch.setattr(torch_calls.TorchCall, "compute", compute)
     problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
-    field = entrants(pack, "good", dtype=problem.dtype)
-    batches.finals(FinalsRequest(problem=problem, entrants=field, policy=POLICY, seed=1))
+    finals(batches, pack, "good", problem=problem)
     assert len(replayed) == 3
     for first, met in enumerate(replayed):
         assert {who for who, _ in met} == {"ours", "default"}
@@ -297,14 +302,12 @@ def test_who_is_ahead_is_timed_rested_too(
 ) -> None:
     """Place 1 is behind in the first state, and all the others are in the second."""
     monkeypatch.setattr(regimes, "gain", lambda seen, place: float(len(seen) == 1 and place != 1))
-    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
-    done = batches.finals(request)
+    done = finals(batches, pack, *FIELD)
     assert done.boost is not None
     assert [len(samples) for samples in done.boost.samples_us] == [5, 0, 5]
     assert len(done.boost.baseline_us) == 5
     assert done.interleaved is None
     assert done.power_penalties == ()
-    assert decode_reply(encode(done)) == done
     waits = [reply.index for reply in said if isinstance(reply, Started)][-15:]
     assert sorted(waits) == sorted([NOBODY, 0, 7] * 5)
 
@@ -316,8 +319,7 @@ def test_half_as_many_rounds_are_rested(
     for module in (batch, regimes):  # the host takes long, and would get fewer rounds
         monkeypatch.setattr(module, "affordable", lambda wanted, *_: wanted)
     policy = Policy(screen_samples=3, final_rounds=25, give_up_ratio=1000.0)
-    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, "good"), policy=policy, seed=1)
-    done = batches.finals(request)
+    done = finals(batches, pack, "good", policy=policy)
     assert done.boost is not None
     assert len(done.baseline_us) == 25
     assert len(done.boost.baseline_us) == 13
@@ -327,13 +329,11 @@ def test_who_is_still_ahead_is_timed_between_other_kernels_too(
     batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(regimes, "gain", lambda _, place: 2.0 if place != 1 else 0.0)
-    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
-    done = batches.finals(request)
+    done = finals(batches, pack, *FIELD)
     assert done.interleaved is not None
     assert [len(samples) for samples in done.interleaved.samples_us] == [5, 0, 5]
     assert done.interleaved.baseline_us == (median(done.baseline_us),) * 5
     assert done.power_penalties == ()  # no power limit was met
-    assert decode_reply(encode(done)) == done
     blamed = [reply.index for reply in said if isinstance(reply, Started)][-15:]
     assert sorted(blamed) == sorted([NOBODY, 0, 7] * 5)
 
@@ -353,10 +353,8 @@ def test_at_the_power_limit_the_best_are_priced(
     monkeypatch.setattr(power, "to_measure", lambda *_: [2, 0])
     clocks = iter([1400.0, 1500.0, 1500.0])  # cuBLAS's is the second
     monkeypatch.setattr(timing.Timer, "clock", lambda *_: next(clocks))
-    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
-    done = batches.finals(request)
+    done = finals(batches, pack, *FIELD)
     assert done.power_penalties == (1.0, None, round(power.penalty(1400.0, 1500.0), 4))
-    assert decode_reply(encode(done)) == done
     assert [reply.index for reply in said if isinstance(reply, Started)][-3:] == [7, NOBODY, 0]
 
 
@@ -365,8 +363,7 @@ def test_who_gains_more_than_power_can_cost_is_not_looked_at(
     batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(power, "beyond_all_penalties", lambda *_: [1])
-    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
-    assert batches.finals(request).power_penalties == (None, 1.0, None)
+    assert finals(batches, pack, *FIELD).power_penalties == (None, 1.0, None)
 
 
 def test_what_cannot_be_captured_again_is_not_recommended(
@@ -376,18 +373,14 @@ def test_what_cannot_be_captured_again_is_not_recommended(
         raise bench.CandidateFailed(Failure(kind=FailureKind.LAUNCH, message="no memory"))
 
     monkeypatch.setattr(regimes, "gain", lambda *_: 2.0)
-    monkeypatch.setattr(company, "mixed_rounds", refuse)
-    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1)
-    done = batches.finals(request)
+    monkeypatch.setattr(regimes, "mixed_rounds", refuse)
+    done = finals(batches, pack, "good")
     assert done.interleaved is None
     assert done.power_penalties == (None,)
 
 
 def test_without_a_survivor_there_is_nothing_to_mix(batches: Batches, pack: Path) -> None:
-    request = FinalsRequest(
-        problem=PROBLEM, entrants=entrants(pack, "wrong"), policy=POLICY, seed=1
-    )
-    done = batches.finals(request)
+    done = finals(batches, pack, "wrong")
     assert done.interleaved is None
     assert done.power_penalties == ()
 

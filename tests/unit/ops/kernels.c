@@ -30,13 +30,15 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
                               BACKWARD_GATED("drelu"), BACKWARD_GATED("dsigmoid"),
                               "out_fp8_then_bias", "out_fp8_then_bias_gelu_tanh",
                               "out_fp8_then_bias_silu", "out_fp8_then_silu_gate",
-                              "rows_then_silu_gate_tn", "rows_then_silu_gate_aux_tn"};
+                              "rows_then_silu_gate_tn", "rows_then_silu_gate_aux_tn",
+                              "rows_then_dsilu_gate_tn", "rows_then_dsilu_gate_tt",
+                              "rows_then_dsilu_gate_act_tn", "rows_then_dsilu_gate_act_tt"};
 enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
        kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
        kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8,
        kFp8Row, kFused, kFusedEnd = kFused + 42, kFp8Bias = kFusedEnd, kGated,
        kBackward = kGated + 10, kOutFp8 = kBackward + 44, kOutFp8Gate = kOutFp8 + 3,
-       kRowsGate, kCount = kRowsGate + 2 };
+       kRowsGate, kRowsBackward = kRowsGate + 2, kCount = kRowsBackward + 4 };
 static int64_t runs;
 
 GS_API int64_t runs_so_far(void) { return runs; }
@@ -95,17 +97,25 @@ static float slope(int32_t i, float x) {
   if (has(i, "silu")) return s * (1 + x * (1 - s));
   return x < 0 ? 0 : has(i, "relu2") ? 2 * x : 1;
 }
-static int gated(int32_t i) { return (i >= kGated && i < kBackward) || i >= kOutFp8Gate; }
-static int backward(int32_t i) { return i >= kBackward && i < kOutFp8; }
+static int gated(int32_t i) {
+  return (i >= kGated && i < kBackward) || (i >= kOutFp8Gate && i < kRowsBackward);
+}
+static int backward(int32_t i) { return (i >= kBackward && i < kOutFp8) || i >= kRowsBackward; }
 static int out_fp8(int32_t i) { return i >= kOutFp8 && i < kRowsGate; }
 /* D of a backward epilogue, and what else it gives of this element; `p` is the product's. */
 static float backwards(int32_t i, const gs_arguments *g, int m, int n, float p) {
   const uint16_t *aux = (const uint16_t *)g->aux + m * g->ld_aux + n;
   float linear = widen(*aux), up = has(i, "_gate") ? widen(aux[g->n]) : 1;
-  float value = activated(i, linear), gradient = p * up * slope(i, linear);
+  float value = activated(i, linear), share = g->row_scale ? g->row_scale[m] : 1;
+  if (g->row_gradient) {
+    float *sum = g->row_gradient + m * ((g->n + 63) / 64) + n / 64;
+    *sum = (n % 64 ? *sum : 0) + p * value * up;
+  }
+  p *= share;
+  float gradient = p * up * slope(i, linear);
   uint16_t *d = (uint16_t *)g->d + m * g->ldd + n;
   if (has(i, "_gate")) d[g->n] = narrow(p * value);
-  if (g->activated) ((uint16_t *)g->activated)[m * g->ld_activated + n] = narrow(value * up);
+  if (g->activated) ((uint16_t *)g->activated)[m * g->ld_activated + n] = narrow(share * value * up);
   *d = narrow(gradient);
   return gradient;
 }
@@ -163,6 +173,7 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
   if (backward(i)) layout = (i - kBackward) % 2 ? kTt : kTn;
   float sums[4096] = {0}; /* of more columns than the tests have */
   if (grouped(i)) layout = i == kRowsTt ? kTt : i == kDepthNt ? kNt : kTn;
+  if (i >= kRowsBackward) layout = (i - kRowsBackward) % 2 ? kTt : kTn;
   int halves = gated(i), columns = halves ? g->n / 2 : g->n;
   int a_rows = layout != kNt && layout != kNn, b_rows = layout == kTt || layout == kNt;
   float factor = g->alpha;

@@ -685,3 +685,27 @@ def test_other_libraries_tensors_are_left_alone(
         net.c_proj.weight = nn.Parameter(net.c_proj.weight.detach().as_subclass(Their))
         net(x)
     assert runs() == 1
+
+
+def test_the_check_of_invariance_lets_fused_layers_run(
+    engine: Engine, chooser: Chooser, runs: Runs
+) -> None:
+    """Hooks on children of a fused layer would make it call them."""
+    net = nn.Sequential(FeedForward(), nn.Tanh(), Halves()).to(BF16).eval()
+    inputs = torch.randn(4, 3, WIDTH).to(BF16)
+    only_fused(chooser)
+    with gemmsmith.patch(net):
+        net(inputs)
+        assert (once := runs()) > 0
+        report = gemmsmith.check_invariance(net, inputs)
+        assert (report.modules, report.unread) == (4, 6), report
+        assert runs() == once * 13 * 2
+    others = torch.randn(4, 5, WIDTH).to(BF16)
+    chooser.answers = lambda problem: (
+        problem.operation.epilogue.value not in ("none", "bias") and problem.m <= 20
+    )
+    with gemmsmith.patch(net):
+        report = gemmsmith.check_invariance(net, others)
+    print(report)
+    assert report.first is not None
+    assert (report.first.module, report.first.batch) == ("0", "among")

@@ -5,6 +5,7 @@ The passes over memory are torch's here; tests/gpu/test_mixture.py has the kerne
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -34,9 +35,9 @@ def index(of_others: int = 0, tokens: int = TOKENS) -> torch.Tensor:
     return torch.stack(rows) if rows else torch.empty(0, CHOSEN, dtype=torch.int64)
 
 
-def layer(tokens: int = TOKENS, dtype: torch.dtype = torch.bfloat16) -> Layer:
+def layer(tokens: int = TOKENS, dtype: torch.dtype = torch.bfloat16, inner: int = INNER) -> Layer:
     """Tokens, shares, gate_up, down."""
-    sizes = (tokens, WIDTH), (tokens, CHOSEN), (EXPERTS, 2 * INNER, WIDTH), (EXPERTS, WIDTH, INNER)
+    sizes = (tokens, WIDTH), (tokens, CHOSEN), (EXPERTS, 2 * inner, WIDTH), (EXPERTS, WIDTH, inner)
     return tuple(torch.randn(size).to(dtype).requires_grad_() for size in sizes)
 
 
@@ -64,7 +65,7 @@ def test_the_same_bits_compiled_and_again() -> None:
         assert torch.equal(one, traced)
 
 
-def test_its_six_products_are_grouped_ones_and_one_may_be_gated() -> None:
+def test_its_six_products_are_grouped_ones_and_two_may_be_gated() -> None:
     operands, chosen = layer(), index()
     with gemmsmith.capture() as shapes:
         gemmsmith.experts(operands[0], chosen, *operands[1:]).sum().backward()
@@ -76,6 +77,7 @@ def test_its_six_products_are_grouped_ones_and_one_may_be_gated() -> None:
         (rows, two, WIDTH, EXPERTS, f"{by_rows}.then_silu_gate_aux"),
         (rows, WIDTH, INNER, EXPERTS, by_rows),
         (rows, INNER, WIDTH, EXPERTS, by_rows),
+        (rows, INNER, WIDTH, EXPERTS, f"{by_rows}.then_dsilu_gate_act"),
         (rows, WIDTH, two, EXPERTS, by_rows),
         (WIDTH, INNER, rows, EXPERTS, by_depth),
         (two, WIDTH, rows, EXPERTS, by_depth),
@@ -132,7 +134,70 @@ def test_a_gated_kernel_is_run_where_it_beats_the_products_own_and_a_pass(
     assert bool(passed) is not expected
 
 
+@pytest.fixture
+def backward(engine: Engine, host: Host, chooser: Chooser) -> Chooser:
+    """Kernels of the gradient of gate and up win, and no others."""
+    host.kind = "cpu"
+    chooser.answers = lambda problem: problem.operation.epilogue.backward is not None
+    return chooser
+
+
+@pytest.mark.parametrize("inner", [16, 136])
+@pytest.mark.parametrize("needs", list(itertools.product((False, True), repeat=4))[1:], ids=str)
+def test_one_kernel_differentiates_gates_where_it_wins(
+    backward: Chooser, runs: Callable[[], int], needs: tuple[bool, ...], inner: int
+) -> None:
+    operands = layer(inner=inner)
+    with torch.no_grad():
+        operands[1][3] = 0.0  # nothing may be divided by a share
+    operands = tuple(one.requires_grad_(need) for one, need in zip(operands, needs, strict=True))
+    for mine, exactly in compared(gemmsmith.experts, operands, index(3)):
+        close(mine, exactly)
+    opens = needs[0] or needs[2]
+    assert runs() == opens
+    used = [one for one in backward.asked if one.operation.epilogue.backward]
+    act = "_act" if needs[3] else ""
+    assert [one.dtype for one in used] == [f"bf16.group_rows.then_dsilu_gate{act}"] * opens
+
+
+def test_operands_that_no_backward_kernel_takes_are_torchs(
+    backward: Chooser, runs: Callable[[], int]
+) -> None:
+    x, shares, gate_up, down = layer()
+    base = torch.randn(down.numel() + 1).bfloat16()
+    operands = (x, shares, gate_up, base[1:].view(down.shape).detach().requires_grad_())
+    for mine, exactly in compared(gemmsmith.experts, operands, index(3)):
+        close(mine, exactly)
+    assert runs() == 0
+    assert backward.asked
+
+
+@pytest.mark.parametrize(
+    ("fused_us", "product_us", "expected"), [(10.0, 10.0, True), (10.0, 9.0, False)]
+)
+def test_a_backward_kernel_is_run_where_it_beats_the_products_own_and_a_pass(
+    backward: Chooser,
+    runs: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    fused_us: float,
+    product_us: float,
+    expected: bool,
+) -> None:
+    backward.answers = lambda problem: problem.k == WIDTH and problem.n == INNER
+    backward.time_us = lambda problem: fused_us if problem.operation.is_fused else product_us
+    passed: list[None] = []
+    whole = passes.activate_backward
+    monkeypatch.setattr(
+        passes, "activate_backward", lambda *some: (passed.append(None), whole(*some))[1]
+    )
+    for mine, exactly in compared(gemmsmith.experts, layer(), index()):
+        close(mine, exactly)
+    assert runs() == 1
+    assert bool(passed) is not expected
+
+
 def test_a_compiled_layer_runs_it_as_well(gated: Chooser, runs: Callable[[], int]) -> None:
+    gated.answers = lambda problem: problem.operation.is_fused
     operands, chosen = layer(), index()
     compiled = torch.compile(gemmsmith.experts, fullgraph=True, backend="aot_eager")
     gradient = torch.randn(TOKENS, WIDTH).bfloat16()
@@ -142,10 +207,10 @@ def test_a_compiled_layer_runs_it_as_well(gated: Chooser, runs: Callable[[], int
         return out, *torch.autograd.grad(out, operands, gradient)
 
     step(compiled)  # which torch looks at for aliases, so that its products are run one by one
-    assert runs() == 0
+    assert runs() == 1  # that of the backward pass
     for mine, exactly in zip(step(compiled), step(gemmsmith.experts), strict=True):
         assert torch.equal(mine, exactly)
-    assert runs() == 2
+    assert runs() == 4
 
 
 def test_weights_of_another_order_are_opened_by_a_product_and_a_pass(

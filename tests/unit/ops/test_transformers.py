@@ -96,7 +96,7 @@ def test_the_registered_experts_need_no_patch(engine: Engine, chooser: Chooser, 
     net.set_experts_implementation("gemmsmith")
     close(step(net), expected)
     assert grouped(chooser) == 6
-    assert len(chooser.asked) == 7  # and once for the first product's gate
+    assert len(chooser.asked) == 8  # and once for the gate, forwards and backwards
     assert runs() == 6 * LAYERS
 
 

@@ -9,18 +9,18 @@ import pytest
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
-from gemmsmith.core.launch import Decomposition
+from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
+from tests.support.candidates import PROBLEM, named
 from tests.support.replacing import replace
 from tuner.backends import candidates
 from tuner.backends.cutlass.operation import is_padded
-from tuner.search.cost_model import AnalyticModel
-from tuner.search.ranking import Ranker
+from tuner.search.cost_model import predicted_us
+from tuner.search.ranking import by_kernel, by_time, predictions
 
 H200 = DeviceModel(
     name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=150 * 10**9, l2_bytes=50 << 20
 )
-MODEL: Ranker = AnalyticModel()
 
 PINGPONG = MainloopSchedule.PINGPONG
 COOPERATIVE = MainloopSchedule.COOPERATIVE
@@ -50,7 +50,7 @@ SPLITTING = (*OURS, TileScheduler.STREAM_K)
 
 def _predicted(problem: Problem) -> list[tuple[float, Candidate]]:
     listed = candidates(problem, H200)
-    times = MODEL.predict(problem, listed, H200)
+    times = predicted_us(problem, listed, H200)
     assert len(times) == len(listed)
     return sorted(zip(times, listed, strict=True), key=lambda pair: (pair[0], pair[1].key))
 
@@ -149,7 +149,7 @@ def test_more_work_never_takes_less_time(axis: str) -> None:
     for candidate in candidates(small, H200):
         if candidate.kernel.scheduler is TileScheduler.STREAM_K:
             continue
-        before, after = (MODEL.predict(each, [candidate], H200)[0] for each in (small, large))
+        before, after = (predicted_us(each, [candidate], H200)[0] for each in (small, large))
         assert 0 < before < after
 
 
@@ -157,7 +157,7 @@ def test_a_bigger_gpu_is_not_slower() -> None:
     problem = Problem(m=4096, n=4096, k=4096)
     smaller = replace(H200, sm_count=78)
     best = [
-        min(MODEL.predict(problem, candidates(problem, device), device))
+        min(predicted_us(problem, candidates(problem, device), device))
         for device in (H200, smaller)
     ]
     assert best[0] < best[1]
@@ -173,7 +173,7 @@ def test_two_thousand_predictions_take_a_tenth_of_a_second() -> None:
 
 def _timed(problem: Problem, found: list[Candidate]) -> float:
     before = time.process_time()
-    MODEL.predict(problem, found, H200)
+    predicted_us(problem, found, H200)
     return time.process_time() - before
 
 
@@ -183,12 +183,12 @@ def test_groups_are_predicted_as_a_batch_of_their_shares() -> None:
     for tokens, groups, n, k in ((4096, 32, 7168, 2048), (32, 128, 1536, 2048)):
         alike = Problem(m=max(1, tokens // groups), n=n, k=k, batch=min(tokens, groups))
         rows = Problem(m=tokens, n=n, k=k, batch=groups, dtype="bf16.group_rows")
-        assert MODEL.predict(rows, plain, H200) == MODEL.predict(alike, plain, H200)
+        assert predicted_us(rows, plain, H200) == predicted_us(alike, plain, H200)
     alike = Problem(m=1536, n=2048, k=512, batch=64, layout=Layout.NT)
     depth = Problem(
         m=1536, n=2048, k=512 * 64, batch=64, dtype="bf16.group_depth", layout=Layout.NT
     )
-    assert MODEL.predict(depth, plain, H200) == MODEL.predict(alike, plain, H200)
+    assert predicted_us(depth, plain, H200) == predicted_us(alike, plain, H200)
 
 
 def _plain_tn() -> list[Candidate]:
@@ -198,3 +198,17 @@ def _plain_tn() -> list[Candidate]:
         False,
     }
     return listed
+
+
+def test_the_fastest_prediction_leads_and_ties_fall_to_the_key() -> None:
+    field = [named("c"), named("b"), named("a")]
+    times = predictions(PROBLEM, field, H200, lambda *_: [0.5, 1.0, 1.0])
+    order = by_time(field, times)
+    assert [c.kernel.name for c in order] == ["c", "a", "b"]
+
+
+def test_candidates_group_by_kernel_in_rank_order() -> None:
+    swizzled = replace(named("a"), launch=Launch(swizzle=4))
+    groups = by_kernel([named("b"), swizzled, named("a")])
+    assert list(groups) == ["b", "a"]
+    assert groups["a"] == [swizzled, named("a")]

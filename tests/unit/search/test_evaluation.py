@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from gemmsmith.core.candidate import Candidate
-from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort
 from tests.support.recordings import best_of, record, some_candidates
 from tests.support.replacing import replace
 from tuner.devices.recording import Sweep
 from tuner.search.budget import BUDGETS
-from tuner.search.cost_model import AnalyticModel
 from tuner.search.evaluation import (
     Curve,
     Recording,
@@ -23,7 +19,6 @@ from tuner.search.evaluation import (
     flips,
     neighbours,
     planned,
-    predicted_order,
     shuffled,
 )
 from tuner.search.matmul_heuristics import (
@@ -49,15 +44,6 @@ def recording(sweep: Sweep) -> Recording:
     return Recording(sweep, sweep.problems[PROBLEM])
 
 
-class Reversed:
-    """Predicts the candidates in the opposite of the order they come in."""
-
-    def predict(
-        self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
-    ) -> list[float]:
-        return [float(len(candidates) - i) for i in range(len(candidates))]
-
-
 def test_regret_is_the_share_that_the_winner_takes_longer(recording: Recording) -> None:
     assert recording.winner == best_of(PROBLEM)
     assert recording.regret(recording.optimum) == 0
@@ -74,7 +60,8 @@ def test_the_winner_found_is_the_best_that_was_tried(recording: Recording) -> No
 
 
 def test_a_curve_falls_to_the_optimum(recording: Recording) -> None:
-    made = curve("reversed", predicted_order(Reversed()), [recording], BUDGET, (1, 4, 8))
+    backwards = lambda _: [recording.candidates[::-1]]  # noqa: E731
+    made = curve("reversed", backwards, [recording], BUDGET, (1, 4, 8))
     (regrets,) = made.regrets.values()
     assert list(regrets) == sorted(regrets, reverse=True)
     assert regrets[-1] == 0
@@ -91,9 +78,9 @@ def test_before_anything_ran_the_regret_is_that_of_the_slowest(recording: Record
 
 def test_a_run_is_followed_step_by_step(recording: Recording) -> None:
     few = replace(BUDGET, waves=(2, 1), trials=3)
-    made = curve("planned", planned(Reversed(), few), [recording], few)
+    made = curve("planned", planned(few), [recording], few)
     assert (made.trials, made.kernels) == (3, 3)
-    whole = curve("planned", planned(AnalyticModel(), BUDGET), [recording], BUDGET)
+    whole = curve("planned", planned(BUDGET), [recording], BUDGET)
     assert whole.worst[-1] == 0
 
 

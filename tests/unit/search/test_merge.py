@@ -9,8 +9,9 @@ from gemmsmith.answers.answer import Ratio
 from gemmsmith.core.config import Use
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort
+from tests.support.records import imported
 from tests.support.replacing import replace
-from tests.support.serving import ENVIRONMENT, imported, winner
+from tests.support.serving import ENVIRONMENT, winner
 from tuner.backends import kernels
 from tuner.jobs import Queue
 from tuner.jobs.rechecks import IDLE_PRIORITY

@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,10 +18,9 @@ from tests.support.replacing import replace
 from tests.support.serving import H200
 from tests.support.types import FLOATS
 from tuner.backends import candidates, refusal
-from tuner.search.cost_model import AnalyticModel
+from tuner.search.cost_model import predicted_us
 from tuner.search.predict import predict
 
-MODEL = AnalyticModel()
 KINDS = [
     (dtype, layout)
     for dtype in FLOATS
@@ -57,9 +57,9 @@ def test_predictions_are_what_the_whole_space_is_led_by() -> None:
     same = 0
     for problem in problems:
         every = candidates(problem, H200)
-        times = dict(zip(every, MODEL.predict(problem, every, H200), strict=True))
+        times = dict(zip(every, predicted_us(problem, every, H200), strict=True))
         best = min(every, key=lambda candidate: (times[candidate], candidate.key))
-        prediction = predict(problem, H200, MODEL)
+        prediction = predict(problem, H200)
         assert prediction is not None
         assert prediction.us == times[prediction.candidate], (
             "it is of the space, and told its own time"
@@ -72,70 +72,53 @@ def test_predictions_are_what_the_whole_space_is_led_by() -> None:
 @pytest.mark.parametrize("k", [4096, 4095])
 def test_what_is_predicted_is_legal_and_always_the_same(k: int) -> None:
     problem = Problem(m=40, n=777, k=k)
-    prediction = predict(problem, H200, MODEL)
+    prediction = predict(problem, H200)
     assert prediction is not None
     assert refusal(prediction.candidate.kernel, problem) is None
-    assert predict(problem, H200, AnalyticModel()) == prediction
+    assert predict(problem, H200) == prediction
 
 
 def test_no_legal_kernel_is_no_prediction() -> None:
-    assert predict(Problem(m=2**31 - 1, n=2**31 - 1, k=8), H200, MODEL) is None
-    assert predict(Problem(m=8, n=8, k=8), replace(H200, arch="sm75"), MODEL) is None
+    assert predict(Problem(m=2**31 - 1, n=2**31 - 1, k=8), H200) is None
+    assert predict(Problem(m=8, n=8, k=8), replace(H200, arch="sm75")) is None
 
 
-class Contrary:
+def contrary(problem: Problem, candidates: Sequence[Candidate], device: DeviceModel) -> list[float]:
     """A cost model of another opinion: big tiles take long, and launches along M as long as two."""
-
-    def predict(
-        self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
-    ) -> list[float]:
-        return [
-            candidate.kernel.tile[0]
-            * candidate.kernel.tile[1]
-            * candidate.kernel.tile[2]
-            * (2.0 if candidate.launch.raster == "along_m" else 1.0)
-            * candidate.launch.swizzle
-            for candidate in candidates
-        ]
+    return [
+        candidate.kernel.tile[0]
+        * candidate.kernel.tile[1]
+        * candidate.kernel.tile[2]
+        * (2.0 if candidate.launch.raster == "along_m" else 1.0)
+        * candidate.launch.swizzle
+        for candidate in candidates
+    ]
 
 
 def test_any_cost_model_will_do() -> None:
     problem = Problem(m=4096, n=4096, k=4096)
     every = candidates(problem, H200)
-    prediction = predict(problem, H200, Contrary())
+    prediction = predict(problem, H200, contrary)
     assert prediction is not None
-    assert prediction.us == min(Contrary().predict(problem, every, H200))
+    assert prediction.us == min(contrary(problem, every, H200))
     assert prediction.candidate.launch.raster != "along_m"
-
-
-class Counting:
-    """The analytic model, and how much it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def predict(
-        self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
-    ) -> list[float]:
-        self.asked.append(len(candidates))
-        return MODEL.predict(problem, candidates, device)
 
 
 def test_the_model_is_asked_twice_about_some_hundreds() -> None:
     for problem in _varied(60):
-        model = Counting()
+        model = Mock(wraps=predicted_us)
         assert predict(problem, H200, model) is not None
-        assert len(model.asked) == 2
-        assert sum(model.asked) < 1000
+        assert model.call_count == 2
+        assert sum(len(call.args[1]) for call in model.call_args_list) < 1000
 
 
 def test_the_first_answer_is_quick_once_its_kernels_are_made() -> None:
     """2.1 ms at the median of 300 problems on two busy cores; the bound is for busier ones."""
-    predict(Problem(m=4096, n=4096, k=4096), H200, MODEL)
+    predict(Problem(m=4096, n=4096, k=4096), H200)
     times = []
     for index in range(20):
         problem = Problem(m=72 + 8 * index, n=4096, k=4096)
         began = time.perf_counter()
-        predict(problem, H200, MODEL)
+        predict(problem, H200)
         times.append(time.perf_counter() - began)
     assert statistics.median(times) < 0.01

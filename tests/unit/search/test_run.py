@@ -31,8 +31,7 @@ from tuner.errors import JobAborted, NoLegalCandidate, NotRecorded
 from tuner.measure.policy import Policy
 from tuner.search.budget import BUDGETS
 from tuner.search.finals import hold_finals
-from tuner.search.progress import Progress, Step
-from tuner.search.run import TuningRun
+from tuner.search.run import Progress, Step, TuningRun
 from tuner.store import Store
 from tuner.store.statement import is_believed, is_intact
 from tuner.trial import Failure, FailureKind, Finals, Phase, Trial
@@ -231,18 +230,6 @@ class Profiled(Counting):
         return self._names
 
 
-class ByName:
-    """A ranker to which the kernel named is the best, and any other as good as the next."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def predict(
-        self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
-    ) -> list[float]:
-        return [float(c.kernel.name != self._name) for c in candidates]
-
-
 def test_what_cublas_runs_is_kept_with_the_winner(device: Device, store: Store) -> None:
     assert run(device, store).baseline_kernels == ()  # type: ignore[attr-defined]
     names = ("Memset (Device)", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN", "an unknown kernel")
@@ -266,7 +253,7 @@ def test_kernels_like_those_of_cublas_follow_the_near_winners(device: Device, st
             run(
                 profiled,
                 store,
-                ranker=ByName(favourite),
+                ranker=lambda _, ranked, __: [float(c.kernel.name != favourite) for c in ranked],
                 budget=few,
                 should_stop=lambda: len(profiled.screened) == 3,
             )
@@ -392,15 +379,10 @@ def test_a_candidate_whose_pack_is_damaged_again_and_again_has_failed(
     assert spoiling.screened.count(best_of(PROBLEM).key) == 2
 
 
-class Expecting:
+def expecting(problem: Problem, candidates: Sequence[Candidate], _: DeviceModel) -> list[float]:
     """A ranker that expects the slowest recorded kernels first, and the best one before all."""
-
-    def predict(
-        self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
-    ) -> list[float]:
-        del device
-        best = best_of(problem).kernel
-        return [1.0 if each.kernel == best else 10.0 for each in candidates]
+    best = best_of(problem).kernel
+    return [1.0 if candidate.kernel == best else 10.0 for candidate in candidates]
 
 
 def partly_built(folder: Path) -> Builder:
@@ -419,7 +401,7 @@ def test_what_is_built_answers_first_and_a_second_go_finds_what_is_not(
 ) -> None:
     compiling, builder = Compiling(device), partly_built(tmp_path)
     best = best_of(PROBLEM)
-    winner = run(compiling, store, builder=builder, ranker=Expecting(), budget=FEW)
+    winner = run(compiling, store, builder=builder, ranker=expecting, budget=FEW)
     assert winner.candidate == best  # type: ignore[attr-defined]
     assert winner.revision == 2  # type: ignore[attr-defined]
     assert compiling.screened.index(best.key) == len(compiling.screened) - 1
@@ -434,7 +416,7 @@ def test_a_second_go_can_be_put_off_and_its_kernels_are_told(
         Compiling(device),
         store,
         builder=builder,
-        ranker=Expecting(),
+        ranker=expecting,
         budget=FEW,
         defer=put_off.extend,
     )
@@ -451,7 +433,7 @@ def test_stopping_in_the_second_go_keeps_the_first_answer(
         Compiling(device),
         store,
         builder=builder,
-        ranker=Expecting(),
+        ranker=expecting,
         budget=FEW,
         should_stop=lambda: store.winner(PROBLEM, device.model.slug) is not None,
     )

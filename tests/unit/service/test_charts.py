@@ -63,7 +63,7 @@ def charts(store: Store) -> dict[str, str]:
     """A chart of every kind."""
     store.promote(winner(PROBLEM))
     store.add_trials([trial(0), trial(1), failed_trial(2)])
-    tried = store.tried.of_problem(PROBLEM, winner(PROBLEM).device.slug)
+    tried = store.tried_on(PROBLEM, winner(PROBLEM).device.slug)
     listed = store.listing.winners(winner(PROBLEM).device.slug, Search()).items
     regime = InRegime(regime=Regime.BOOST, speedup=RATIO, median_us=9.0, default_us=None)
     curve = Curve(

@@ -24,7 +24,7 @@ from tests.support.serving import new_settings, promote, running, winner
 from tuner.errors import SchemaChanged
 from tuner.store import Store, head
 from tuner.store.database import Database
-from tuner.store.probe import probe
+from tuner.store.schema import probe
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_without_room_for_packs_it_is_degraded_but_ready(
 def test_while_others_write_for_long_it_is_degraded_but_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.store.probe.PATIENCE_S", 0.1)
+    monkeypatch.setattr("tuner.store.schema.PROBE_S", 0.1)
     settings = new_settings(tmp_path)
     path = settings.database.removeprefix("sqlite:///")
     with running(settings) as client, closing(sqlite3.connect(path)) as other:

@@ -21,8 +21,9 @@ from tests.support.gpu import NEWER, Gpu
 from tests.support.present import present
 from tests.support.processes import until
 from tests.support.recordings import best_of, record, some_candidates
+from tests.support.records import imported
 from tests.support.replacing import replace
-from tests.support.serving import H200, imported, new_settings
+from tests.support.serving import H200, new_settings
 from tests.support.serving import winner as winner_of
 from tuner.devices.base import Contender
 from tuner.errors import DeviceError

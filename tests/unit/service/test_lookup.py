@@ -10,7 +10,6 @@ from tests.support.present import present
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tests.support.winners_in_memory import WinnersInMemory
-from tuner.search.cost_model import AnalyticModel
 from tuner.search.predict import predict
 
 KNOWN = Problem(m=4096, n=4096, k=4096)
@@ -47,7 +46,7 @@ def test_an_exact_winner_comes_before_a_neighbour_and_that_before_a_prediction()
 
 
 def test_a_prediction_is_the_cost_models_and_measured_by_nobody() -> None:
-    expected = present(predict(KNOWN, H200, AnalyticModel()))
+    expected = present(predict(KNOWN, H200))
     answer = ask(WinnersInMemory([]), KNOWN)
     kernel = expected.candidate.kernel
     assert answer == Answer(

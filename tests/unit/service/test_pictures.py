@@ -28,7 +28,7 @@ def drawn(store: Store) -> Plots:
         store.winner(PROBLEM, H200),
         store.listing.ranking(PROBLEM, H200),
         store.revisions(PROBLEM, H200),
-        store.tried.of_problem(PROBLEM, H200),
+        store.tried_on(PROBLEM, H200),
     )
 
 
@@ -87,22 +87,22 @@ def test_the_best_so_far_only_falls(store: Store) -> None:
     ]
     store.add_trials([failed_trial(7), *made[:2]])
     assert convergence(()) == ""
-    assert convergence(store.tried.of_job("job")[:1]) == ""
+    assert convergence(store.tried_for("job")[:1]) == ""
     store.add_trials(made[2:])
-    picture = convergence(store.tried.of_job("job"))
+    picture = convergence(store.tried_for("job"))
     assert "9.00 µs after 4 trials" in picture
     first = picture.split('class="best" d="')[1].split('"')[0]
     falls = [float(step.split("H")[0]) for step in first.split("V")[1:]]
     assert falls == sorted(falls)
     assert len(falls) == 2, "to 10 and to 9; 12 is no step"
-    with_result = convergence(store.tried.of_job("job"), 8.5)
+    with_result = convergence(store.tried_for("job"), 8.5)
     assert "9.00 µs after 4 trials; the finals&#x27; result is 8.50 µs" in with_result
     assert with_result.count(">result 8.50<") == 2
 
 
 def test_a_column_says_how_many_failed(store: Store) -> None:
     store.add_trials([trial(1), trial(2), failed_trial(3)])
-    tried = store.tried.of_problem(PROBLEM, H200)
+    tried = store.tried_on(PROBLEM, H200)
     picture = by_trait(tried, *TRAITS[0])
     assert "2 measured, 1 failed" in picture
     assert picture.split('class="dots" d="')[1].split('"')[0].count("h0") == 2
@@ -144,9 +144,7 @@ def test_revisions_say_what_changed(store: Store) -> None:
     assert changes([]) == []
     store.promote(winner(time=12.0))
     other = replace(winner().environment, driver="590.1")
-    store.promote(
-        replace(winner(time=10.0), candidate=trial(3).candidate, environment=other), force=True
-    )
+    store.promote(replace(winner(time=10.0), candidate=trial(3).candidate, environment=other))
     [(_, newer), (_, older)] = changes(store.revisions(PROBLEM, H200))
     assert newer == "another kernel, driver 590.1, ratio +20.0%"
     assert older == ""

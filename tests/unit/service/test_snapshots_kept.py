@@ -59,13 +59,14 @@ def as_it_is(store: Store, device: str, abilities: Abilities) -> Snapshot:
 def believing(store: Store) -> ArtifactStore:
     """Every pack that the store knows is here, and believed for all its kernels."""
 
-    def believed() -> dict[str, SimpleNamespace]:
+    def manifests(*, believed: bool) -> list[tuple[str, SimpleNamespace]]:
+        assert believed
         found: dict[str, SimpleNamespace] = {}
         for pack, kernel in store.changes.packed():
             found.setdefault(pack, SimpleNamespace(held=set())).held.add(kernel)
-        return found
+        return [*found.items()]
 
-    return cast(ArtifactStore, SimpleNamespace(believed=believed))
+    return cast(ArtifactStore, SimpleNamespace(manifests=manifests))
 
 
 def content(written: WrittenSnapshot) -> bytes:

@@ -17,7 +17,7 @@ from tuner.backends import Level, candidates, kernels, refusal, supporting
 from tuner.backends.cutlass import footprint, generated
 from tuner.backends.unit import kernel_digest, unit_source
 from tuner.errors import NoLegalCandidate
-from tuner.search.cost_model import AnalyticModel
+from tuner.search.cost_model import predicted_us
 
 OTHERS = [name for name in ARCHITECTURES if name not in MEASURED]
 PAIRS = [
@@ -150,4 +150,4 @@ def test_every_problem_has_a_candidate(
     assert len({candidate.key for candidate in listed}) == len(listed)
     for candidate in listed:
         assert refusal(candidate.kernel, problem) is None
-    assert all(0 < us < float("inf") for us in AnalyticModel().predict(problem, listed, device))
+    assert all(0 < us < float("inf") for us in predicted_us(problem, listed, device))

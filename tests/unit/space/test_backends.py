@@ -21,7 +21,7 @@ from tuner.arch import ARCHITECTURES, SM90
 from tuner.backends.unit import kernel_digest, unit_source
 from tuner.compile import ArtifactStore, Builder, Toolchain
 from tuner.errors import NoLegalCandidate
-from tuner.search.cost_model import AnalyticModel
+from tuner.search.cost_model import predicted_us
 
 PROBLEM = Problem(m=512, n=512, k=512)
 FOREIGN = CublasLtKernel(
@@ -83,7 +83,7 @@ def test_it_is_predicted_last_and_not_compiled(
 ) -> None:
     known = backends.kernels(PROBLEM)[0]
     pair = [Candidate(kernel=each, launch=Launch()) for each in (stranger, known)]
-    slow, fast = AnalyticModel().predict(PROBLEM, pair, h200)
+    slow, fast = predicted_us(PROBLEM, pair, h200)
     assert slow == inf > fast > 0
     assert kernel_digest(stranger) not in {
         kernel_digest(each) for each in backends.kernels(PROBLEM)

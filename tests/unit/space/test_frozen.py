@@ -17,7 +17,7 @@ from gemmsmith.core.operation import Layout, layouts_of
 from gemmsmith.core.problem import Problem
 from tuner.backends import Level, candidates, kernels
 from tuner.backends.unit import unit_source
-from tuner.search.cost_model import AnalyticModel
+from tuner.search.cost_model import predicted_us
 
 FROZEN = Path(__file__).with_name("frozen.json")
 H200 = DeviceModel(
@@ -80,7 +80,7 @@ def curated() -> Frozen:
             for m, n, k, batch in SIZES if dtype in DTYPES else SIZES[:2]:
                 problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
                 offered = candidates(problem, H200)
-                times = AnalyticModel().predict(problem, offered, H200)
+                times = predicted_us(problem, offered, H200)
                 found["kernels"][str(problem)] = digest(each.name for each in kernels(problem))
                 found["candidates"][str(problem)] = digest(each.key for each in offered)
                 found["predictions"][str(problem)] = digest(

@@ -108,6 +108,14 @@ GOOD_GROUPS = kernel(
 )
 GOOD_WALKED = named(replace(GOOD_GROUPS, backend=Backend.CUTE, scheduler=TileScheduler.GROUPS))
 GOOD_WALKED_GATED = named(replace(GOOD_WALKED, dtype="bf16.group_rows.then_silu_gate_aux"))
+GOOD_WALKED_BACKWARD = named(
+    replace(
+        GOOD_WALKED,
+        dtype="bf16.group_rows.then_dsilu_gate_act",
+        tile=(128, 128, 64),
+        swapped=False,
+    )
+)
 GOOD_FUSED = named(replace(GOOD, dtype="bf16.then_bias_gelu_aux"))
 GOOD_BACKWARD = named(
     replace(
@@ -199,6 +207,8 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("scheduler_suits_grouping", GOOD_WALKED, {"dtype": "bf16"}),
     ("groups_are_stored_in_16_bits", GOOD_WALKED, {"dtype": "bf16.out_f32.group_rows"}),
     ("gates_have_whole_slabs", GOOD_WALKED_GATED, {"tile": (128, 136, 64), "swapped": False}),
+    ("row_gradients_have_whole_slabs", GOOD_WALKED_BACKWARD, {"tile": (128, 96, 64)}),
+    ("gradients_of_gates_fit_registers", GOOD_WALKED_BACKWARD, {"tile": (128, 192, 64)}),
     ("groups_are_not_2x", GOOD_2X, {"dtype": "fp16.group_rows", "layout": Layout.TN}),
     ("registers_suffice", GOOD, {"tile": (256, 208, 64)}),
     ("registers_suffice", GOOD_FP8, {"tile": (128, 208, 128)}),
@@ -246,6 +256,7 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
         GOOD_GROUPS,
         GOOD_WALKED,
         GOOD_WALKED_GATED,
+        GOOD_WALKED_BACKWARD,
         GOOD_FUSED,
         GOOD_BACKWARD,
         GOOD_GATED,

@@ -1,4 +1,6 @@
-"""Grouped products with a gate: our own kernels, by rows, in 16 bits, and no others."""
+"""Grouped products with a gate, forward and backward: our own kernels, by rows, in 16 bits, and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from gemmsmith.core.kernel import Backend, MainloopSchedule, TileScheduler, cutl
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
-from tests.support.epilogues import GATED
+from tests.support.epilogues import BACKWARD, GATED
 from tests.support.replacing import replace
 from tuner.backends import Level, candidates, kernels, refusal
 from tuner.backends.cutlass import footprint
@@ -17,13 +19,15 @@ from tuner.backends.cutlass.operation import named
 from tuner.backends.unit import unit_source
 from tuner.errors import NoLegalCandidate
 
+BACKWARD_GATES = [each for each in BACKWARD if each.backward and each.backward.gated]
 
-def gated(epilogue: str, dtype: str = "bf16", **extents: int) -> Problem:
-    operation = Operation.of(dtype, grouping="rows", epilogue=epilogue)
+
+def gated(epilogue: str, dtype: str = "bf16", layout: str = "tn", **extents: int) -> Problem:
+    operation = Operation.of(dtype, layout, grouping="rows", epilogue=epilogue)
     return Problem.of(operation, **{"m": 16384, "n": 1536, "k": 2048, "batch": 128, **extents})
 
 
-@pytest.mark.parametrize("epilogue", GATED)
+@pytest.mark.parametrize("epilogue", [*GATED, *BACKWARD_GATES])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_there_are_kernels_that_pass_the_rules(epilogue: str, dtype: str) -> None:
     problem = gated(epilogue, dtype)
@@ -40,7 +44,8 @@ def test_there_are_kernels_that_pass_the_rules(epilogue: str, dtype: str) -> Non
         assert refusal(each, problem) is None
         assert each.name.endswith(f"_groups_then_{epilogue}")
         assert footprint.stages(each) >= 2
-        assert "gemmsmith/grouped_gate.hpp" in unit_source([each])
+        header = "grouped_backward" if problem.operation.epilogue.backward else "grouped_gate"
+        assert f"gemmsmith/{header}.hpp" in unit_source([each])
     assert len({each.name for each in found}) == len(found)
     assert set(found) <= set(kernels(problem, level=Level.FULL))
 
@@ -49,6 +54,14 @@ def test_a_tile_has_whole_slabs_of_both() -> None:
     plain = next(each for each in map(cutlass, kernels(gated("silu_gate"))) if not each.swapped)
     narrow = named(replace(plain, tile=(plain.tile[0], 136, plain.tile[2])))
     assert "multiple of 16 columns" in str(refusal(narrow))
+
+
+def test_a_backward_gate_reads_weights_of_both_orders() -> None:
+    for layout in ("tn", "tt"):
+        listed = kernels(gated("dsilu_gate_act", layout=layout, n=768), level=Level.FULL)
+        assert max(footprint.accumulator_registers(cutlass(each)) for each in listed) == 128
+        columns = {cutlass(each).tile[0 if each.swapped else 1] for each in map(cutlass, listed)}
+        assert columns == {64, 128, 192, 256}
 
 
 def test_d_needs_whole_vectors(h200: DeviceModel) -> None:
@@ -62,7 +75,7 @@ def test_d_needs_whole_vectors(h200: DeviceModel) -> None:
     [
         ("bf16", "depth", "silu_gate"),
         ("bf16", "rows", "bias"),
-        ("bf16", "rows", "dsilu_gate"),
+        ("bf16", "rows", "dsilu"),
         ("fp8_e4m3", "rows", "silu_gate"),
     ],
 )
@@ -78,5 +91,8 @@ def test_extents_and_bytes() -> None:
     assert problem.columns == 768
     assert problem.matrices == (1, 128, 3)
     assert problem.operand_bytes == 2 * (16384 * 2048 + 128 * 1536 * 2048 + 3 * 16384 * 768)
+    problem = gated("dsilu_gate_act", layout="tt", n=768, k=2048)
+    assert (problem.columns, problem.matrices) == (768, (1, 128, 3))
+    assert problem.operand_bytes == 2 * (16384 * 2048 + 128 * 768 * 2048 + 5 * 16384 * 768)
     with pytest.raises(InvalidProblem, match="even n"):
         gated("silu_gate", n=1537)

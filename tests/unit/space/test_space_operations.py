@@ -13,7 +13,6 @@ from tuner.backends import candidates, kernels, offered, refusal
 from tuner.backends.cutlass.operation import gemm_operation
 from tuner.backends.cutlass.slim import slim_headers
 from tuner.errors import NoLegalCandidate
-from tuner.search.cost_model import AnalyticModel
 from tuner.search.predict import predict
 
 
@@ -105,7 +104,7 @@ def test_factors_per_row_of_a_large_odd_output_have_no_kernel(
     m, n, k = ODD_N
     with pytest.raises(NoLegalCandidate):
         candidates(problem(dtype, m=m, n=n, k=k), h200)
-    assert predict(problem(dtype, m=m, n=n, k=k), h200, AnalyticModel()) is None
+    assert predict(problem(dtype, m=m, n=n, k=k), h200) is None
     assert candidates(problem(dtype.removesuffix(".scale_row"), m=m, n=n, k=k), h200)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from tests.support.records import DEVICE, ENVIRONMENT, OTHER_DEVICE, PROBLEM, winner
+from tests.support.records import DEVICE, ENVIRONMENT, OTHER_DEVICE, PROBLEM, imported, winner
 from tuner.store import Store
 from tuner.store.gpus import SEEN_S
 from tuner.store.models import GpuRow
@@ -68,7 +68,7 @@ def test_replayed_winners_are_never_stale_and_imported_ones_are(store: Store) ->
     store.gpus.report(DEVICE, NEWER)
     assert not store.promote(replace(winner(), replayed=True)).stale
     assert not stale(store)
-    assert store.promote(winner(), imported=True).stale
+    assert imported(store, winner()).stale
     assert stale(store)
 
 
@@ -87,8 +87,8 @@ def test_what_the_store_says_of_a_winner_does_not_make_another_one(store: Store)
     store.pin(PROBLEM, DEVICE.slug, 1)
     exported = store.winners()[0]
     assert (exported.stale, exported.pinned) == (True, True)
-    assert store.promote(exported, imported=True).revision == 1
-    store.promote(replace(exported, problem=OTHER), imported=True)
-    imported = store.winner(OTHER, DEVICE.slug)
-    assert imported is not None
-    assert not imported.pinned
+    assert imported(store, exported).revision == 1
+    imported(store, replace(exported, problem=OTHER))
+    elsewhere = store.winner(OTHER, DEVICE.slug)
+    assert elsewhere is not None
+    assert not elsewhere.pinned

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.records import DEVICE, PROBLEM, winner
+from tests.support.records import DEVICE, PROBLEM, imported, winner
 from tests.support.replacing import replace
 from tuner.store import Store, upgrade
 
@@ -33,11 +33,11 @@ def test_old_winners_name_no_kernels_of_cublas(old: Store) -> None:
 
 def test_old_winners_are_recognized(old: Store) -> None:
     for revision, us in ((1, 12.0), (2, 11.0)):
-        assert old.promote(winner(time=us), imported=True).revision == revision
+        assert imported(old, winner(time=us)).revision == revision
     assert len(old.history(PROBLEM, DEVICE.slug)) == 2
 
 
 def test_naming_the_kernels_makes_a_new_revision(old: Store) -> None:
     told = replace(winner(time=11.0), baseline_kernels=("nvjet",))
-    assert old.promote(told, imported=True).revision == 3
+    assert imported(old, told).revision == 3
     assert old.history(PROBLEM, DEVICE.slug)[0].baseline_kernels == ("nvjet",)

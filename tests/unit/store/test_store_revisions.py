@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gemmsmith.answers.history import Origin
-from tests.support.records import DEVICE, PROBLEM, winner
+from tests.support.records import DEVICE, PROBLEM, imported, winner
 from tuner.errors import NoSuchRevision, NoSuchWinner, NothingToUndo
 from tuner.store import Store
 from tuner.store.audit import Action
@@ -34,7 +34,7 @@ def served(store: Store) -> tuple[int, bool]:
 def test_a_history_says_which_is_current_and_where_it_comes_from(store: Store) -> None:
     store.promote(replace(winner(time=1.0), replayed=True))
     store.promote(winner(time=10.0))
-    store.promote(winner(time=9.0), imported=True)
+    imported(store, winner(time=9.0))
     found = [(r.winner.revision, r.origin, r.current) for r in store.revisions(PROBLEM, H200)]
     assert found == [
         (3, Origin.IMPORTED, False),
@@ -53,8 +53,8 @@ def test_a_history_is_read_in_pages(three: Store) -> None:
 def test_what_is_pinned_survives_promotions_and_imports(three: Store) -> None:
     assert three.pin(PROBLEM, H200, 2).winner.pinned
     three.promote(winner(time=1.0))
-    three.promote(winner(time=2.0), imported=True)
-    three.promote(winner(time=3.0), imported=True, force=True)
+    imported(three, winner(time=2.0))
+    imported(three, winner(time=3.0))
     assert served(three) == (2, True)
     three.pin(PROBLEM, H200, 1)
     assert served(three) == (1, True)
@@ -70,7 +70,7 @@ def test_pinning_what_is_served_changes_its_answer(three: Store) -> None:
 
 
 def test_rolling_back_serves_what_was_served_before(three: Store) -> None:
-    three.promote(winner(time=20.0), imported=True)  # never served: not a step back
+    imported(three, winner(time=20.0))  # never served: not a step back
     assert three.roll_back(PROBLEM, H200).winner.revision == 2
     three.promote(winner(time=1.0))
     assert served(three) == (2, True)

@@ -1,4 +1,6 @@
-"""Grouped products with a gate: operands, references of every output, torch's ways, on the host."""
+"""Grouped products with a gate, forward and backward: operands, references of every output, torch's
+ways, on the host.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,40 @@ PROBLEMS = [
     Problem(m=33, n=32, k=24, batch=4, dtype="fp16.group_rows.then_silu_gate_aux"),
     Problem(m=3, n=16, k=8, batch=32, dtype="bf16.group_rows.then_silu_gate"),
 ]
-EVERY = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+BACKWARD = [
+    *(
+        Problem(
+            m=96, n=72, k=40, batch=5, dtype=f"bf16.group_rows.then_d{name}_gate{act}", layout=y
+        )
+        for name in ("silu", "gelu_tanh", "gelu", "relu", "sigmoid")
+        for act, y in (("", "tn"), ("_act", "tt"))
+    ),
+    Problem(m=33, n=136, k=24, batch=4, dtype="fp16.group_rows.then_dsilu_gate_act"),
+    Problem(m=3, n=16, k=8, batch=32, dtype="bf16.group_rows.then_dsilu_gate"),
+]
+EVERY = pytest.mark.parametrize("problem", [*PROBLEMS, *BACKWARD], ids=str)
 
 
 def right_answer(problem: Problem, s: OperandSet) -> torch.Tensor:
-    """By FP64 and torch's functions, group by group: D, and gate and up where stored."""
+    """By FP64 and torch's functions, group by group: D, and gate and up where stored.
+
+    Backward the gradients of gate and up, and the activation's value where it is an output. The
+    gradients of the factors are written to the set.
+    """
     both = torch.zeros(problem.m, problem.n, dtype=torch.float64)
     for group, run in enumerate(drawn_with(s.groups).runs):
         both[run] = s.a[0, run].double() @ s.b[group].double()
+    parts = problem.operation.epilogue.backward
+    if parts is not None:
+        aux = drawn_with(s.aux)[0].double().requires_grad_()
+        shares = drawn_with(s.row_scale)[0].double().requires_grad_()
+        value = ACTIVATIONS[parts.activation](aux[:, : problem.n]) * aux[:, problem.n :] * shares
+        of_aux, of_shares = torch.autograd.grad(value, (aux, shares), both)
+        drawn_with(s.row_gradient)[: drawn_with(s.groups).ends[-1]] = 0
+        drawn_with(s.row_gradient)[: drawn_with(s.groups).ends[-1], 0] = of_shares[
+            : drawn_with(s.groups).ends[-1], 0
+        ].float()
+        return torch.stack([*of_aux.chunk(2, -1), value.detach()][: len(s.d)])
     gate, up = both.chunk(2, -1)
     activation = str(problem.operation.epilogue.activation)
     d = ACTIVATIONS[activation](gate) * up * drawn_with(s.row_scale)[0].double()
@@ -52,6 +80,7 @@ def judged(
     def launch(i: int) -> None:
         case = operands.cases[i]
         s, written = case.operands, slice(0, case.written)
+        operands.restart(s)
         operands.ready(s.d)
         s.d[:, written] = right_answer(problem, s)[:, written].to(s.d.dtype)
         change(s.d, s)
@@ -87,6 +116,22 @@ def _halves_exchanged(d: torch.Tensor, _: OperandSet) -> None:
     d[1:] = d[1:].flip(0).clone()
 
 
+def _sums_of_a_slab_left_out(_: torch.Tensor, s: OperandSet) -> None:
+    drawn_with(s.row_gradient)[: drawn_with(s.groups).ends[-1]] *= 0.95
+
+
+def _sums_beyond_the_groups(_: torch.Tensor, s: OperandSet) -> None:
+    drawn_with(s.row_gradient).nan_to_num_(0.0)
+
+
+def _sums_not_written(_: torch.Tensor, s: OperandSet) -> None:
+    drawn_with(s.row_gradient)[0, 0] = torch.nan
+
+
+def _value_without_factor(d: torch.Tensor, s: OperandSet) -> None:
+    d[2] /= drawn_with(s.row_scale)[0].to(d.dtype)
+
+
 def _up_rounded_to_zero(d: torch.Tensor, _: OperandSet) -> None:
     d[2, 0] = 0
 
@@ -98,13 +143,31 @@ def test_a_mistake_in_any_output_is_found(change: Callable[..., None]) -> None:
     assert failure.kind is FailureKind.WRONG
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        _without_factor,
+        _halves_exchanged,
+        _value_without_factor,
+        _sums_of_a_slab_left_out,
+        _sums_beyond_the_groups,
+        _sums_not_written,
+    ],
+)
+def test_a_mistake_in_any_gradient_is_found(change: Callable[..., None]) -> None:
+    failure = judged(Operands(BACKWARD[1], SMALL, HOST, seed=1), change)
+    assert failure is not None
+    assert failure.kind is FailureKind.WRONG
+
+
+@pytest.mark.parametrize("problem", [PROBLEMS[1], BACKWARD[1]], ids=str)
 @pytest.mark.parametrize("matrix", [0, 1, 2])
-def test_no_row_after_the_last_group_is_written(matrix: int) -> None:
+def test_no_row_after_the_last_group_is_written(matrix: int, problem: Problem) -> None:
     def change(d: torch.Tensor, s: OperandSet) -> None:
         if drawn_with(s.groups).ends[-1] < d.shape[1]:
             d[matrix, -1, 0] = 0
 
-    failure = judged(Operands(PROBLEMS[1], SMALL, HOST, seed=1), change)
+    failure = judged(Operands(problem, SMALL, HOST, seed=1), change)
     assert failure is not None
     assert "after the last group" in failure.message
 
@@ -122,6 +185,19 @@ def test_a_kernel_is_told_where_everything_lies() -> None:
     plain = Operands(PROBLEMS[0], SMALL, HOST, seed=1)
     given = plain.arguments(plain.sets[0])
     assert (given.ldd, given.aux) == (half, None)
+
+
+def test_a_backward_kernel_is_told_where_everything_lies() -> None:
+    problem = BACKWARD[1]
+    operands = Operands(problem, SMALL, HOST, seed=1)
+    s, n = operands.sets[0], problem.n
+    given = operands.arguments(s)
+    assert (given.ldd, given.ld_aux, given.ld_activated) == (3 * n, 2 * n, 3 * n)
+    assert given.activated == given.d + 4 * n
+    assert given.aux == drawn_with(s.aux).data_ptr()
+    assert given.row_scale == drawn_with(s.row_scale).data_ptr()
+    assert given.row_gradient == drawn_with(s.row_gradient).data_ptr()
+    assert drawn_with(s.row_gradient).shape == (problem.m, 2)
 
 
 def _ways(problem: Problem) -> list[Way]:
@@ -150,4 +226,7 @@ def test_what_is_to_be_beaten() -> None:
     names = [way.name for way in _ways(PROBLEMS[0]) if way.is_to_be_beaten]
     assert names[0] == "torch.compile of the same"
     assert names[1].endswith("then one pass of gemmsmith.experts")
+    assert [way.is_to_be_beaten for way in _ways(BACKWARD[0])] == [
+        way.is_to_be_beaten for way in _ways(PROBLEMS[0])
+    ]
     assert not any(way.is_to_be_beaten for way in _ways(PROBLEMS[-2]))

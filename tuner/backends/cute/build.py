@@ -32,16 +32,18 @@ def part(kernel: CutlassKernel) -> Part:
     swapped = text.boolean(kernel.swapped)
     if kernel.scheduler is TileScheduler.GROUPS:
         epilogue = kernel.operation.epilogue
-        adapter, last = "GroupedGemm", text.row_scales(kernel)
+        header, adapter, last = "grouped", "GroupedGemm", text.row_scales(kernel)
         if epilogue.is_gated:
-            stored = text.boolean(epilogue.stores_aux)
-            adapter, last = (
-                "GroupedGatedGemm",
-                f", gemmsmith::activation::{epilogue.activation}, {stored}",
-            )
+            header, adapter = "grouped_gate", "GroupedGatedGemm"
+            stores_aux = text.boolean(epilogue.stores_aux)
+            last = f", gemmsmith::activation::{epilogue.activation}, {stores_aux}"
+        elif backward := epilogue.backward:
+            header, adapter = "grouped_backward", "GroupedBackwardGemm"
+            activated = text.boolean(backward.activated)
+            last = f", gemmsmith::slope::{backward.activation}, {activated}"
         return text.part(
             kernel,
-            header="grouped_gate" if epilogue.is_gated else "grouped",
+            header=header,
             definition=_mainloop(kernel),
             adapter=f"{adapter}<{kernel.name}, {element_d}, {traits}, {swapped}, "
             f"{math_groups(kernel)}{last}>",

@@ -28,6 +28,9 @@ CUTE: Final = CutlassBackend(
     ),
     groupings=frozenset({Grouping.NONE, Grouping.ROWS}),
     grouped_epilogues=frozenset(
-        {Epilogue.NONE, *(epilogue for epilogue in Epilogue if epilogue.is_gated)}
+        epilogue
+        for epilogue in Epilogue
+        if epilogue is Epilogue.NONE
+        or (epilogue.backward.gated if epilogue.backward else epilogue.is_gated)
     ),
 )

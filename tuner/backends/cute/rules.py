@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from gemmsmith.core.kernel import CutlassKernel, TileScheduler
 from gemmsmith.core.operation import Grouping, Scaling
-from tuner.backends.cutlass import rules, wgmma
+from gemmsmith.runtime.abi import ROW_GRADIENT_COLUMNS
+from tuner.backends.cutlass import footprint, rules, wgmma
+
+MAX_ACCUMULATORS_OF_BACKWARD_GATES = 128
 
 
 def sums_accumulate_fast(kernel: CutlassKernel) -> str | None:
@@ -48,6 +51,22 @@ def gates_have_whole_slabs(kernel: CutlassKernel) -> str | None:
     return None
 
 
+def row_gradients_have_whole_slabs(kernel: CutlassKernel) -> str | None:
+    """`BackwardGateStore` sums each token's 64 columns (`GS_ROW_GRADIENT_COLUMNS`) in one tile."""
+    columns = kernel.tile[0 if kernel.swapped else 1]
+    if kernel.operation.epilogue.backward and columns % ROW_GRADIENT_COLUMNS:
+        return f"a tile of a backward gate has a multiple of 64 columns, not {columns}"
+    return None
+
+
+def gradients_of_gates_fit_registers(kernel: CutlassKernel) -> str | None:
+    """`BackwardGateStore` beside 192 accumulators spills 1.7 kB, beside 128 nothing (nvcc 13.0)."""
+    used = footprint.accumulator_registers(kernel)
+    if kernel.operation.epilogue.backward and used > MAX_ACCUMULATORS_OF_BACKWARD_GATES:
+        return f"{used} accumulator registers leave too few for a backward gate"
+    return None
+
+
 RULES = rules.by_name(
     rules.architecture_is_known,
     wgmma.architecture_has_wgmma,
@@ -60,6 +79,8 @@ RULES = rules.by_name(
     scheduler_suits_grouping,
     groups_are_stored_in_16_bits,
     gates_have_whole_slabs,
+    row_gradients_have_whole_slabs,
+    gradients_of_gates_fit_registers,
     wgmma.tf32_is_k_major,
     wgmma.tile_m_is_whole_warpgroups,
     wgmma.tile_n_fits_instruction,

@@ -18,6 +18,7 @@ from gemmsmith.core.kernel import (
     TileScheduler,
 )
 from gemmsmith.core.operation import Element
+from gemmsmith.runtime.abi import ROW_GRADIENT_COLUMNS
 from tuner.arch import architecture
 from tuner.backends.cutlass.operation import scales_rows, stores_itself
 
@@ -209,10 +210,17 @@ def _grouped_bytes(kernel: CutlassKernel) -> int:
     """
     m, n, _ = kernel.tile
     tokens, columns = (n, m) if kernel.swapped else (m, n)
-    buffers, epilogue = math_groups(kernel), kernel.operation.epilogue
+    buffers, epilogue, padding = math_groups(kernel), kernel.operation.epilogue, 8
+    element = kernel.operation.d
     if epilogue.is_gated:  # gate, up and D alternate between two buffers
         columns, buffers = columns // 2, buffers * (2 if epilogue.stores_aux else 1)
-    staged = buffers * tokens * (columns + 8) * kernel.operation.d.bytes
+    elif epilogue.backward:  # a part of the product (`kPart`)
+        element = Element.F32
+        if kernel.swapped:
+            tokens, padding = gcd(tokens, 32), 4
+        else:
+            columns = ROW_GRADIENT_COLUMNS
+    staged = buffers * tokens * (columns + padding) * element.bytes
     turns = _BARRIERS // 2 * math_groups(kernel)
     return _round_up(staged, 16) + turns + _MOST_GROUPS_BYTES
 

@@ -193,7 +193,9 @@ class Engine:
     @property
     def may_add_biases(self) -> bool:
         """Whether there is a winner that adds a bias: only then is torch's `addmm` replaced."""
-        return self.may_run(lambda operation: operation.epilogue is Epilogue.BIAS)
+        return self.may_run(
+            lambda operation: operation.epilogue.is_torchs and operation.epilogue.has_bias
+        )
 
     def on_swap(self, react: Callable[[], None]) -> None:
         if self._refreshing is not None and hasattr(self._refreshing, "on_swap"):

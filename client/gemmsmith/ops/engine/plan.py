@@ -67,8 +67,10 @@ def _product_pointers(operation: Operation) -> dict[str, str]:
     names: dict[str, str] = {}
     if operation.epilogue.is_gated:
         names["up"] = "b_up"
-        if operation.is_grouped:
-            names["row_scale"] = "row_scale"
+    if operation.is_grouped and operation.is_fused:
+        names["row_scale"] = "row_scale"
+        if operation.epilogue.backward:
+            names["row_gradient"] = "row_gradient"
     if operation.scaling is not Scaling.NONE:
         names |= {"scale_a": "scale_a", "scale_b": "scale_b"}
     if operation.is_grouped:

@@ -103,7 +103,7 @@ class Foreseen:
         for problem, count in ran.items():
             # torch adds a bias within the product, compiled code after it: count both as plain.
             operation = problem.operation
-            is_plain = operation.epilogue in (Epilogue.NONE, Epilogue.BIAS)
+            is_plain = operation.epilogue.is_torchs
             if is_plain and problem.batch == 1 and not operation.is_grouped:
                 calls[_with_epilogue(problem, Epilogue.NONE)] += count
         for problem, count in calls.items():

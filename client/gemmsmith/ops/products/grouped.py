@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.below import experts
 from gemmsmith.ops.engine import functions, observers
 from gemmsmith.ops.engine.by_triton import is_derived
 from gemmsmith.ops.engine.engine import Engine, current
-from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.engine.plan import Plan
+from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products.registry import CallWay, register, wants_gradient
 
 BEGIN = 16
@@ -123,61 +121,6 @@ def aligned(weight: torch.Tensor) -> torch.Tensor:
     if lies and weight.data_ptr() % BEGIN == 0:
         return weight
     return weight.clone(memory_format=torch.contiguous_format)
-
-
-PASS_BYTES_PER_US = 4.8e6
-"""Device memory moved in a microsecond by the pass that a gated kernel saves, at most."""
-
-
-def gated_plan(rows: Spec, gate_up: torch.Tensor, gate: torch.Tensor, *, keep: bool) -> Plan | None:
-    """The plan of the first product with its gate. Returns None if a product and a pass are faster.
-
-    A gated kernel has won over torch's product and a pass. If a kernel for the product alone has
-    won too, the gated one must save as much time as the pass takes.
-
-    Args:
-        rows: [R, K], tokens sorted by expert.
-        gate_up: [E, K, 2 * I].
-        gate: [E, K, I], its first half.
-        keep: whether gate and up are stored as well.
-    """
-    engine, groups = current(), gate.shape[0]
-    if engine is None or not observers.unobserved():
-        return None
-    plan = engine.plan(Form.GROUPED, rows, gate, groups=groups, epilogue=gate_epilogue(keep=keep))
-    product = None if plan is None else engine.plan(Form.GROUPED, rows, gate_up, groups=groups)
-    if plan is None or product is None:
-        return plan
-    if plan.time_us is None or product.time_us is None:
-        return None
-    problem = plan.shape.problem
-    moved = 3 * problem.m * problem.columns * problem.operation.d.bytes
-    return plan if plan.time_us <= product.time_us + moved / PASS_BYTES_PER_US else None
-
-
-def gate_epilogue(*, keep: bool) -> Epilogue:
-    return Epilogue.SILU_GATE_AUX if keep else Epilogue.SILU_GATE
-
-
-def gated_by(
-    plan: Plan,
-    rows: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    factors: torch.Tensor,
-    offs: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """`factors[R] * silu(gate) * up`, [R, I], and gate and up, [R, 2 * I], empty if not stored.
-
-    Returns None if the kernel does not take these very operands.
-    """
-    engine = current()
-    if engine is None:
-        return None
-    outputs = plan.outputs()
-    operands = {**outputs, "up": up, "row_scale": factors, "offsets": offs}
-    d = engine.run(plan, Form.GROUPED, rows, gate, operands)
-    return None if d is None else (d, outputs["aux"] if outputs else rows.new_empty(0))
 
 
 class GroupedMm(torch.autograd.Function):

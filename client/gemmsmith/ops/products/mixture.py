@@ -24,15 +24,14 @@ from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.observers import is_traced
 from gemmsmith.ops.products import passes
-from gemmsmith.ops.products.grouped import (
-    BEGIN,
-    aligned,
-    derivable,
+from gemmsmith.ops.products.gates import (
+    backward_epilogue,
+    differentiate,
     gate_epilogue,
     gated_by,
     gated_plan,
-    grouped_below,
 )
+from gemmsmith.ops.products.grouped import BEGIN, aligned, derivable, grouped_below
 from gemmsmith.ops.products.recording import Multiplied, is_recording, record
 from gemmsmith.ops.products.registry import CallWay, ours, register, wants_gradient
 from gemmsmith.ops.products.routing import Routing, route
@@ -226,17 +225,16 @@ def _differentiate(
     of_tokens = of_shares = of_gate_up = of_down = None
     # Rows are the largest tensors of a step: none is kept longer than it is read.
     if gradient is not None:
-        rows: Any = passes.scatter(gradient, places)
+        rows: Any
         if opens or needs_shares:
-            of_hidden = multiply(rows, down, ends)
-            rows = rows if needs_down else None
-            through, of_shares, hidden = passes.activate_backward(
-                opened, shares, slots, used, of_hidden, (opens, needs_shares, needs_down)
+            routing, of = (slots, places, ends), (opens, needs_shares, needs_down)
+            rows, (through, of_shares, hidden) = differentiate(
+                multiply, gradient, down, opened, shares, routing, of, fuses=not again
             )
-            del of_hidden
             of_opened = through if of_opened is None or through is None else of_opened + through
             del through
         else:
+            rows = passes.scatter(gradient, places)
             hidden = passes.activate(opened, shares, slots, used)
         if needs_down:
             of_down = multiply(rows.mT, hidden, ends)
@@ -370,6 +368,7 @@ def products_of_gradients(arguments: dict[str, Any]) -> Iterator[Multiplied]:
     """The same for the operator of the backward pass."""
     needs_tokens, needs_shares, needs_gate_up, needs_down = arguments["needs"]
     gate_up, down, opened = arguments["gate_up"], arguments["down"], arguments["opened"]
+    number = arguments["ends"].shape[0]
     rows = opened.new_empty(opened.shape[0], arguments["gradient"].shape[1])
     hidden = opened.new_empty(opened.shape[0], opened.shape[1] // 2)
     for need, a, b in (
@@ -379,7 +378,10 @@ def products_of_gradients(arguments: dict[str, Any]) -> Iterator[Multiplied]:
         (needs_gate_up, opened.mT, rows),
     ):
         if need:
-            yield Multiplied(Form.GROUPED, a, b, groups=arguments["ends"].shape[0])
+            yield Multiplied(Form.GROUPED, a, b, groups=number)
+    if needs_tokens or needs_gate_up:
+        epilogue = backward_epilogue(activated=needs_down)
+        yield Multiplied(Form.GROUPED, rows, down, epilogue=epilogue, groups=number)
 
 
 register(

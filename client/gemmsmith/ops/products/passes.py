@@ -48,6 +48,12 @@ def gather_sum(rows: torch.Tensor, places: torch.Tensor, used: torch.Tensor) -> 
     return chosen.where(there[..., None], 0).sum(dim=1).to(rows.dtype)
 
 
+def gather_shares(sums: torch.Tensor, places: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+    """The gradient of the shares, [T, chosen] in FP32, from parts of each row's: [R, parts]."""
+    there = places < used
+    return sums.sum(dim=-1)[places].where(there, 0)
+
+
 @by_triton(_KERNELS)
 def activate(
     gate_up: torch.Tensor, shares: torch.Tensor, slots: torch.Tensor, used: torch.Tensor

@@ -32,6 +32,7 @@ extern "C" {
 #define GS_API __attribute__((visibility("default")))
 
 #define GS_MOST_GROUPS 1024 /* of a grouped product */
+#define GS_ROW_GRADIENT_COLUMNS 64 /* that add up to one element of `row_gradient` */
 
 /* `gs_arguments::scaling`: what scale_a and scale_b hold. */
 #define GS_SCALING_TENSOR 0 /* one element each; null means 1 */
@@ -85,9 +86,12 @@ typedef struct gs_arguments {
   int64_t ld_activated;
   void *bias_gradient;       /* [N] of D's type: the sum of D's rows */
   const void *b_up;          /* of gated ones: B's second N/2 columns, up, laid as the first ones are */
-  const float *row_scale;    /* [M]: factors of the rows of the product, or of a gate's D */
+  const float *row_scale;    /* [M]: factors of the rows of the product, of a gate's D, or of
+                              * a grouped backward gate's D and `activated` */
   const void *column_scale;  /* [N] of D's type: factors of the columns of the product and its bias */
-  uint64_t reserved[11];     /* zeros */
+  float *row_gradient;       /* [M, ⌈N/64⌉] of grouped backward gates: sums whose sum is row_scale's
+                              * gradient */
+  uint64_t reserved[10];     /* zeros */
 } gs_arguments;
 
 typedef struct gs_kernel_info {

@@ -84,6 +84,7 @@ enum Extra : uint32_t {
   kBiasGradient = 4096,
   kRowFactors = 8192,     /* row_scale */
   kColumnFactors = 16384, /* column_scale */
+  kRowGradient = 32768,
 };
 
 inline uint32_t extras(gs_arguments const& g) {
@@ -103,6 +104,7 @@ inline uint32_t extras(gs_arguments const& g) {
   if (g.b_up) found |= kGate;
   if (g.row_scale) found |= kRowFactors;
   if (g.column_scale) found |= kColumnFactors;
+  if (g.row_gradient) found |= kRowGradient;
   if (g.library_version || g.workspace_limit || !all_zero(g.algorithm, sizeof g.algorithm)) {
     found |= kLibraryAlgorithm;
   }

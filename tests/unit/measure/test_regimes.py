@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tuner.measure import company, torch_calls
+from tuner.measure import regimes, torch_calls
 from tuner.measure.timing import TimedRounds
 from tuner.workloads.operands import OperandSet
 
@@ -52,8 +52,8 @@ class Played:
 def test_a_contender_takes_what_the_whole_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Played((30.0, 31.0), (33.0, 1.0), (32.0, 32.0))
     monkeypatch.setattr(torch_calls, "TorchCall", lambda *_: stage)
-    monkeypatch.setattr(company, "TorchGraph", lambda *_: Graph(1))
-    found = company.mixed_rounds(
+    monkeypatch.setattr(regimes, "TorchGraph", lambda *_: Graph(1))
+    found = regimes.mixed_rounds(
         stage,  # type: ignore[arg-type]
         [None, None],  # type: ignore[list-item]
         12.0,
@@ -74,13 +74,13 @@ def test_a_pass_changes_signs_and_nothing_else(dtype: torch.dtype) -> None:
     values = torch.randn(1, 3, 5)
     a = values.to(dtype).transpose(1, 2)
     before = a.float()
-    company._pass_over(OperandSet(a=a, b=a.clone(), d=torch.ones(1, 1, 1)))
+    regimes._pass_over(OperandSet(a=a, b=a.clone(), d=torch.ones(1, 1, 1)))
     assert torch.equal(a.float(), -before)
 
 
 def test_a_pass_negates_integers() -> None:
     a = torch.tensor([[[-127, 0, 5]]], dtype=torch.int8)
     d = torch.tensor([[[-(2**30), 7]]], dtype=torch.int32)
-    company._pass_over(OperandSet(a=a, b=a.clone(), d=d))
+    regimes._pass_over(OperandSet(a=a, b=a.clone(), d=d))
     assert a.tolist() == [[[127, 0, -5]]]
     assert d.tolist() == [[[2**30, -7]]]

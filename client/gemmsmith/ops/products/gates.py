@@ -1,0 +1,173 @@
+"""Grouped products of a layer of experts together with its gate, forwards and backwards.
+
+Each is one kernel where that wins, instead of a product and a pass over memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from gemmsmith.core.epilogue import Epilogue
+from gemmsmith.ops.engine import observers
+from gemmsmith.ops.engine.engine import current
+from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.plan import Plan
+from gemmsmith.ops.products import passes
+from gemmsmith.ops.products.recording import is_recording, record
+from gemmsmith.runtime.abi import ROW_GRADIENT_COLUMNS
+
+PASS_BYTES_PER_US = 4.8e6
+"""Device memory moved in a microsecond by the pass that a gated kernel saves, at most."""
+
+
+def gate_epilogue(*, keep: bool) -> Epilogue:
+    return Epilogue.SILU_GATE_AUX if keep else Epilogue.SILU_GATE
+
+
+def backward_epilogue(*, activated: bool) -> Epilogue:
+    return Epilogue.DSILU_GATE_ACT if activated else Epilogue.DSILU_GATE
+
+
+def gated_plan(rows: Spec, gate_up: torch.Tensor, gate: torch.Tensor, *, keep: bool) -> Plan | None:
+    """The plan of the first product with its gate. Returns None if a product and a pass are faster.
+
+    Args:
+        rows: [R, K], tokens sorted by expert.
+        gate_up: [E, K, 2 * I].
+        gate: [E, K, I], its first half.
+        keep: whether gate and up are stored as well.
+    """
+    return _fused_plan(rows, gate, gate_epilogue(keep=keep), gate_up, moved=3)
+
+
+def _fused_plan(
+    rows: Spec, weight: torch.Tensor, epilogue: Epilogue, bare: torch.Tensor, *, moved: int
+) -> Plan | None:
+    """The plan of a product with its epilogue, or None.
+
+    Such a kernel has won over torch's product and a pass. If a kernel for the product alone has won
+    too, the fused one must save as much time as the pass takes.
+
+    Args:
+        rows: of the product.
+        weight: of the fused product.
+        epilogue: of the fused product.
+        bare: the weight of the product alone.
+        moved: matrices [R, I] that the pass reads and writes.
+    """
+    engine, groups = current(), weight.shape[0]
+    if engine is None or not observers.unobserved():
+        return None
+    plan = engine.plan(Form.GROUPED, rows, weight, groups=groups, epilogue=epilogue)
+    product = None if plan is None else engine.plan(Form.GROUPED, rows, bare, groups=groups)
+    if plan is None or product is None:
+        return plan
+    if plan.time_us is None or product.time_us is None:
+        return None
+    problem = plan.shape.problem
+    of_pass = moved * problem.m * problem.columns * problem.operation.d.bytes / PASS_BYTES_PER_US
+    return plan if plan.time_us <= product.time_us + of_pass else None
+
+
+def gated_by(
+    plan: Plan,
+    rows: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    factors: torch.Tensor,
+    offs: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """`factors[R] * silu(gate) * up`, [R, I], and gate and up, [R, 2 * I], empty if not stored.
+
+    Returns None if the kernel does not take these very operands.
+    """
+    engine = current()
+    if engine is None:
+        return None
+    outputs = plan.outputs()
+    operands = {**outputs, "up": up, "row_scale": factors, "offsets": offs}
+    d = engine.run(plan, Form.GROUPED, rows, gate, operands)
+    return None if d is None else (d, outputs["aux"] if outputs else rows.new_empty(0))
+
+
+def differentiate(
+    multiply: Callable[..., torch.Tensor],
+    gradient: torch.Tensor,
+    down: torch.Tensor,
+    opened: torch.Tensor,
+    shares: torch.Tensor,
+    routing: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    needs: tuple[bool, bool, bool],
+    *,
+    fuses: bool,
+) -> tuple[torch.Tensor | None, passes.ActivateGradients]:
+    """The rows of the result's gradient, and `passes.activate_backward` of their product with down.
+
+    The rows are None if the activation's value is not needed: then neither is down's gradient.
+
+    Args:
+        multiply: a grouped product.
+        gradient: of the layer's result, [T, width].
+        down: [E, width, inner].
+        opened: gate and up of each row.
+        shares: of the layer.
+        routing: slots, places and ends.
+        needs: of `passes.activate_backward`.
+        fuses: whether one kernel may compute all of it.
+    """
+    slots, places, ends = routing
+    needs_opened, needs_shares, needs_value = needs
+    epilogue = backward_epilogue(activated=needs_value)
+    size = (slots.shape[0], gradient.shape[1])
+    of_rows = Spec(gradient.dtype, gradient.device, size, (size[1], 1))
+    plan = None
+    if fuses and needs_opened:
+        plan = _fused_plan(of_rows, down, epilogue, down, moved=5 + needs_value)
+    if plan is None:
+        rows = passes.scatter(gradient, places)
+    else:
+        rows, factors = passes.scatter_with_shares(gradient, shares, places)
+        sums = None
+        if needs_shares:
+            slabs = -(-down.shape[2] // ROW_GRADIENT_COLUMNS)
+            sums = factors.new_empty(size[0], slabs)
+        results = _differentiated_by(plan, rows, down, opened, factors, sums, ends)
+        if results is not None:
+            of_opened, value = results
+            of_shares = None
+            if sums is not None:
+                of_shares = passes.gather_shares(sums, places, ends[-1:]).to(shares.dtype)
+            gradients = passes.ActivateGradients(of_opened, of_shares, value)
+            return rows if needs_value else None, gradients
+    if needs_opened and is_recording():
+        record(rows, down, epilogue, down.shape[0])
+    of_hidden = multiply(rows, down, ends)
+    kept = rows if needs_value else None
+    del rows  # among the largest tensors of a step
+    return kept, passes.activate_backward(opened, shares, slots, ends[-1:], of_hidden, needs)
+
+
+def _differentiated_by(
+    plan: Plan,
+    rows: torch.Tensor,
+    down: torch.Tensor,
+    opened: torch.Tensor,
+    factors: torch.Tensor,
+    sums: torch.Tensor | None,
+    ends: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """The gradient of `opened`, and the activation's value if the epilogue gives it.
+
+    `sums`, [R, slabs], receives the parts of the gradients of the rows' factors. Returns None if
+    the kernel does not take these very operands.
+    """
+    engine, outputs = current(), plan.outputs()
+    operands = {**outputs, "aux": opened, "row_scale": factors, "offsets": ends}
+    if sums is not None:
+        operands["row_gradient"] = sums
+    if engine is None or not plan.suits(operands):
+        return None
+    d = engine.run(plan, Form.GROUPED, rows, down, operands)
+    return None if d is None else (d, outputs.get("activated"))
