@@ -16,6 +16,7 @@ from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.errors import NotInvariant
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, in_use
+from gemmsmith.ops.models.patching import _Patches
 from gemmsmith.winners.lookup import Lookup
 from tests.support.below import BF16, close, layers, made, operands, trains
 from tests.support.snapshots import row, snapshot
@@ -31,7 +32,9 @@ def without_epilogues(problem: Problem) -> bool:
 
 @pytest.fixture(autouse=True)
 def _no_other_patch() -> None:
-    gemmsmith.unpatch()
+    """A patch that an earlier test has left open would be bound, and stay so."""
+    for patch in list(_Patches.open):
+        patch.close()
 
 
 @pytest.fixture
