@@ -105,6 +105,9 @@ def parts_belong_together(winner: Winner) -> str | None:
             return f"there is {'no' if has_candidate else 'a'} candidate's {name}"
     if (winner.speedup is not None) is not (has_candidate and winner.baseline is not None):
         return "a speed-up goes with the times of both, and with nothing less"
+    order = winner.problem.operation.summation
+    if order is not None and winner.use.is_default:
+        return f"use is {winner.use}, which adds in no known order, not {order}"
     if not winner.use.is_default:
         if winner.candidate is None:
             return f"use is {winner.use}, and there is no candidate"
@@ -128,7 +131,8 @@ def times_are_possible(winner: Winner) -> str | None:
 def speedup_follows_from_times(winner: Winner) -> str | None:
     """Speed-ups are the ratios of the times; the winner's is the least of the regimes'.
 
-    A candidate that replaces the default is faster in every regime, with its whole interval.
+    A candidate that replaces the default is faster in every regime, with its whole interval, unless
+    the operation demands an order of sums, which the default does not have.
     """
     if winner.speedup is None or winner.statistics is None or winner.baseline is None:
         return None
@@ -143,7 +147,8 @@ def speedup_follows_from_times(winner: Winner) -> str | None:
     for name, ratio, default_us, own_us in speedups:
         if reason := _ratio_reason(ratio, default_us / own_us):
             return f"{name} {reason}"
-        if not winner.use.is_default and ratio.ci_low <= 1:
+        has_order = winner.problem.operation.summation is not None
+        if not winner.use.is_default and not has_order and ratio.ci_low <= 1:
             return f"{name} may be {ratio.ci_low:.4g}, and yet the default is not to be used"
     medians = [ratio.median for _, ratio, _, _ in speedups[1:]]
     if medians and not math.isclose(winner.speedup.median, min(medians), rel_tol=1e-6):

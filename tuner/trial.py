@@ -38,6 +38,7 @@ class FailureKind(StrEnum):
     NON_FINITE = "non_finite"  # NaN or infinity where the reference is finite
     UNTOUCHED = "untouched"  # part of the output still holds the poison
     NOT_REPEATABLE = "not_repeatable"  # a schedule that claims a fixed order gave other bits
+    OTHER_BITS = "other_bits"  # a row's bits depend on M, or differ from those of its order
     CRASHED = "crashed"  # the measuring process died (illegal access, abort)
     HUNG = "hung"  # no progress within the time limit; the process was killed
 

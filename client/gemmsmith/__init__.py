@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # the names of `_MODULES`, for type checkers
     from gemmsmith.errors import JobCancelled as JobCancelled
     from gemmsmith.errors import JobFailed as JobFailed
     from gemmsmith.errors import LaunchFailed as LaunchFailed
+    from gemmsmith.errors import NotInvariant as NotInvariant
     from gemmsmith.errors import NotTuned as NotTuned
     from gemmsmith.errors import NotUnderstood as NotUnderstood
     from gemmsmith.errors import PackCorrupt as PackCorrupt
@@ -115,6 +116,7 @@ _MODULES = {
         "JobCancelled",
         "JobFailed",
         "LaunchFailed",
+        "NotInvariant",
         "NotTuned",
         "NotUnderstood",
         "PackCorrupt",

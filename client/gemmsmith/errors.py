@@ -15,6 +15,7 @@ GemmsmithError
 ├── SnapshotUnavailable     rank 0 could not fetch the snapshot that all ranks share
 ├── JobFailed               a tuning job ended without a winner
 ├── JobCancelled            a tuning job was cancelled
+├── NotInvariant            no kernel gives the rows of a product the same bits at every M
 ├── Untrusted               no trusted signature
 └── PackError               a kernel pack cannot be used
     ├── PackCorrupt         its bytes do not match its hash, or it is truncated
@@ -43,6 +44,13 @@ class InvalidProblem(GemmsmithError, ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class NotInvariant(GemmsmithError, RuntimeError):
+    """No kernel of the demanded order of sums runs a product; see `gemmsmith.use(numerics=…)`.
+
+    Below torch's operators it is a plain RuntimeError with the same message.
+    """
 
 
 class ServiceError(GemmsmithError):

@@ -5,7 +5,8 @@ operation, batch and device. Its figures stay those of the problem that was meas
 says which that is; nothing is extrapolated. Its kernel is to be run only where such kernels were
 seen to win (`gemmsmith.core.neighbours`); else the answer is to run cuBLAS. Where no neighbour is
 near enough, the answer is the cost model's proposal without any measured figure, and to run cuBLAS
-until the problem is tuned: only what was measured may replace that.
+until the problem is tuned: only what was measured may replace that. An operation that demands an
+order of sums is answered by measured kernels of that order alone, or not at all.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ def find_many(
         answers |= _of_neighbours(source, others, device, pack_of)
     if Match.PREDICTED in accepted:
         for problem in problems:
-            if problem not in answers and (prediction := predict(problem, device)):
+            if problem in answers or problem.operation.summation is not None:
+                continue  # to run cuBLAS until then would give other bits
+            if prediction := predict(problem, device):
                 answers[problem] = _predicted(problem, device, prediction, pack_of)
     return answers
 
@@ -111,7 +114,8 @@ def _of_neighbours(
     """The answers of the neighbours' winners, all of which are read at once.
 
     A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its candidate comes
-    along only if it is legal for the problem.
+    along only if it is legal for the problem. Where an order of sums is demanded, no answer is
+    cuBLAS.
     """
     chosen = {}
     for problem in problems:
@@ -126,9 +130,12 @@ def _of_neighbours(
         winner = winners.get(there)
         if winner is None:
             continue
-        if winner.candidate != won.candidate:  # promoted a moment ago
+        has_order = problem.operation.summation is not None
+        if winner.candidate != won.candidate and not has_order:  # promoted a moment ago
             use = Use.CUBLAS
         if not _is_legal(winner.candidate, problem):
+            if has_order:
+                continue
             winner = without_candidate(winner)
         answers[problem] = _answer(problem, winner, Match.NEAREST, pack_of, use)
     return answers

@@ -157,7 +157,8 @@ class AnswerReader:
                 read[problem] = error
                 continue
             if answer is None:
-                exact = Match.PREDICTED not in accepted
+                has_order = problem.operation.summation is not None
+                exact = Match.PREDICTED not in accepted or has_order
                 read[problem] = documents.not_tuned(problem, device, exact=exact)
                 continue
             read[problem] = rendered = Rendered.of(answer)
@@ -182,4 +183,8 @@ def for_client(answer: Found, abilities: Abilities) -> Found:
         return answer
     if not abilities.knows(answer.problem):
         return documents.not_tuned(answer.problem, None, exact=True)
-    return answer if abilities.runs(answer.backend) else answer.without_config()
+    if abilities.runs(answer.backend):
+        return answer
+    if answer.problem.operation.summation is not None:  # cuBLAS would give other bits
+        return documents.not_tuned(answer.problem, None, exact=True)
+    return answer.without_config()

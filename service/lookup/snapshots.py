@@ -25,6 +25,7 @@ from gemmsmith.answers.snapshot import Row
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.config import Config, Use
 from gemmsmith.core.kernel import Backend
+from gemmsmith.core.operation import of_dtype
 from gemmsmith.core.problem import Problem
 from gemmsmith.signing import Signer
 from service import documents
@@ -129,10 +130,17 @@ class WrittenRows:
             return [rows[place] for place in places]
         runs = {what: abilities.runs(what.backend) for what in self._known}
         knows = abilities.dtypes
+        told = {
+            what
+            for what in self._known
+            if (knows is None or what.dtype in knows)
+            # A product that demands an order of sums is never torch's: its row is left out.
+            and (runs[what] or of_dtype(what.dtype).summation is None)
+        }
         return [
             rows[place] if runs[whats[place]] else _without_config(rows[place])
             for place in places
-            if knows is None or whats[place].dtype in knows
+            if whats[place] in told
         ]
 
     def _moved(self, packs: PacksToRun) -> set[str]:

@@ -17,6 +17,7 @@ from gemmsmith.core.problem import DType, Problem
 from service import identity
 from service.settings import Settings
 from tests.support.recordings import BEST_US, CUBLAS_US, best_of, record
+from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, running
 from tuner.jobs import Queue
 from tuner.store import Store
@@ -288,6 +289,25 @@ def test_the_demo_lists_searches_and_shows_the_winner(settings: Settings) -> Non
     assert name in gemmsmith(settings, *shown.split()).stdout
     unheard = gemmsmith(settings, "demo", 64, 64, 64, "--device", "replay:h200", code=1)
     assert "or ask for one of the 3 that it holds" in unheard.stderr
+
+
+def test_an_order_of_sums_is_tuned_and_answered_at_every_m(settings: Settings) -> None:
+    problem = Problem(m=256, n=4096, k=4096, dtype="bf16.sum_sequential")
+    record(settings.sweeps, problem, name="ordered", device=replace(H200, name="Ordered"))
+    order = ("--dtype", problem.dtype)
+    device = ("--device", "replay:ordered")
+    tuned = gemmsmith(settings, "tune", 256, 4096, 4096, *order, *device)
+    kernel = best_of(problem).kernel
+    assert kernel.dtype == "bf16"
+    assert kernel.name in tuned.stdout
+    for m in (1, 255, 256, 16384):
+        shown = gemmsmith(settings, "best", m, 4096, 4096, *order, "--device", "ordered-132sm")
+        assert kernel.name in shown.stdout
+        assert "use        cutlass" in shown.stdout
+        assert ("match      nearest" in shown.stdout) is (m != 256)
+    other = ("best", 256, 4096, 4104, *order, "--device", "ordered-132sm")
+    unknown = gemmsmith(settings, *other, code=1)
+    assert "tune 256 4096 4104 --dtype bf16.sum_sequential --layout tn" in unknown.stderr
 
 
 @pytest.mark.compiles

@@ -14,6 +14,7 @@ from torch import nn
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.planning import Chooser as Chooses
 from tests.support.stand_in import Chooser, Host, Packs, installed
 
 BF16 = torch.bfloat16
@@ -31,11 +32,11 @@ def of_types(*dtypes: str) -> Chooser:
 
 
 @contextmanager
-def made(chooser: Chooser, pack: Path) -> Iterator[Engine]:
+def made(chooser: Chooses, pack: Path, numerics: str | None = None) -> Iterator[Engine]:
     """Installs an engine on the host during the block; the binding works with it."""
     host = Host()
     host.kind = "cpu"
-    engine = Engine(chooser, Packs(pack), platform=host)
+    engine = Engine(chooser, Packs(pack), platform=host, numerics=numerics)
     with installed(engine):
         yield engine
     torch._dynamo.reset()

@@ -157,3 +157,16 @@ def test_a_problem_that_the_gpu_cannot_hold_was_not_measured_on_it() -> None:
 
 def test_every_scheduler_has_its_ways_to_cut() -> None:
     assert set(claims._CUTS) == set(TileScheduler)
+
+
+def test_an_order_of_sums_may_be_slower_and_is_never_the_defaults() -> None:
+    slower = {"median": 1 / 1.1, "ci_low": 0.9, "ci_high": 0.92}
+    claim = forged(forged(HONEST, "speedup", slower), "baseline", {
+        **msgspec.to_builtins(HONEST.statistics), "median_us": 10 / 1.1, "ci_low_us": 9.0,
+    })  # fmt: skip
+    assert "may be" in str(reason(claim))
+    ordered = forged(claim, "problem.dtype", "bf16.sum_sequential")
+    assert reason(ordered) is None
+    assert "no known order" in str(reason(replace(ordered, use=Use.CUBLAS)))
+    other = forged(claim, "problem.dtype", "bf16.sum_split_2")
+    assert "sums are sequential, not split_2" in str(reason(other))

@@ -120,7 +120,14 @@ def launches(kernel: AnyKernel, problem: Problem, device: DeviceModel) -> list[L
     whatever the launch.
     """
     backend = backend_of(kernel)
-    return [] if backend is None else backend.launches(kernel, problem, device)
+    if backend is None:
+        return []
+    known = backend.launches(kernel, problem, device)
+    if problem.operation.summation is None:
+        return known
+    return [
+        launch for launch in known if legality.sums_are_in_order(kernel, launch, problem) is None
+    ]
 
 
 def refusal(kernel: AnyKernel, problem: Problem | None = None) -> str | None:

@@ -35,10 +35,12 @@ from tuner.measure.graphs import (
     rotating,
     rough_us,
 )
+from tuner.measure.order import RowBits
 from tuner.trial import Failure, FailureKind
 from tuner.workloads.footprint import ALIGNMENT, CACHE_FACTOR
 from tuner.workloads.operands import Operands, place
 from tuner.workloads.reference import Reference
+from tuner.workloads.workload import OperandSet
 
 WORKSPACE_POISON = 0xA5
 """Bytes of a workspace before verification: kernels may not rely on zeros they did not write."""
@@ -101,6 +103,9 @@ class Bench:
             (self.operands.arguments(s), self.operands.arguments(s, self.operands.check))
             for s in (case.operands for case in self.operands.cases)
         ]
+        self._row_bits = (
+            None if problem.operation.summation is None else RowBits(self.operands, seed)
+        )
         self._arenas: list[torch.Tensor] = []
 
     @property
@@ -117,17 +122,14 @@ class Bench:
             kernel = LoadedPack.open(pack).kernel(candidate.kernel.name)
             self._set_launch(candidate)
             arguments, _ = self._cases[0]
-            status = kernel.can_implement(arguments)
-            if status != 0:
-                raise CandidateFailed(
-                    Failure(kind=FailureKind.REFUSED, message=f"refused: {status_text(status)}")
-                )
-            size = kernel.workspace_bytes(arguments)
+            size = self._workspace_bytes(kernel, arguments)
             workspace, step, slots = self._workspace(size)
+            correctness = self._verify(candidate, kernel, workspace, size)
+            self._verify_order(candidate, kernel)
             prepared = Prepared(
                 candidate=candidate,
                 kernel=kernel,
-                correctness=self._verify(candidate, kernel, workspace, size),
+                correctness=correctness,
                 workspace=workspace,
                 workspace_bytes=size,
                 step=step,
@@ -207,6 +209,38 @@ class Bench:
             raise CandidateFailed(failure)
         assert correctness is not None  # noqa: S101 - narrows for the type checker
         return correctness
+
+    def _verify_order(self, candidate: Candidate, kernel: LoadedKernel) -> None:
+        """Compare bits with those of other launches, if the operation demands an order."""
+        if self._row_bits is None:
+            return
+
+        def run(problem: Problem, operands: OperandSet) -> None:
+            arguments = self.operands.workload.arguments(problem, operands, operands.d)
+            arguments.device = self._ordinal
+            arguments.set_launch(candidate.launch, sm_count=self.device.sm_count)
+            size = self._workspace_bytes(kernel, arguments)
+            workspace, _, _ = self._workspace(size)
+            fill_bytes(workspace, WORKSPACE_POISON, size, self.stream)
+            kernel.run(arguments, workspace, self.stream.pointer)
+
+        with self.stream.torch():
+            failure = self._row_bits.failure(candidate, run)
+        if failure is not None:
+            raise CandidateFailed(failure)
+
+    def _workspace_bytes(self, kernel: LoadedKernel, arguments: Arguments) -> int:
+        """Bytes of workspace that the kernel needs.
+
+        Raises:
+            CandidateFailed: the kernel refuses the arguments.
+        """
+        status = kernel.can_implement(arguments)
+        if status != 0:
+            raise CandidateFailed(
+                Failure(kind=FailureKind.REFUSED, message=f"refused: {status_text(status)}")
+            )
+        return kernel.workspace_bytes(arguments)
 
     def _workspace(self, size: int) -> tuple[int, int, int]:
         """Address, step and number of workspaces: as many as leave L2 cold, at most one per set."""

@@ -215,7 +215,10 @@ def near_winners(store: Store, problem: Problem, device: str) -> list[Candidate]
     for winner in winners:
         if winner.candidate is None or not isinstance(winner.candidate.kernel, CutlassKernel):
             continue
-        kernel, launch = of_type(winner.candidate.kernel, problem.dtype), winner.candidate.launch
+        kernel, launch = (
+            of_type(winner.candidate.kernel, problem.operation.of_kernels.dtype),
+            winner.candidate.launch,
+        )
         candidate = Candidate(kernel=kernel, launch=launch)
         if is_legal(candidate, problem):
             near.setdefault(candidate.key, candidate)

@@ -9,6 +9,9 @@ ties fall to a fixed order). A candidate is recommended only if
 - the interval lies wholly above 1, too, against other ways that any program has (a compiled
   sequence, the library's own fusion), in the rounds that they took part in.
 
+If the operation demands an order of sums, the default is measured and never stays: its order is not
+known. Then every finalist is recommended whatever its speed-up.
+
 Among those the fastest over all regimes wins: programs run somewhere between the regimes. The
 figures that are reported are those of the regime in which it gains least.
 """
@@ -38,7 +41,8 @@ def decide(finals: Finals) -> Decision:
             conditions=finals.conditions,
         )
     everyone = range(len(finals.candidates))
-    safe = [i for i in everyone if _is_safe(finals, i)]
+    has_order = finals.problem.operation.summation is not None
+    safe = [*everyone] if has_order else [i for i in everyone if _is_safe(finals, i)]
     # If none is safe, a candidate with a known power penalty is reported: it shows why.
     eligible = (
         safe

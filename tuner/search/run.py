@@ -116,8 +116,9 @@ class TuningRun:
         after others were compiled (see `Field.further`). Then the second one is returned.
 
         Raises:
-            NoLegalCandidate: the device's architecture is unknown, or no candidate survived
-                screening. If there is no candidate to begin with, the default is the winner.
+            NoLegalCandidate: the device's architecture is unknown, no candidate survived
+                screening, or none adds up in the order that the operation demands. If there is no
+                candidate to begin with and no such order, the default is the winner.
             JobAborted: `should_stop` was true before there was a winner; all trials so far are
                 kept.
             DeviceError: the device cannot take the problem at all.
@@ -256,6 +257,13 @@ class TuningRun:
 
     def promote(self, finals: Finals) -> Winner:
         decision = replace(decide(finals), baseline_kernels=self.baseline_kernels)
+        order = self.problem.operation.summation
+        if order is not None and decision.runs is None:
+            reasons = sorted({failure.message for _, failure in finals.failures})
+            raise NoLegalCandidate(
+                f"no kernel adds up {self.problem} in the order {order}"
+                + "".join(f"; {reason}" for reason in reasons[:3])
+            )
         self.decision = decision
         winner = self.store.promote(
             Winner(

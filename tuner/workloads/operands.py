@@ -94,6 +94,14 @@ class Operands:
         else:
             output.copy_(self._start)
 
+    def ready_rows(self, output: torch.Tensor, rows: torch.Tensor) -> None:
+        """As `ready`, for an output whose first rows are these rows of the problem."""
+        if self._start is None:
+            poison(output)
+        else:
+            output.zero_()
+            output[:, : len(rows)] = self._start[:, rows]
+
     def restart(self, operands: OperandSet) -> None:
         if operands.amax is not None:
             operands.amax.zero_()

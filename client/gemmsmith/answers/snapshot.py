@@ -177,7 +177,9 @@ class Snapshot:
         """What to run for `problem`; None means torch's own operator.
 
         The exact winner, else that of the nearest problem within MAX_DISTANCE whose kernel is
-        legal here, if that is run where it was not measured (`neighbours.runs_there`).
+        legal here, if that is run where it was not measured (`gemmsmith.core.neighbours`). For an
+        operation that demands an order of sums, torch's own operator has other bits, so None means
+        that nothing may run.
         Returns None without either, if the winner is the default, and if its kernel is not
         compiled: then no farther neighbour replaces it, as in `GET /best`.
         """

@@ -21,5 +21,10 @@ class Candidate:
         return self.kernel.has_fixed_order(self.launch)
 
     @property
+    def summation(self) -> str | None:
+        """The order of its sums; see `Kernel.summation`."""
+        return self.kernel.summation(self.launch)
+
+    @property
     def key(self) -> str:
         return f"{self.kernel.name}@{self.launch.key}"

@@ -160,6 +160,11 @@ class Epilogue(StrEnum):
         return self.backward.halves if self.backward else int(self.has_residual)
 
     @property
+    def sums_rows(self) -> bool:
+        """Whether the rows of a gradient are added up, for that of a bias."""
+        return self.backward is not None and self.backward.bias_gradient
+
+    @property
     def outputs(self) -> int:
         """Number of M×N matrices that are written."""
         if self.backward is None:

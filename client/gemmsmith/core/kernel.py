@@ -13,6 +13,7 @@ import msgspec
 from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.operation import Layout, Operation, named
 from gemmsmith.core.plain import Plain
+from gemmsmith.core.summation import MMA, PROMOTED, SEQUENTIAL, split
 
 
 class Backend(StrEnum):
@@ -62,6 +63,10 @@ class TileScheduler(StrEnum):
     SPLIT_K = "split_k"  # persistent over slices of K; a second kernel adds the FP32 partials
     CLUSTER_SPLIT_K = "cluster_split_k"  # a cluster shares a tile along K, adds in shared memory
     GROUPS = "groups"  # persistent over the tiles of all groups, located by the groups' offsets
+
+
+SLICED = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
+"""Schedulers of our own that cut K into slices, and add the slices' sums in their order."""
 
 
 class Kernel(Plain, msgspec.Struct, frozen=True, kw_only=True, tag_field="backend"):
@@ -114,6 +119,14 @@ class Kernel(Plain, msgspec.Struct, frozen=True, kw_only=True, tag_field="backen
     def has_fixed_order(self, launch: Launch) -> bool:
         """Whether each output element is summed in a fixed order: same inputs, same bits."""
         return launch.splits == 1
+
+    def summation(self, launch: Launch) -> str | None:  # noqa: ARG002 - subclasses read it
+        """The order of a sum along K (`gemmsmith.core.summation`): equal orders, equal bits.
+
+        Returns None if the order is not known or depends on M, so that a row's bits may depend on
+        it. Integers add up to the same in every order.
+        """
+        return None
 
     def splits_sums(self, launch: Launch) -> bool:
         """Whether several partial sums along K are added for each output element."""
@@ -180,6 +193,17 @@ class CutlassTraits(Kernel, frozen=True, kw_only=True):
         # The order is fixed if a thread block computes a whole tile, or if our own kernels add the
         # slices. CUTLASS's stream-K scheduler, which has split-K modes too, promises no order.
         return not self.splits_sums(launch) or self.scheduler is not TileScheduler.STREAM_K
+
+    def summation(self, launch: Launch) -> str | None:
+        cut = launch.decomposition
+        is_sliced = cut is Decomposition.SPLIT_K and self.scheduler in SLICED
+        if self.operation.a.is_integer or not (cut is Decomposition.DATA_PARALLEL or is_sliced):
+            return None
+        if self.mainloop is MainloopSchedule.MULTISTAGE:
+            return MMA
+        promotes = self.operation.is_narrow_float and not self.keeps_short_sums
+        order = PROMOTED if promotes else SEQUENTIAL
+        return split(order, launch.splits) if is_sliced and launch.splits > 1 else order
 
     def splits_sums(self, launch: Launch) -> bool:
         return launch.decomposition is not Decomposition.DATA_PARALLEL

@@ -12,7 +12,14 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from gemmsmith.core.config import Config
-from gemmsmith.core.kernel import Backend, CutlassKernel, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.kernel import (
+    SLICED,
+    Backend,
+    CutlassKernel,
+    Kernel,
+    MainloopSchedule,
+    TileScheduler,
+)
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tiles import tile_grid
@@ -22,8 +29,6 @@ MAX_TILES = 2**31 - 1
 
 MAX_GRID_YZ = 65535
 """CUDA's limit for a grid's second and third dimension, which persistent kernels do not use."""
-
-_SLICED = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
 
 ProblemRule = Callable[[Kernel, Problem], str | None]
 LaunchRule = Callable[[Kernel, Launch, Problem], str | None]
@@ -69,7 +74,7 @@ def grid_is_launchable(kernel: Kernel, problem: Problem) -> str | None:
 
 def splitting_takes_one_matrix(kernel: Kernel, problem: Problem) -> str | None:
     # Slices of K are stored as batches (`SplitKGemm`), so there cannot be batches as well.
-    if not isinstance(kernel, CutlassKernel) or kernel.scheduler not in _SLICED:
+    if not isinstance(kernel, CutlassKernel) or kernel.scheduler not in SLICED:
         return None
     return "K is split for single matrices only" if problem.batch > 1 else None
 
@@ -96,6 +101,24 @@ def slices_are_equal(kernel: Kernel, launch: Launch, problem: Problem) -> str | 
     return None
 
 
+def sums_are_in_order(kernel: Kernel, launch: Launch, problem: Problem) -> str | None:
+    """The launch adds up in the order that the operation demands, if it demands one.
+
+    Slices of K must be equal: those of a cluster consist of K tiles, so that others would depend on
+    the tile.
+    """
+    order = problem.operation.summation
+    if order is None:
+        return None
+    if (own := kernel.summation(launch)) != order:
+        return f"sums are {own or 'in no known order'}, not {order}"
+    if isinstance(kernel, CutlassKernel) and kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        depth = launch.splits * kernel.tile[2]
+        if launch.splits > 1 and problem.k % depth:
+            return f"{problem.k} is not {launch.splits} equal slices of whole K tiles"
+    return None
+
+
 PROBLEM_RULES: MappingProxyType[str, ProblemRule] = MappingProxyType(
     {
         rule.__name__: rule
@@ -110,7 +133,7 @@ PROBLEM_RULES: MappingProxyType[str, ProblemRule] = MappingProxyType(
 """Rules for a kernel and a problem, by name."""
 
 LAUNCH_RULES: MappingProxyType[str, LaunchRule] = MappingProxyType(
-    {rule.__name__: rule for rule in (every_split_has_k_tiles, slices_are_equal)}
+    {rule.__name__: rule for rule in (every_split_has_k_tiles, slices_are_equal, sums_are_in_order)}
 )
 """Rules for a launch, by name. A launch that is legal for one K need not be legal for another."""
 

@@ -9,9 +9,11 @@ from gemmsmith.core.choices import suggestion
 from gemmsmith.core.elements import Element, Layout, TypeName, spelt
 from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.core.operands import OPERANDS, DType, Grouping, Scaling
+from gemmsmith.core.summation import EXAMPLES
 from gemmsmith.errors import InvalidProblem
 
 ACCUMULATE = "accumulate"
+SUM = "sum"
 _PARTS: dict[str, type[StrEnum]] = {
     "out": Element,
     "scale": Scaling,
@@ -25,7 +27,8 @@ _PARTS: dict[str, type[StrEnum]] = {
 def whole(dtype: TypeName) -> str:
     """The full `dtype` for a name or a short form: `bfloat16`, or `out_f32` for `bf16.out_f32`."""
     text = spelt(dtype, OPERANDS)
-    begins_with_part = text.partition("_")[0] in _PARTS or text.partition(".")[0] == ACCUMULATE
+    words = (*_PARTS, SUM)
+    begins_with_part = text.partition("_")[0] in words or text.partition(".")[0] == ACCUMULATE
     return f"{DType.BF16.value}.{text}" if begins_with_part else text
 
 
@@ -42,7 +45,7 @@ def part_of(part: str, dtype: str) -> tuple[str, str]:
         InvalidProblem: there is no such part; the message suggests similar parts.
     """
     word, _, value = part.partition("_")
-    if word not in _PARTS and part != ACCUMULATE:
+    if word not in (*_PARTS, SUM) and part != ACCUMULATE:
         meant = suggestion(part, _parts()) or suggestion(f"then_{part}", _parts())
         raise InvalidProblem("dtype", f"dtype {dtype!r} has an unknown part {part!r}{meant}")
     return word, value
@@ -50,4 +53,4 @@ def part_of(part: str, dtype: str) -> tuple[str, str]:
 
 def _parts() -> list[str]:
     parts = [f"{word}_{value}" for word, values in _PARTS.items() for value in values]
-    return [*parts, ACCUMULATE]
+    return [*parts, ACCUMULATE, *(f"{SUM}_{order}" for order in EXAMPLES)]

@@ -18,12 +18,17 @@ extent and one no smaller. Of the kernels above with an activation or a gate, 16
 two such problems, and the slowest gained 1.119 ×. Where different kernels had won on both sides,
 two of 61 were slower, one of them by a factor of two. Beyond what was tuned nothing tells how a
 kernel fares.
+
+An operation that demands an order of sums is answered otherwise, because torch's own operator does
+not have that order: every number of tokens is answered, near or far, and the kernel is run. It is
+the kernel of the most tokens tuned below, else of the fewest above, of the same weight. Kernels of
+one order give the same bits, so this costs time at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import log2
+from math import inf, log2
 from typing import Generic, Protocol, TypeVar
 
 from gemmsmith.core.config import MAX_DISTANCE, Use
@@ -68,6 +73,8 @@ def answering(
     `near` are problems of the same kind with their winners, nearest first. `is_legal` says whether
     a winner's kernel takes the problem; it is called only if the kernel won.
     """
+    if problem.operation.summation is not None:
+        return _of_the_order(problem, near, is_legal)
     for there, winner in near:
         if problem.distance(there) > MAX_DISTANCE:
             return None
@@ -79,9 +86,28 @@ def answering(
     return None
 
 
+def _of_the_order(
+    problem: Problem, near: Sequence[tuple[Problem, W]], is_legal: Callable[[W], bool]
+) -> tuple[Problem, W, Use] | None:
+    """As `answering`, of an operation that demands an order. `near` are all of the kind."""
+    extent = problem.operation.free_extent
+    here = getattr(problem, extent)
+
+    def preference(item: tuple[Problem, W]) -> tuple[bool, int]:
+        tokens = getattr(item[0], extent)
+        return tokens > here, abs(tokens - here)
+
+    for there, winner in sorted(near, key=preference):
+        if not winner.use.is_default and is_legal(winner):
+            return there, winner, winner.use
+    return None
+
+
 def run_reach(problem: Problem) -> float:
     """Octaves within which a neighbour's kernel is run on the problem; 0: only its own winner's."""
     operation = problem.operation
+    if operation.summation is not None:
+        return inf
     if operation.grouping is Grouping.ROWS:
         return 0.0 if operation.is_fused else MAX_DISTANCE
     saves_passes = operation.epilogue.activation is not None
@@ -125,7 +151,12 @@ class Neighbourhood(Generic[T]):
         return sum(map(len, self._kinds.get(problem.kind, {}).values()))
 
     def nearest(self, problem: Problem, limit: int, reach: float) -> list[tuple[Problem, T]]:
-        """Problems of the problem's kind, `reach` octaves away at most, nearest first."""
+        """Problems of the problem's kind, `reach` octaves away at most, nearest first.
+
+        All of the kind if the operation demands an order, as each of them may answer.
+        """
+        if problem.operation.summation is not None:
+            limit, reach = self.count(problem), inf
         here, most = problem.log_extents, reach * reach
         x, y, z = here
         cells = self._kinds.get(problem.kind, {})

@@ -22,12 +22,13 @@ from gemmsmith.core.elements import ELEMENTS, TypeName, spelt
 from gemmsmith.core.elements import Element as Element
 from gemmsmith.core.elements import Layout as Layout
 from gemmsmith.core.epilogue import Epilogue as Epilogue
-from gemmsmith.core.names import ACCUMULATE, named_layout, part_of, whole
+from gemmsmith.core.names import ACCUMULATE, SUM, named_layout, part_of, whole
 from gemmsmith.core.operands import MEANINGS
 from gemmsmith.core.operands import DType as DType
 from gemmsmith.core.operands import Grouping as Grouping
 from gemmsmith.core.operands import Scaling as Scaling
 from gemmsmith.core.plain import Plain
+from gemmsmith.core.summation import check
 from gemmsmith.errors import InvalidProblem
 
 
@@ -44,6 +45,8 @@ class Operation(Plain):
         grouping: whether tokens are sorted by group, each group with its own matrix.
         epilogue: what the same kernel does after the product.
         accumulate: `D += A·B` instead of `D = A·B`: C is D, and beta is 1.
+        summation: the order in which terms are added along K (`gemmsmith.core.summation`); None:
+            any. With an order, a row of D has the same bits at every M.
 
     Raises:
         InvalidProblem: the combination does not exist; names the field and its valid values.
@@ -56,6 +59,7 @@ class Operation(Plain):
     grouping: Grouping = Grouping.NONE
     epilogue: Epilogue = Epilogue.NONE
     accumulate: bool = False
+    summation: str | None = None
 
     def __post_init__(self) -> None:
         meaning = MEANINGS[self.types]
@@ -86,6 +90,10 @@ class Operation(Plain):
                 "accumulate",
                 f"accumulate needs out=f32, not {self.out}: gradients are summed in it",
             )
+        if self.summation is not None:
+            rows = self.scaling is Scaling.ROW and self.is_narrow_float
+            single = not self.is_grouped and not self.epilogue.sums_rows
+            check(self.summation, exists=single and (rows or self.a.bits == 16), promotes=rows)
 
     def _check_grouping(self) -> None:
         # A group may start at any token, so groups divide K only if K is not contiguous.
@@ -179,6 +187,7 @@ class Operation(Plain):
             grouping=known.grouping if grouping is None else member("grouping", Grouping, grouping),
             epilogue=known.epilogue if epilogue is None else member("epilogue", Epilogue, epilogue),
             accumulate=known.accumulate if accumulate is None else accumulate,
+            summation=known.summation,
         )
 
     @classmethod
@@ -217,6 +226,8 @@ class Operation(Plain):
         parts += [f"{word}_{value.value}" for word, value, default in words if value is not default]
         if self.accumulate:
             parts.append(ACCUMULATE)
+        if self.summation is not None:
+            parts.append(f"{SUM}_{self.summation}")
         return ".".join(parts)
 
     @property
@@ -251,8 +262,9 @@ class Operation(Plain):
 
     @property
     def of_kernels(self) -> Operation:
-        """The operation that kernels are built for, without `accumulate`: a launch sets beta."""
-        return replace(self, accumulate=False) if self.accumulate else self
+        """The operation that kernels are built for, without what a launch sets or must have."""
+        plain = not self.accumulate and self.summation is None
+        return self if plain else replace(self, accumulate=False, summation=None)
 
     @property
     def is_plain(self) -> bool:
@@ -296,9 +308,17 @@ class Operation(Plain):
     def fixed_extents(self) -> tuple[str, ...]:
         """The extents that are equal for all neighbours of a problem.
 
-        For grouped products, those that the groups do not divide: the model fixes them.
+        For grouped products, those that the groups do not divide: the model fixes them. With an
+        order of sums, all but `free_extent`.
         """
+        if self.summation is not None:
+            return tuple(name for name in ("m", "n", "k") if name != self.free_extent)
         return {Grouping.ROWS: ("n", "k"), Grouping.DEPTH: ("m", "n")}.get(self.grouping, ())
+
+    @property
+    def free_extent(self) -> str:
+        """The number of tokens, which differs from batch to batch: M, or K of weight gradients."""
+        return "k" if self.layout is Layout.NT else "m"
 
     @property
     def is_narrow_float(self) -> bool:
@@ -373,6 +393,7 @@ def named(dtype: str, layout: str) -> Operation:
         grouping=member("grouping", Grouping, values.get("group", Grouping.NONE)),
         epilogue=member("epilogue", Epilogue, values.get("then", Epilogue.NONE)),
         accumulate=ACCUMULATE in values,
+        summation=values.get(SUM),
     )
     if operation.dtype != dtype:
         raise InvalidProblem("dtype", f"dtype {dtype!r} is spelt {operation.dtype!r}")

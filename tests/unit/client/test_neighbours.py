@@ -97,6 +97,47 @@ def test_who_answers_and_what_is_run(
         assert found[:2] in near
 
 
+ORDERED = Problem(m=512, n=4096, k=14336, dtype="bf16.sum_sequential")
+
+
+@pytest.mark.parametrize(
+    ("tuned", "legal", "asked", "answer"),
+    [
+        ([64, 512, 4096], None, 512, 512),
+        ([64, 512, 4096], None, 513, 512),
+        ([64, 512, 4096], None, 4095, 512),
+        ([64, 512, 4096], None, 2**31 - 1, 4096),
+        ([64, 512, 4096], None, 63, 64),  # nothing below: the fewest above
+        ([64, 512, 4096], None, 1, 64),
+        ([1], None, 2**20, 1),  # no distance is too far
+        ([64, 512, 4096], [64, 4096], 600, 64),
+        ([64, 512, 4096], [4096], 600, 4096),
+        ([64, 512, 4096], [], 600, None),
+        ([], [], 600, None),
+    ],
+)
+@pytest.mark.parametrize("extent", ["m", "k"])
+def test_an_order_is_answered_at_every_number_of_tokens(
+    extent: str, tuned: list[int], legal: list[int] | None, asked: int, answer: int | None
+) -> None:
+    of_weight = replace(ORDERED, layout="nt") if extent == "k" else ORDERED
+    here = replace(of_weight, **{extent: asked})
+    around = Neighbourhood[Won]()
+    for order, tokens in enumerate(tuned):
+        around.put(replace(of_weight, **{extent: tokens}), order, Won(kernel_name=str(tokens)))
+        around.put(replace(of_weight, n=64, **{extent: tokens}), order, Won(kernel_name="other"))
+    near = around.nearest(here, 1, MAX_DISTANCE)
+    found = answering(here, near, lambda won: legal is None or int(won.kernel_name or 0) in legal)
+    assert (found and getattr(found[0], extent)) == answer
+    if found:
+        assert found[2] is Use.CUTLASS
+
+
+def test_a_default_never_answers_for_an_order() -> None:
+    near = [(replace(ORDERED, m=256), DEFAULT), (replace(ORDERED, m=8), A)]
+    assert answering(ORDERED, near, lambda _: True) == (*near[1], Use.CUTLASS)
+
+
 def test_a_plain_products_neighbour_answers_and_is_not_run() -> None:
     here = replace(HERE, dtype="bf16")
     near = [(replace(there, dtype="bf16"), A) for there in (SMALL, LARGE)]

@@ -234,6 +234,7 @@ def test_a_damaged_document_is_refused(tmp_path: Path, damage, message: str) -> 
     [
         {"use": "triton"},
         {"problem": {"dtype": "bf17"}},
+        {"problem": {"dtype": "bf16.sum_by_weather"}},
         {"problem": {"epilogue": "relu"}},
         {"config": {"epilogue": "relu"}},
         {"config": {"kernel": {"backend": "triton"}}},

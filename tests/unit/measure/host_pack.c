@@ -4,8 +4,8 @@
 #include <string.h>
 
 static const char *names[] = {"good",    "other", "wrong", "unwritten",
-                              "refuses", "fails", "split", "even"};
-enum { kGood, kOther, kWrong, kUnwritten, kRefuses, kFails, kSplit, kEven, kCount };
+                              "refuses", "fails", "split", "even", "drifts", "shifted"};
+enum { kGood, kOther, kWrong, kUnwritten, kRefuses, kFails, kSplit, kEven, kDrifts, kShifted, kCount };
 
 static float widen(uint16_t value) {
   uint32_t bits = (uint32_t)value << 16;
@@ -48,7 +48,10 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
         float sum = 0;
         for (int k = 0; k < g->k; ++k) sum += widen(a[k]) * widen(b[k]);
         if (i == kWrong && n == 1) sum = -sum;
-        ((uint16_t *)g->d)[z * g->batch_stride_d + m * g->ldd + n] = narrow(sum);
+        uint16_t *d = (uint16_t *)g->d + z * g->batch_stride_d + m * g->ldd + n;
+        *d = narrow(sum);
+        /* Other bits in two columns: with few rows, or always. Within the tolerance. */
+        if (n < 2 && (i == kShifted || (i == kDrifts && g->m < 16))) *d ^= 1;
       }
   }
   return 0;

@@ -147,6 +147,46 @@ def test_screening_judges_each_entrant(
     assert started == [NOBODY, *range(len(FIELD))]
 
 
+ORDERED = replace(PROBLEM, dtype="bf16.sum_sequential")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [ORDERED, replace(ORDERED, m=1), replace(ORDERED, m=5, batch=3), replace(ORDERED, m=300)],
+    ids=str,
+)
+def test_rows_of_an_order_have_the_same_bits_at_every_m(
+    batches: Batches, said: list[Reply], pack: Path, problem: Problem
+) -> None:
+    """A kernel whose bits change with M fails, and so does one whose bits are another's."""
+    field = entrants(pack, "good", "drifts", "shifted", "other")
+    batches.screen(Screen(problem=problem, entrants=field, policy=POLICY, seed=1))
+    outcomes = [reply for reply in said if isinstance(reply, EntrantOutcome)]
+    failures = {o.index: o.failure for o in outcomes if o.failure}
+    assert {index: failure.kind for index, failure in failures.items()} == {
+        1: FailureKind.OTHER_BITS,
+        2: FailureKind.OTHER_BITS,
+    }
+    assert "bits depend on M" in failures[1].message
+    assert "differ from those of good@" in failures[2].message
+    assert "sequential" in failures[2].message
+    # Without an order all four are as good as each other.
+    said.clear()
+    plain = replace(problem, dtype="bf16")
+    batches.screen(Screen(problem=plain, entrants=field, policy=POLICY, seed=1))
+    assert not [o for o in said if isinstance(o, EntrantOutcome) and o.failure]
+
+
+def test_finals_compare_bits_as_well(
+    batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regimes, "gain", lambda *_: 0.0)
+    field = entrants(pack, "shifted", "good", "drifts")
+    done = batches.finals(FinalsRequest(problem=ORDERED, entrants=field, policy=POLICY, seed=1))
+    # The first is the reference, right or not: the others agree with it, or fail.
+    assert [o.index for o in done.finalists] == [0]
+
+
 def test_a_hopeless_candidate_gets_one_sample(
     batches: Batches, said: list[Reply], pack: Path
 ) -> None:

@@ -246,3 +246,18 @@ def test_without_a_survivor_cublas_stays() -> None:
     assert decision.candidate is None
     assert decision.use is Use.CUBLAS
     assert decision.baseline is not None
+
+
+@pytest.mark.parametrize("baseline", [5.0, 10.0, 20.0])
+def test_an_order_of_sums_is_never_served_by_the_default(baseline: float) -> None:
+    """The default adds in no known order: the fastest candidate wins, whatever the ratio."""
+    slow, fast = named("slow"), named("fast")
+    problem = replace(PROBLEM, dtype="bf16.sum_sequential")
+    held = replace(finals({slow: 11.0, fast: 10.0}, baseline), problem=problem)
+    decision = decide(held)
+    assert (decision.candidate, decision.use) == (fast, Use.CUTLASS)
+    assert decision.speedup is not None
+    assert decision.speedup.median == pytest.approx(baseline / 10.0, rel=0.01)
+    rival = Rival(name="torch", samples_us=(1.0,) * 25, is_to_be_beaten=True)
+    unpowered = replace(held, rivals=(rival,), power_penalties=(1.2, None))
+    assert decide(unpowered).runs == fast

@@ -483,3 +483,49 @@ def test_where_no_backend_has_a_kernel_the_default_is_the_answer(
     assert winner.baseline is not None
     assert store.winner(problem, device.model.slug) == winner
     assert alone.screened == []
+
+
+ORDERED = replace(PROBLEM, dtype="bf16.sum_sequential")
+
+
+@pytest.fixture
+def ordered(tmp_path: Path) -> Iterator[Device]:
+    record(tmp_path / "sweeps", ORDERED)
+    with open_device("replay:h200", sweeps=tmp_path / "sweeps") as opened:
+        yield opened
+
+
+def test_a_slower_kernel_of_the_order_is_promoted(ordered: Device, store: Store) -> None:
+    said: list[Progress] = []
+    device: Device = FasterDefault(ordered)  # type: ignore[assignment]
+    winner = TuningRun(
+        problem=ORDERED, device=device, store=store, builder=None, on_event=said.append
+    ).tune()
+    assert (winner.use, winner.candidate) == (Use.CUTLASS, best_of(ORDERED))
+    assert winner.speedup is not None
+    assert winner.speedup.median < 1
+    assert store.winner(ORDERED, device.model.slug) == winner
+    assert store.winner(PROBLEM, device.model.slug) is None
+    assert winner.candidate is not None
+    assert winner.candidate.kernel.dtype == "bf16"
+    assert said[-1].message.startswith("cutlass: ")
+
+
+class NoFinalist(FasterDefault):
+    """A device on which every candidate fails in the finals."""
+
+    def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
+        held = super().finals(problem, contenders, policy)
+        failure = Failure(kind=FailureKind.OTHER_BITS, message="bits depend on M")
+        failures = tuple((candidate, failure) for candidate in held.candidates)
+        none: dict[str, object] = {
+            "candidates": (), "samples_us": (), "correctness": (), "workspace_bytes": (),
+        }  # fmt: skip
+        return replace(held, failures=failures, **none)
+
+
+def test_without_a_kernel_of_the_order_nothing_is_promoted(ordered: Device, store: Store) -> None:
+    device: Device = NoFinalist(ordered)  # type: ignore[assignment]
+    with pytest.raises(NoLegalCandidate, match="in the order sequential; bits depend on M"):
+        TuningRun(problem=ORDERED, device=device, store=store, builder=None).tune()
+    assert store.winner(ORDERED, device.model.slug) is None

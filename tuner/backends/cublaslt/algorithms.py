@@ -27,8 +27,11 @@ which the kernels made for such rows beat by factors."""
 def kernel_for(problem: Problem, arch: str) -> CublasLtKernel | None:
     """The pack's kernel for a problem.
 
-    Returns None if the pack has no kernel of the operation, or rows are not aligned.
+    Returns None if the pack has no kernel of the operation, rows are not aligned, or sums must be
+    in one order: the library does not say in which it adds.
     """
+    if problem.operation.summation is not None:
+        return None
     kernel = kernel_of(problem.operation.of_kernels, arch)
     return None if kernel is None or rows_are_aligned(kernel, problem) else kernel
 

@@ -39,9 +39,9 @@ def _rows_aligned(problem: Problem, size: int) -> bool:
 
 
 def of_kernels(problem: Problem) -> Problem:
-    """The same problem without accumulation: kernels take beta at run time, whatever it is."""
-    operation = problem.operation
-    return replace(problem, dtype=operation.of_kernels.dtype) if operation.accumulate else problem
+    """The same problem with the operation that kernels are built for."""
+    dtype = problem.operation.of_kernels.dtype
+    return problem if dtype == problem.dtype else replace(problem, dtype=dtype)
 
 
 def alike(problem: Problem, arch: Architecture) -> Problem:

@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 
+from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.below.overriding import override
 from gemmsmith.ops.engine.engine import Engine, in_use
-from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.operands import present
 
 PRODUCTS = (("mm", 2, False), ("bmm", 3, False), ("addmm", 2, True), ("baddbmm", 3, True))
@@ -87,6 +88,19 @@ def install_biases(kind: str) -> None:
             override(kind, name, _over_bias)
 
 
+def install_sums(kind: str) -> None:
+    """Override torch's `baddbmm` too, and `addmm` of everything. Does nothing the second time.
+
+    Torch must not compute their products while rows must have the same bits at every M.
+    """
+    key = f"{kind} sums"
+    install_biases(kind)
+    if key not in _Active.installed:
+        _Active.installed.add(key)
+        for name in ("baddbmm", "baddbmm.out"):
+            override(kind, name, _over_bias)
+
+
 def install(kind: str, *, without_mm: bool) -> None:
     """Override torch's kernels for `cuda` tensors. Does nothing the second time.
 
@@ -114,12 +128,53 @@ def _over(name: str, dims: int, adds: bool, original: Any) -> Callable[..., torc
                 d = by_kernel(engine, a, b, out_dtype, added, factors, out)
                 if d is not None:
                     return d
+                if engine.is_invariant:
+                    reason = "kernels add a sum of FP32 with factors of 1"
+                    engine.refuse(Form.MATMUL, Spec.of(a), Spec.of(b), out_dtype, reason=reason)
         if original is None:
             raise NotImplementedError(f"torch has no {name} for these tensors")
         rest = factors if out is None else {**factors, "out": out}
         return original.call_boxed(keys, *operands, **rest)
 
     return call
+
+
+def _in_order(
+    added: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    factors: Mapping[str, Any],
+) -> torch.Tensor | None:
+    """The sum of a product in one order and of what is added, rounded in between.
+
+    Returns None if rows need not have the same bits at every M.
+    """
+    engine, takes = in_use(), _Active.takes
+    if engine is None or not engine.is_invariant or takes is None or not takes(a, b):
+        return None
+    if a.dim() != b.dim() or a.shape[-1] != b.shape[-2] or a.dtype is not b.dtype:
+        return None  # torch raises
+    if _is_row(added, b) and all(value == 1 for value in factors.values()):
+        # Its kernel adds the row at every other M.
+        plan = engine.plan(Form.MATMUL, a, b, epilogue=Epilogue.BIAS)
+        if plan is not None:
+            reason = "operands or output do not lie as its kernel needs them"
+            engine.refuse(Form.MATMUL, Spec.of(a), Spec.of(b), reason=reason)
+    d = engine.product(Form.MATMUL, a, b)
+    if d is None:
+        return None
+    alpha, beta = factors.get("alpha", 1), factors.get("beta", 1)
+    if alpha != 1:
+        d.mul_(alpha)
+    if beta != 0:
+        d.add_(added, alpha=beta)
+    return d if out is None else out.copy_(d)
+
+
+def _is_row(added: torch.Tensor, b: torch.Tensor) -> bool:
+    is_vector = added.dim() == 1 and b.dim() == 2 and added.shape[0] == b.shape[1]
+    return is_vector and added.dtype is b.dtype and added.stride(0) == 1
 
 
 def _over_bias(original: Any) -> Callable[..., torch.Tensor]:
@@ -137,6 +192,8 @@ def _over_bias(original: Any) -> Callable[..., torch.Tensor]:
             d = biased(added, a, b, out)
             if d is not None:
                 return d
+        if (d := _in_order(added, a, b, out, factors)) is not None:
+            return d
         rest = factors if out is None else {**factors, "out": out}
         return original.call_boxed(keys, added, a, b, **rest)
 

@@ -89,7 +89,7 @@ struct gs_plan {
 };
 
 /* The plan for a product; null: torch computes it under these settings; 1: torch, and ask again next
- * time. The last word is no part of the question. */
+ * time; 2: nobody may, for the reason that was passed to gs_dispatch_refuse. The last word is no part of the question. */
 typedef const gs_plan* (*gs_resolve)(const int64_t words[kWords]);
 typedef void (*gs_failed)(const gs_plan*, int32_t status);
 
@@ -100,12 +100,15 @@ namespace {
 struct Decision;
 
 const gs_plan* const kAskAgain = reinterpret_cast<const gs_plan*>(1);
+const gs_plan* const kRefused = reinterpret_cast<const gs_plan*>(2);
 
 gs_torch torch_;
 gs_resolve resolve_;
 gs_failed failed_;
 int32_t device_type_;
 std::atomic<bool> enabled_{false};
+std::atomic<bool> strict_{false}; /* torch must not compute what has a plan */
+thread_local std::string refusal_;
 std::atomic<Decision*> decisions_[kBuckets];
 std::atomic<int64_t> decided_{0};
 std::atomic<uint32_t> generation_{0}; /* of decisions: a key finds those of its own alone */
@@ -274,9 +277,12 @@ const gs_plan* decide(Key const& key, Decision** where) {
     *where = known;
     return known->plan.load(std::memory_order_acquire);
   }
-  if (decided_.load(std::memory_order_relaxed) >= kMostDecisions) return nullptr;
+  const bool is_full = decided_.load(std::memory_order_relaxed) >= kMostDecisions;
+  if (is_full && !strict_.load()) return nullptr;
   const gs_plan* plan = resolve_(key.words);
+  if (plan == kRefused) throw std::runtime_error("gemmsmith: " + refusal_);
   if (plan == kAskAgain) return nullptr;
+  if (is_full) return plan;
   Decision* made = new (std::nothrow) Decision{key, {plan}, bucket.load()};
   if (!made) return plan;
   while (!bucket.compare_exchange_weak(made->next, made, std::memory_order_release)) {
@@ -324,6 +330,14 @@ bool launch(const gs_plan* plan, Decision* decision, Tensor a, Tensor b, Tensor 
   failed_(plan, status);
   if (decision) decision->plan.store(nullptr, std::memory_order_release);
   return false;
+}
+
+/* Torch is to compute a product that has a plan: not if it must have the plan's bits. */
+void check_strict(const gs_plan* plan, const char* reason) {
+  if (plan && strict_.load(std::memory_order_relaxed)) {
+    throw std::runtime_error(std::string("gemmsmith: numerics='invariant': a kernel cannot run: ") +
+                             reason);
+  }
 }
 
 /* Whether `out` is what kernels write: contiguous, of the right size, type and device. */
@@ -374,9 +388,11 @@ void product(uint64_t* stack, uint64_t, uint64_t) {
     throw std::runtime_error("gemmsmith: torch could not allocate a product's output");
   }
   if (plan && kInto && !writable(View(out.get()), left, size, stride, kDim, plan->dtype)) {
+    check_strict(plan, "its output is not contiguous, or of another size or type");
     plan = nullptr;
   }
   if (!plan || !launch(plan, decision, a.get(), b.get(), out.get(), left.device)) {
+    check_strict(plan, "operands are not aligned, or the launch failed");
     if (fallback<kDim, kOutput>(out.get(), left, a.get(), right, b.get(), dtype) != 0) {
       throw std::runtime_error("torch's own product failed; the reason is on standard error");
     }
@@ -413,9 +429,10 @@ bool add_row(Owned const& row, Owned const& a, Owned const& b, Owned& out) {
                 : torch_.empty_strided(2, size, stride, left.dtype, left.device_type, left.device,
                                        out.address()) == 0;
   if (!is_there) return false;
-  return (plan && launch(plan, decision, a.get(), b.get(), out.get(), left.device,
-                         {&gs_plan::at_bias, row.get()})) ||
-         (torch_.addmm_out &&
+  const bool is_done = plan && launch(plan, decision, a.get(), b.get(), out.get(), left.device,
+                                      {&gs_plan::at_bias, row.get()});
+  if (is_done || strict_.load()) return is_done; /* Python raises, or adds the row to a product */
+  return (torch_.addmm_out &&
           torch_.addmm_out(out.get(), row.get(), a.get(), b.get(), 1.0, 1.0) == 0);
 }
 
@@ -487,15 +504,29 @@ GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,
 GS_API Tensor gs_dispatch_biased(void* bias, void* a, void* b, Tensor into) {
   Owned row(torch_.pointer_of(bias, nullptr)), left(torch_.pointer_of(a, nullptr)),
       right(torch_.pointer_of(b, nullptr)), out(into);
-  return add_row(row, left, right, out) ? out.release() : nullptr;
+  try {
+    return add_row(row, left, right, out) ? out.release() : nullptr;
+  } catch (std::exception const&) { /* ctypes passes none on: Python raises the same */
+    return nullptr;
+  }
 }
 
 /* `a · b` by groups, whose ends are `offs`; null and handles as of gs_dispatch_biased. */
 GS_API Tensor gs_dispatch_grouped(void* a, void* b, void* offs) {
   Owned left(torch_.pointer_of(a, nullptr)), right(torch_.pointer_of(b, nullptr)),
       ends(torch_.pointer_of(offs, nullptr)), out;
-  return multiply_groups(left, right, ends, out) ? out.release() : nullptr;
+  try {
+    return multiply_groups(left, right, ends, out) ? out.release() : nullptr;
+  } catch (std::exception const&) {
+    return nullptr;
+  }
 }
+
+/* Whether products with a plan must run it. */
+GS_API void gs_dispatch_strict(int32_t strict) { strict_.store(strict != 0); }
+
+/* Why the product that this thread's `resolve` is asked for must not be computed. */
+GS_API void gs_dispatch_refuse(const char* reason) { refusal_ = reason; }
 
 GS_API void gs_dispatch_enable(int32_t enabled) { enabled_.store(enabled != 0); }
 

@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 import torch
 
 from gemmsmith.core.operation import Epilogue
-from gemmsmith.errors import LaunchFailed
+from gemmsmith.errors import LaunchFailed, NotInvariant
 from gemmsmith.ops.below import adding
 from gemmsmith.ops.below.binding import binding
 from gemmsmith.ops.below.blocks import Blocks, Weights
@@ -47,6 +47,7 @@ log = logging.getLogger("gemmsmith")
 
 _DIMS = 3
 _ASK_AGAIN = 1
+_REFUSED = 2
 _DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 _DTYPES = {
     torch.bfloat16: 15,
@@ -140,7 +141,8 @@ class Dispatch:
         self._callbacks = (_Resolve(self._resolve), _Failed(self._failed))
         self._get_stream = _Stream(_stream_of(stream)) if stream else None
         count = getattr(library, "gs_dispatch_bytes", None)  # an older binding returns another
-        if count is None or count() != ctypes.sizeof(RawPlan) + ctypes.sizeof(_Torch):
+        is_old = not hasattr(library, "gs_dispatch_strict")
+        if count is None or is_old or count() != ctypes.sizeof(RawPlan) + ctypes.sizeof(_Torch):
             raise OSError("the compiled binding is another gemmsmith's; install gemmsmith again")
         functions = _functions(kind, self._get_stream)
         status = _quietly(
@@ -211,6 +213,7 @@ class Dispatch:
                     self._forget()
                     self._decided_by = by
             on = engine is not None
+            self._library.gs_dispatch_strict(int(engine is not None and engine.is_invariant))
             self._library.gs_dispatch_enable(int(on))
             adding.switch(self._blocks.hold if on else None, self._biased if on else None)
 
@@ -219,6 +222,8 @@ class Dispatch:
         self._library.gs_dispatch_forget()
         if self._engine is not None and self._engine.may_add_biases:
             adding.install_biases(self._kind)
+        if self._engine is not None and self._engine.is_invariant:
+            adding.install_sums(self._kind)
 
     def _biased(
         self, row: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
@@ -235,12 +240,18 @@ class Dispatch:
 
     def grouped(self, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor | None:
         """A grouped product of any layers. Returns None if torch must compute it."""
-        return _owned(self._by_groups(*_capsules_of([a, b, offs])))
+        d = _owned(self._by_groups(*_capsules_of([a, b, offs])))
+        if d is None and self._engine is not None and self._engine.is_invariant:
+            self._engine.refuse(Form.GROUPED, Spec.of(a), Spec.of(b), None, offs.shape[0])
+        return d
 
     def _resolve(self, words: Any) -> int | None:
         """`gs_resolve`. Nothing may be raised into C."""
         try:
             return self._decide(words)
+        except NotInvariant as error:
+            self._library.gs_dispatch_refuse(str(error).encode())
+            return _REFUSED
         except Exception:
             log.warning("torch's own operator runs instead of a tuned kernel", exc_info=True)
             return None
@@ -251,8 +262,11 @@ class Dispatch:
         dtype, groups = _BY_CODE.get(words[0] >> 8 & 0xFF), words[0] >> 32
         output = _BY_CODE.get(words[0] >> 16 & 0xFF)
         epilogue = Epilogue.BIAS if words[0] & _BIASED else Epilogue.NONE
+        if engine is None:
+            return _ASK_AGAIN
         # The first launch of a kernel loads its code, which no capture allows.
-        if engine is None or engine.platform.capturing():
+        is_too_early = engine.platform.capturing()
+        if is_too_early and not engine.is_invariant:
             return _ASK_AGAIN
         if dtype is None or output is None:
             return None
@@ -270,6 +284,9 @@ class Dispatch:
             return None
         other = None if output == dtype else output
         form = Form.GROUPED if groups else Form.MATMUL
+        if is_too_early:
+            engine.refuse(form, a, b, other, groups)
+            return _ASK_AGAIN
         plan = engine.plan(form, a, b, other, groups, epilogue)
         if plan is None:  # for good, unless TF32 was just forbidden
             return _ASK_AGAIN if dtype is torch.float32 and not allows_tf32() else None

@@ -16,6 +16,7 @@ import torch
 
 from gemmsmith.ops.below.blocks import Blocks, Weights
 from gemmsmith.ops.engine.engine import in_use
+from gemmsmith.ops.engine.forms import Form, Spec
 
 ByKernel = Callable[..., torch.Tensor | None]
 """Takes the engine and an operator's arguments. Returns None if torch must compute the result."""
@@ -85,6 +86,9 @@ class Overrides:
                 d = by_kernel(engine, a, b, *rest, **named)
                 if d is not None:
                     return d
+                if engine.is_invariant:
+                    reason = f"no kernel of one order computes {name} of these operands"
+                    engine.refuse(Form.MATMUL, Spec.of(a), Spec.of(b), reason=reason)
             if original is None:
                 raise NotImplementedError(f"torch has no {name} for these tensors")
             result: torch.Tensor = original.call_boxed(keys, a, b, *rest, **named)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from gemmsmith.core.operation import Epilogue, Operation
-from gemmsmith.errors import GemmsmithError
+from gemmsmith.errors import GemmsmithError, NotInvariant
+from gemmsmith.ops.engine import invariance
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.operands import NO_OPERANDS, Operands
 from gemmsmith.ops.engine.plan import Plan
@@ -38,6 +39,8 @@ class Engine:
         deterministic: take only kernels that give the same bits for the same inputs; None: as
             `torch.use_deterministic_algorithms` says at each call.
         platform: the devices; CUDA except in tests.
+        numerics: "invariant": run only kernels of one order of sums, and raise NotInvariant where
+            torch would have to compute a product (`gemmsmith.ops.engine.invariance`).
     """
 
     def __init__(
@@ -47,11 +50,13 @@ class Engine:
         *,
         deterministic: bool | None = None,
         platform: Platform | None = None,
+        numerics: str | None = None,
     ) -> None:
+        self.is_invariant = invariance.checked(numerics)
         self._chooser = chooser
         self._deterministic = deterministic
         self.platform = Cuda() if platform is None else platform
-        self._planner = Planner(chooser, packs, deterministic, self.platform)
+        self._planner = Planner(chooser, packs, deterministic, self.platform, self.is_invariant)
         self._planning = threading.RLock()
         # A pinned lookup never takes newer winners, so no call checks for them.
         refreshes = hasattr(chooser, "snapshot") and not getattr(chooser, "pinned", False)
@@ -86,17 +91,28 @@ class Engine:
         b: torch.Tensor,
         operands: Operands = NO_OPERANDS,
     ) -> torch.Tensor | None:
-        """The product by its plan. Returns None where torch must compute it."""
+        """The product by its plan. Returns None where torch must compute it.
+
+        Raises:
+            NotInvariant: torch would have to, and must not.
+        """
         if _InUse.watcher is not None:
             offsets = operands.get("offsets")
             _InUse.watcher.saw(form, a, b, plan, 0 if offsets is None else offsets.shape[0])
         if plan is None:
+            if self.is_invariant:
+                self.refuse(form, Spec.of(a), Spec.of(b), reason="its operands do not suit kernels")
             return None
         try:
-            return plan(a, b, operands)
+            d = plan(a, b, operands)
         except GemmsmithError as error:
+            if self.is_invariant:
+                raise NotInvariant(f"numerics='invariant': {error}") from error
             self.give_up(plan, error)
             return None
+        if d is None and self.is_invariant:
+            self.refuse(form, Spec.of(a), Spec.of(b), reason="its operands are not aligned")
+        return d
 
     def plan(
         self,
@@ -120,6 +136,9 @@ class Engine:
             groups: how many groups a grouped product has.
             epilogue: what the kernel does with the product. The plan of a LINEAR_BIAS without one
                 either adds the bias, or gains enough for a pass that adds it.
+
+        Raises:
+            NotInvariant: a product without an epilogue must be invariant, and no kernel runs it.
         """
         if self._refreshing is not None and self._refreshing.snapshot is not self._snapshot:
             self._forget()
@@ -136,7 +155,28 @@ class Engine:
             plan = self._plans[key]
         except KeyError:
             plan = self._planned(key, form)
+        if plan is None and self.is_invariant and epilogue is Epilogue.NONE:
+            self.refuse(form, Spec(*key[4:8]), Spec(*key[8:]), output, groups)
         return None if plan is not None and plan.needs and not self._permits(plan) else plan
+
+    def refuse(
+        self,
+        form: Form,
+        a: Spec,
+        b: Spec,
+        output: torch.dtype | None = None,
+        groups: int = 0,
+        reason: str = "",
+    ) -> None:
+        """Raise NotInvariant, if the product is one that torch must not compute."""
+        is_here = self.platform.index(a.device) is not None
+        if not (is_here and invariance.is_demanded(a.dtype)) or 0 in (*a.size, *b.size):
+            return
+        if self.platform.capturing():
+            reason = "it is new within a capture; run the model once before"
+        sizes = f"{form.value} of {'×'.join(map(str, a.size))} and {'×'.join(map(str, b.size))}"
+        shapes = ways(form, a, b, output, groups, Epilogue.NONE)
+        raise invariance.refusal(form, shapes, sizes, reason)
 
     def _permits(self, plan: Plan) -> bool:
         return all(permission() for permission in plan.needs)
@@ -146,7 +186,10 @@ class Engine:
         with self._planning:
             if key not in self._plans:
                 a, b = Spec(*key[4:8]), Spec(*key[8:])
-                plan, keep = self._planner.plan(ways(form, a, b, *key[1:4]), form, a)
+                shapes = ways(form, a, b, *key[1:4])
+                if self.is_invariant:
+                    shapes = invariance.in_order(form, shapes)
+                plan, keep = self._planner.plan(shapes, form, a)
                 if not keep:
                     return None
                 self._make_room()
@@ -183,7 +226,8 @@ class Engine:
         """A text that differs if decisions may differ. Returns None if that is not known."""
         revision = getattr(self.snapshot, "revision", None)
         deterministic = self._deterministic or torch.are_deterministic_algorithms_enabled()
-        return None if revision is None else f"{revision} {deterministic}"
+        numerics = f" {invariance.INVARIANT}" if self.is_invariant else ""
+        return None if revision is None else f"{revision} {deterministic}{numerics}"
 
     def may_run(self, has: Callable[[Operation], bool]) -> bool:
         """Whether there may be a winner whose operation has a property."""
@@ -192,8 +236,8 @@ class Engine:
 
     @property
     def may_add_biases(self) -> bool:
-        """Whether there is a winner that adds a bias: only then is torch's `addmm` replaced."""
-        return self.may_run(
+        """Whether torch's `addmm` is replaced: a winner adds a bias, or torch must not compute."""
+        return self.is_invariant or self.may_run(
             lambda operation: operation.epilogue.is_torchs and operation.epilogue.has_bias
         )
 

@@ -76,6 +76,7 @@ class Planner:
         packs: holds compiled kernels.
         deterministic: as of `Engine`.
         platform: the devices.
+        is_invariant: as of `Engine`.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class Planner:
         packs: PackSource,
         deterministic: bool | None,
         platform: Platform,
+        is_invariant: bool = False,
     ) -> None:
         self._chooser, self._packs = chooser, packs
+        self._is_invariant = is_invariant
         self._deterministic, self._platform = deterministic, platform
         self._broken: set[str] = set()
         self._complaints: set[tuple[str, str]] = set()
@@ -119,7 +122,7 @@ class Planner:
                 or config.pack in self._broken
                 or config.kernel.arch != self._platform.arch(index)
                 or misalignment(config, shape)
-                or (adds_bias_afterwards(form, shape) and not pays(saving, shape))
+                or (adds_bias_afterwards(form, shape) and not self._pays(saving, shape))
                 or (form.is_precise and config.kernel.keeps_short_sums)
             ):
                 continue
@@ -133,6 +136,9 @@ class Planner:
                 plan.needs = needed(config, fixed_order=fixed_order)
                 return plan, True
         return None, True
+
+    def _pays(self, saving: float | None, shape: Shape) -> bool:
+        return self._is_invariant or pays(saving, shape)
 
     def _load(self, config: Config, shape: Shape, device: torch.device, index: int) -> Plan | None:
         pack = str(config.pack)

@@ -12,9 +12,10 @@ import torch
 
 from gemmsmith.core.device import DeviceModel, called
 from gemmsmith.distributed import shared_snapshot
-from gemmsmith.errors import GemmsmithError
+from gemmsmith.errors import GemmsmithError, NotInvariant
 from gemmsmith.http.client import Client
 from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.invariance import checked
 from gemmsmith.ops.engine.planning import Chooser, PackSource
 from gemmsmith.winners.bundle import Bundle
 from gemmsmith.winners.lookup import Lookup
@@ -34,6 +35,7 @@ def use(
     pin: bool = False,
     deterministic: bool | None = None,
     device: str | None = None,
+    numerics: str | None = None,
 ) -> None:
     """Run the winners of `source` in `gemmsmith.matmul`, `linear`, `scaled_mm` and `patch`.
 
@@ -46,6 +48,9 @@ def use(
         deterministic: True: only kernels that give the same bits for the same inputs; None: as
             set by `torch.use_deterministic_algorithms` at each call.
         device: slug of the device model; by default that of the current GPU.
+        numerics: "invariant": a row of a product has the same bits at every M. Products of bf16 and
+            fp16, and of FP8 with factors of rows, run kernels of one order of sums, or raise
+            `NotInvariant` (docs/invariance.md). Without winners, `use` raises.
 
     In a distributed job this is a collective: rank 0 asks the service, and all ranks keep the same
     winners, pinned. If there are no winners, or they have no trusted signature, torch's own
@@ -53,7 +58,8 @@ def use(
 
     Raises:
         TypeError: `source` has another type.
-        ValueError: the URL is invalid.
+        ValueError: the URL or `numerics` is invalid.
+        NotInvariant: there are no winners, and `numerics` demands them.
         OSError: there is no such bundle.
     """
     while _before_use:
@@ -61,20 +67,23 @@ def use(
     if source is None:
         install(None, "gemmsmith.use(None) has switched winners off")
         return
+    is_invariant = checked(numerics)
     model = device or local_model()
     try:
         chooser, packs = _opened(source, pin, model)
     except GemmsmithError as error:
-        _refuse(str(error))
+        _refuse(str(error), is_invariant)
         return
     tuned_for = getattr(getattr(chooser, "snapshot", None), "device", model)
     if model is not None and not called(model, [str(tuned_for)]):
-        _refuse(f"the winners are for {tuned_for}, and this GPU is {model}")
+        _refuse(f"the winners are for {tuned_for}, and this GPU is {model}", is_invariant)
         return
-    install(Engine(chooser, packs, deterministic=deterministic))
+    install(Engine(chooser, packs, deterministic=deterministic, numerics=numerics))
 
 
-def _refuse(reason: str) -> None:
+def _refuse(reason: str, is_invariant: bool) -> None:
+    if is_invariant:
+        raise NotInvariant(f"numerics='invariant' needs winners: {reason}")
     log.warning("torch's own operators run: %s", reason)
     install(None, f"gemmsmith.use(...) took no winners: {reason}")
 

@@ -40,6 +40,7 @@ from typing import TextIO
 
 import torch
 
+from gemmsmith.errors import NotInvariant
 from gemmsmith.ops.below import experts, scaling
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, current, in_use, on_install, watch, why_none
@@ -117,7 +118,7 @@ class Patch(AbstractContextManager[None]):
         self._engine: Engine | None = None
         self._why_none = ""
         self._has_norms = False
-        self._is_block = False
+        self._is_block = self._is_bound = False
         self._stack = ExitStack()
 
     def __enter__(self) -> None:
@@ -166,7 +167,7 @@ class Patch(AbstractContextManager[None]):
         model = self._model
         if self._reference is not None and model is None:
             return
-        self._engine = current()
+        self._engine, self._is_bound = current(), False
         self._why_none = why_none() if self._engine is None else ""
         with ExitStack() as stack:
             if self._report is not None:
@@ -189,20 +190,29 @@ class Patch(AbstractContextManager[None]):
         for replaced in (experts, scaling):
             stack.enter_context(replaced.on(engine.platform.kind, weights))
         # The binding does not report products to a watcher.
-        dispatch = Dispatch.of(engine.platform.kind) if engine.watcher is None else None
+        counts = engine.watcher is not None and not engine.is_invariant
+        dispatch = None if counts else Dispatch.of(engine.platform.kind)
+        if dispatch is None and engine.is_invariant:
+            # Without it, torch would compute backward products and those of other threads.
+            raise NotInvariant(
+                "numerics='invariant' needs the compiled binding; the log says why there is none"
+            )
         if dispatch is None:
             return False
         sizes = None
         if model is not None:
             sizes = frozenset((layer.out_features, layer.in_features) for layer in _linears(model))
         stack.enter_context(dispatch.on(sizes))
+        self._is_bound = True
         return True
 
     def _follow(self) -> None:
         """Replace operators below autograd if winners came into use after the patch was opened."""
-        if self._engine is None:
-            self._engine = in_use()
-            self._why_none = why_none() if self._engine is None else ""
+        engine = in_use()
+        must_bind = engine is not None and engine.is_invariant and not self._is_bound
+        if self._engine is None or must_bind:
+            self._engine = engine
+            self._why_none = why_none() if engine is None else ""
             self._replace_below(self._stack)
 
     def _within(self, model: torch.nn.Module, forwards: Forwards, *, has_binding: bool) -> None:

@@ -1,0 +1,317 @@
+"""`numerics="invariant"`: products run a kernel of the order, or raise; torch never takes over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import gemmsmith
+from gemmsmith.core.problem import Layout, Problem
+from gemmsmith.errors import NotInvariant
+from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.engine.engine import Engine, in_use
+from gemmsmith.ops.models.patching import _Patches
+from gemmsmith.winners.lookup import Lookup
+from tests.support.below import BF16, close, layers, made, operands, trains
+from tests.support.snapshots import row, snapshot
+from tests.support.stand_in import Chooser, Host, Packs, config, installed
+
+Runs = Callable[[], int]
+ORDER = "sum_sequential"
+
+
+def without_epilogues(problem: Problem) -> bool:
+    return not problem.operation.is_fused
+
+
+@pytest.fixture(autouse=True)
+def _no_other_patch() -> None:
+    """A patch that an earlier test has left open would be bound, and stay so."""
+    for patch in list(_Patches.open):
+        patch.close()
+
+
+@pytest.fixture
+def chooser() -> Chooser:
+    return Chooser(answers=without_epilogues)
+
+
+@pytest.fixture
+def engine(chooser: Chooser, pack: Path, binding: Dispatch) -> Iterator[Engine]:
+    with made(chooser, pack, "invariant") as engine:
+        yield engine
+
+
+@pytest.fixture
+def patched(engine: Engine) -> Iterator[Engine]:
+    with gemmsmith.patch():
+        yield engine
+
+
+def torch_products() -> dict[str, Callable[[], torch.Tensor]]:
+    """Calls of torch's that multiply, and how often kernels run for each."""
+    x, w = operands((4, 16), (8, 16))
+    batch, other = operands((3, 4, 16), (3, 16, 8))
+    row, full = operands((8,), (4, 8))
+    (many,) = operands((3, 4, 8))
+    return {
+        "linear": lambda: functional.linear(x, w),
+        "linear of 3 dimensions": lambda: functional.linear(batch, w),
+        "linear with bias": lambda: functional.linear(x, w, row),
+        "matmul": lambda: x @ w.t(),
+        "mm": lambda: torch.mm(x, w.t()),
+        "mm out": lambda: torch.mm(x, w.t(), out=torch.empty(4, 8, dtype=BF16)),
+        "bmm": lambda: torch.bmm(batch, other),
+        "addmm of a row": lambda: torch.addmm(row, x, w.t()),
+        "addmm": lambda: torch.addmm(full, x, w.t(), beta=0.5, alpha=2.0),
+        "addmm without": lambda: torch.addmm(full * torch.nan, x, w.t(), beta=0.0),
+        "addmm out": lambda: torch.addmm(full, x, w.t(), out=torch.empty(4, 8, dtype=BF16)),
+        "baddbmm": lambda: torch.baddbmm(many, batch, other, beta=2.0),
+        "ours": lambda: gemmsmith.linear(x, w),
+        "ours with bias": lambda: gemmsmith.linear(x, w, row),
+        "our product": lambda: gemmsmith.matmul(x, w.t()),
+    }
+
+
+@pytest.mark.parametrize("name", torch_products())
+def test_products_run_in_order(patched: Engine, chooser: Chooser, runs: Runs, name: str) -> None:
+    product = torch_products()[name]
+    torch.manual_seed(1)
+    ours = product()
+    assert runs() == 1
+    asked = [problem for problem in chooser.asked if not problem.operation.is_fused]
+    assert asked
+    assert all(problem.operation.summation == "sequential" for problem in chooser.asked)
+    with installed(None):
+        close(ours, product())
+
+
+@pytest.mark.parametrize("name", torch_products())
+def test_without_a_kernel_they_raise(
+    patched: Engine, chooser: Chooser, runs: Runs, name: str
+) -> None:
+    chooser.answers = lambda _: False
+    with pytest.raises(RuntimeError, match=r"gemmsmith tune (4|12) 8 16 --dtype "
+                       rf"bf16\.{ORDER} --layout t[nt]") as raised:  # fmt: skip
+        torch_products()[name]()
+    assert "numerics='invariant'" in str(raised.value)
+    assert runs() == 0
+
+
+def test_training_runs_in_order(patched: Engine, chooser: Chooser, runs: Runs) -> None:
+    trains(layers(16, 24, 8), 16)
+    assert runs() == 6
+    trains(layers(16, 24, 8, bias=True), 16)
+    assert runs() == 6
+    assert {problem.operation.summation for problem in chooser.asked} == {"sequential"}
+
+
+def test_a_gradient_without_a_kernel_raises(patched: Engine, chooser: Chooser) -> None:
+    chooser.answers = lambda problem: problem.layout == "tn"
+    x, w = operands((4, 16), (8, 16), grad=True)
+    out = functional.linear(x, w)
+    with pytest.raises(RuntimeError, match=rf"bf16\.{ORDER} --layout"):
+        out.backward(torch.ones_like(out))
+
+
+def test_every_thread_raises(patched: Engine, chooser: Chooser) -> None:
+    chooser.answers = lambda _: False
+    raised = []
+
+    def multiply() -> None:
+        x, w = operands((4, 16), (8, 16))
+        try:
+            torch.mm(x, w.t())
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    threads = [threading.Thread(target=multiply) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(raised) == 4
+    assert all("gemmsmith tune 4 8 16" in text for text in raised)
+
+
+def test_what_is_not_demanded_is_torchs(patched: Engine, chooser: Chooser, runs: Runs) -> None:
+    """FP32, and products of nothing; integers are exact, and run as without it."""
+    chooser.answers = lambda problem: problem.dtype == "int8"
+    a = torch.randn(4, 16)
+    torch.testing.assert_close(a @ a.t(), (a.double() @ a.double().t()).float())
+    (empty,) = operands((0, 16))
+    assert (empty @ operands((16, 8))[0]).shape == (0, 8)
+    assert runs() == 0
+    ints = torch.randint(-9, 9, (24, 16), dtype=torch.int8)
+    assert torch.equal(torch._int_mm(ints, ints.t()), (ints.int() @ ints.int().t()))
+
+
+def test_operands_that_no_kernel_reads_raise(patched: Engine, runs: Runs) -> None:
+    x, w = operands((4, 32), (16, 8))
+    with pytest.raises(RuntimeError, match=r"call contiguous\(\)"):
+        x[:, ::2] @ w
+    shifted = torch.randn(4 * 16 + 1).to(BF16)[1:].view(4, 16)
+    with pytest.raises(RuntimeError, match="aligned"):
+        shifted @ w
+    turned = torch.empty((8, 4), dtype=BF16).t()
+    with pytest.raises(RuntimeError, match="not contiguous"):
+        torch.mm(x[:, :16].contiguous(), w, out=turned)
+    assert runs() == 0
+
+
+def test_a_kernel_that_fails_raises(pack: Path, binding: Dispatch) -> None:
+    with made(Chooser(name="fails", answers=without_epilogues), pack, "invariant"):
+        x, w = operands((4, 16), (8, 16))
+        with gemmsmith.patch(), pytest.raises(RuntimeError, match="invariant"):
+            torch.mm(x, w.t())
+        with pytest.raises(NotInvariant):
+            gemmsmith.matmul(x, w.t())
+
+
+def test_what_is_new_within_a_capture_raises(patched: Engine, chooser: Chooser) -> None:
+    host = patched.platform
+    assert isinstance(host, Host)
+    x, w = operands((4, 16), (8, 16))
+    known = torch.mm(x, w.t())
+    host.is_capturing = True
+    assert torch.equal(torch.mm(x, w.t()), known)  # what ran before may be captured
+    with pytest.raises(RuntimeError, match="run the model once before"):
+        torch.mm(x[:3], w.t())
+    wide = torch.randn(4, 16)
+    assert (wide @ wide.t()).shape == (4, 4)
+
+
+def test_other_layers_than_a_patched_models_are_torchs(engine: Engine, runs: Runs) -> None:
+    model = layers(16, 24)
+    (x, other) = operands((4, 16), (40, 16))
+    with gemmsmith.patch(model):
+        model(x)
+        assert runs() == 1
+        functional.linear(x, other)
+        assert runs() == 0
+
+
+def test_an_open_patch_becomes_strict(pack: Path, binding: Dispatch, runs: Runs) -> None:
+    x, w = operands((4, 16), (8, 16))
+    none = Chooser(answers=lambda _: False)
+    with made(none, pack), gemmsmith.patch():
+        torch.mm(x, w.t())
+        with made(none, pack, "invariant"), pytest.raises(RuntimeError, match="invariant"):
+            torch.mm(x, w.t())
+        torch.mm(x, w.t())
+    with (
+        gemmsmith.patch(report=True),
+        made(none, pack, "invariant"),
+        pytest.raises(RuntimeError, match="invariant"),
+    ):
+        torch.mm(x, w.t())
+    assert runs() == 0
+
+
+def test_compiled_models_run_in_order(patched: Engine, chooser: Chooser, runs: Runs) -> None:
+    model = nn.Sequential(nn.Linear(16, 8, bias=False), nn.ReLU()).to(BF16)
+    (x,) = operands((4, 16))
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        close(compiled(x), model(x))
+    assert runs() == 2
+    chooser.answers = lambda _: False
+    with torch.no_grad(), pytest.raises(RuntimeError, match="invariant"):
+        compiled(operands((5, 16))[0])
+
+
+def test_a_patch_needs_the_binding(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
+    with pytest.raises(NotInvariant, match="compiled binding"):
+        gemmsmith.patch()
+
+
+def test_use_takes_numerics(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemmsmith.ops.engine.source.local_model", lambda: None)
+    source = (Chooser(), Packs(pack))
+    with installed(None):
+        with pytest.raises(ValueError, match='numerics must be "invariant" or None'):
+            gemmsmith.use(source, numerics="exact")
+        with pytest.raises(NotInvariant, match="needs winners"):
+            gemmsmith.use((snapshot(), Packs(pack)), numerics="invariant", device="another")
+        gemmsmith.use(source, numerics="invariant")
+        engine = in_use()
+        assert engine is not None
+        assert engine.is_invariant
+
+
+def test_one_tuned_size_runs_at_every_number_of_tokens(
+    pack: Path, binding: Dispatch, runs: Runs
+) -> None:
+    tuned = Problem(64, 8, 16, dtype=f"bf16.{ORDER}")
+    winners = snapshot(row(tuned, config=config("tn", "bf16", Layout.TN)))
+    (w, other) = operands((8, 16), (16, 16))
+    with made(Lookup(winners, pin=True), pack, "invariant"), gemmsmith.patch():
+        for m in (1, 3, 64, 65, 1000):
+            (x,) = operands((m, 16))
+            close(functional.linear(x, w), x.float() @ w.float().t())
+            assert runs() == 1
+        with pytest.raises(RuntimeError, match=r"gemmsmith tune 3 16 16 --dtype bf16\.sum_seq"):
+            functional.linear(operands((3, 16))[0], other)
+
+
+def test_fp8_has_the_order_of_its_accumulation(
+    engine: Engine, chooser: Chooser, runs: Runs
+) -> None:
+    a, b = (torch.randn(size, 16).to(torch.float8_e4m3fn) for size in (16, 32))
+    rows, columns = torch.ones(16, 1), torch.ones(1, 32)
+    for fast, order in ((True, "sequential"), (False, "promoted")):
+        chooser.asked.clear()
+        if fast:
+            gemmsmith.scaled_mm(a, b.t(), rows, columns, use_fast_accum=True)
+            assert runs() == 1
+        else:  # the stand-in keeps its sums short
+            with pytest.raises(NotInvariant):
+                gemmsmith.scaled_mm(a, b.t(), rows, columns, use_fast_accum=False)
+        assert {problem.dtype for problem in chooser.asked} == {f"fp8_e4m3.scale_row.sum_{order}"}
+    one = torch.ones(1)
+    with pytest.raises(NotInvariant, match="has no order of sums yet"):
+        gemmsmith.scaled_mm(a, b.t(), one, one)
+    with gemmsmith.patch():
+        for scales in ((one, one), (rows, columns)):
+            with pytest.raises(RuntimeError, match="invariant"):  # of another type than bf16
+                torch._scaled_mm(a, b.t(), *scales, out_dtype=torch.float32)
+        torch._scaled_mm(a, b.t(), rows, columns, out_dtype=BF16, use_fast_accum=True)
+    assert runs() == 1
+
+
+def test_a_fused_bias_is_never_added_otherwise(
+    patched: Engine, chooser: Chooser, runs: Runs
+) -> None:
+    chooser.answers = lambda _: True
+    x, w = operands((4, 16), (8, 16))
+    (row,) = operands((8,))
+    close(functional.linear(x, w, row), functional.linear(x.float(), w.float(), row.float()))
+    assert runs() == 1
+    assert chooser.asked[-1].dtype == f"bf16.then_bias.{ORDER}"
+    shifted = torch.randn(4 * 16 + 1).to(BF16)[1:].view(4, 16)
+    with pytest.raises(RuntimeError, match="as its kernel needs them"):
+        functional.linear(shifted, w, row)
+    host = patched.platform
+    assert isinstance(host, Host)
+    host.is_capturing = True
+    with pytest.raises(RuntimeError, match="run the model once before"):
+        functional.linear(x[:3], w, row)
+    assert runs() == 0
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="an older torch")
+def test_grouped_products_raise(patched: Engine, runs: Runs) -> None:
+    x, w = operands((16, 16), (2, 16, 8))
+    offs = torch.tensor([8, 16], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="has no order of sums yet"):
+        torch._grouped_mm(x, w, offs=offs)
+    with pytest.raises(NotInvariant, match="has no order of sums yet"):
+        gemmsmith.grouped_mm(x, w, offs)
+    assert runs() == 0

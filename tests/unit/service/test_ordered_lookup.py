@@ -1,0 +1,132 @@
+"""Lookups of operations that demand an order of sums: answered at every M by one order, or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemmsmith import Client, NotTuned, Problem, Use
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Match
+from gemmsmith.core.launch import Launch
+from service.settings import Settings
+from tests.support import fake_nvcc
+from tests.support.present import present
+from tests.support.replacing import replace
+from tests.support.serving import H200, new_settings, packs_of, promote, running, winner
+from tuner.backends import kernels
+from tuner.store import Store
+from tuner.trial import Winner
+
+WEIGHT = Problem(64, 4096, 4096, dtype="bf16.sum_sequential")
+GRADIENT = Problem(4096, 4096, 512, dtype="bf16.out_f32.sum_sequential", layout="nt")
+TUNED = (WEIGHT, replace(WEIGHT, m=4096), GRADIENT)
+ASKED = {"m": 64, "n": 4096, "k": 4096, "dtype": WEIGHT.dtype}
+
+
+def of_kernel(problem: Problem, place: int) -> Winner:
+    kernel = [k for k in kernels(problem) if k.summation(Launch()) == "sequential"][place]
+    return replace(winner(problem), candidate=Candidate(kernel=kernel, launch=Launch()))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    settings = new_settings(tmp_path / "service")
+    winners = [of_kernel(problem, place) for place, problem in enumerate(TUNED)]
+    promote(settings, *winners)
+    compiled = tmp_path / "unit.so"
+    compiled.write_bytes(b"\x7fELF")
+    held = [present(item.candidate).kernel for item in winners]
+    pack = packs_of(settings).publish(compiled, held, fake_nvcc.toolchain(tmp_path / "toolchain"))
+    with Store.open(settings.database) as store:
+        store.add_pack(pack.hash, pack.toolchain, held, pack.path.stat().st_size)
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("change", "measured"),
+    [
+        ({}, TUNED[0]),
+        ({"m": 1}, TUNED[0]),
+        ({"m": 4095}, TUNED[0]),
+        ({"m": 2**20}, TUNED[1]),
+        ({"n": 4104}, None),
+        ({"k": 4088}, None),
+        ({"batch": 2}, None),
+        ({"dtype": "bf16.sum_split_2"}, None),
+        ({"dtype": "fp16.sum_sequential"}, None),
+        ({"dtype": "bf16.then_bias.sum_sequential"}, None),
+        ({"m": 4096, "k": 7, "dtype": GRADIENT.dtype, "layout": "nt"}, TUNED[2]),
+        ({"m": 4104, "dtype": GRADIENT.dtype, "layout": "nt"}, None),
+    ],
+)
+def test_a_weight_is_answered_at_every_number_of_tokens(
+    settings: Settings, change: dict[str, Any], measured: Problem | None
+) -> None:
+    with running(settings) as client:
+        reply = client.get("/best", params=ASKED | change)
+        batch = client.post("/best:batch", json={"problems": [ASKED | change]})
+        exact = client.get("/best", params=ASKED | change | {"exact": True})
+    (in_batch,) = batch.raise_for_status().json()["answers"]
+    if measured is None:
+        assert (reply.status_code, exact.status_code, in_batch["status"]) == (404, 404, 404)
+        assert "POST /tune" in reply.json()["detail"]
+        assert "legal" not in reply.json()["detail"]
+        assert (ASKED | change)["dtype"] in json.dumps(reply.json()["links"]["tune"])
+        return
+    answer = reply.raise_for_status().json()
+    assert in_batch == answer
+    assert answer["use"] == "cutlass"
+    assert answer["match"] == ("nearest" if change else "exact")
+    assert exact.status_code == (404 if change else 200)
+    assert {name: answer["measured"][name] for name in ("m", "n", "k")} == {
+        "m": measured.m, "n": measured.n, "k": measured.k,
+    }  # fmt: skip
+    assert answer["config"]["kernel"]["dtype"] == measured.operation.of_kernels.dtype
+
+
+def test_plain_problems_have_their_own_answers(settings: Settings) -> None:
+    with running(settings) as client:
+        plain = client.get("/best", params=ASKED | {"dtype": "bf16"}).raise_for_status().json()
+    assert plain["match"] == "predicted"
+
+
+def test_clients_choose_as_the_service_does(settings: Settings, tmp_path: Path) -> None:
+    with running(settings) as http, Client(str(http.base_url), cache_dir=None) as client:
+        fetched = client.snapshot(H200.slug)
+        for m in (1, 7, 63, 64, 65, 1000, 4095, 4096, 5000, 100_000):
+            answer = client.best(m, 4096, 4096, dtype=WEIGHT.dtype, device=H200.slug)
+            choice = present(fetched.find(replace(WEIGHT, m=m)))
+            assert answer.use is Use.CUTLASS
+            assert answer.match is (Match.EXACT if m in (64, 4096) else Match.NEAREST)
+            assert (choice.config, choice.measured) == (answer.config, answer.measured)
+            assert choice.deterministic
+        with pytest.raises(NotTuned, match=r"dtype='bf16\.sum_sequential'"):
+            client.best(64, 4096, 1024, dtype=WEIGHT.dtype, device=H200.slug)
+    assert fetched.find(replace(WEIGHT, k=1024)) is None
+
+
+def test_who_cannot_run_the_kernel_gets_no_cublas_in_its_place(settings: Settings) -> None:
+    runs = {"Gemmsmith-Runs": "cublaslt cute"}
+    old = {"User-Agent": "gemmsmith-client/0.1.0"}
+    for headers in (runs, old):
+        with running(settings) as client:
+            reply = client.get("/best", params=ASKED, headers=headers)
+            rows = client.get("/snapshot", headers=headers).raise_for_status().json()["winners"]
+        assert reply.status_code == 404
+        assert rows == []
+
+
+def test_a_job_is_of_the_order(settings: Settings) -> None:
+    with running(settings) as client:
+        body = {"m": 1, "n": 64, "k": 64, "dtype": WEIGHT.dtype}
+        job = client.post("/tune", json=body).raise_for_status().json()
+        assert job["problem"]["dtype"] == WEIGHT.dtype
+        wrong = client.post("/tune", json=body | {"dtype": "bf16.sum_promoted"})
+        none = client.get("/best", params=ASKED | {"dtype": "int8.sum_sequential"})
+    assert (wrong.status_code, none.status_code) == (422, 422)
+    assert "for FP8 it does" in wrong.text
+    assert "have an order of sums" in none.text
