@@ -130,7 +130,7 @@ class WrittenRows:
             return [rows[place] for place in places]
         runs = {what: abilities.runs(what.backend) for what in self._known}
         knows = abilities.dtypes
-        told = {
+        listed = {
             what
             for what in self._known
             if (knows is None or what.dtype in knows)
@@ -140,7 +140,7 @@ class WrittenRows:
         return [
             rows[place] if runs[whats[place]] else _without_config(rows[place])
             for place in places
-            if whats[place] in told
+            if whats[place] in listed
         ]
 
     def _moved(self, packs: PacksToRun) -> set[str]:

@@ -89,7 +89,8 @@ struct gs_plan {
 };
 
 /* The plan for a product; null: torch computes it under these settings; 1: torch, and ask again next
- * time; 2: nobody may, for the reason that was passed to gs_dispatch_refuse. The last word is no part of the question. */
+ * time; 2: the product is refused, for the reason that was passed to gs_dispatch_refuse. The last word
+ * is no part of the question. */
 typedef const gs_plan* (*gs_resolve)(const int64_t words[kWords]);
 typedef void (*gs_failed)(const gs_plan*, int32_t status);
 

@@ -78,7 +78,7 @@ class FusingPass(CustomGraphPass):
             if not node.users and not node.is_impure():
                 graph.erase_node(node)  # a part of what was replaced
             elif isinstance(node.meta.get("val"), torch.Tensor):
-                changed |= any(replace(engine, graph, node) for replace in _RULES)
+                changed |= any(replace(engine, node) for replace in _RULES)
         if changed:
             stable_topological_sort(graph)
             graph.eliminate_dead_code()
@@ -97,7 +97,7 @@ def _sources() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _activation(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
+def _activation(engine: Engine, node: fx.Node) -> bool:
     """`activation(x · w + bias)`, and `activation(x · w + bias + residual)`."""
     match = activated(node)
     if match is None:
@@ -113,12 +113,12 @@ def _activation(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
             residual=residual is not None,
             aux=aux,
         )
-        if _fuse(engine, graph, node, product, residual, epilogue, stored=total):
+        if _fuse(engine, node, product, residual, epilogue, stored=total):
             return True
     return False
 
 
-def _residual(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
+def _residual(engine: Engine, node: fx.Node) -> bool:
     """`x · w + bias + residual`, and `scale * (x · w + bias) + residual` (LayerScale)."""
     if node.target is not _aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return False
@@ -136,12 +136,12 @@ def _residual(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
         epilogue = Epilogue.made_of(
             bias=product.bias is not None, residual=True, column_scale=scale is not None, aux=aux
         )
-        if _fuse(engine, graph, node, product, residual, epilogue, scale):
+        if _fuse(engine, node, product, residual, epilogue, scale):
             return True
     return False
 
 
-def _gate(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
+def _gate(engine: Engine, node: fx.Node) -> bool:
     """`activation(x · gate) * (x · up)` of two weights."""
     if node.target is not _aten.mul.Tensor or node.kwargs:
         return False
@@ -157,7 +157,7 @@ def _gate(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
         aux = escapes({*gate.passed, *up.passed, *match.steps, node}, node)
         epilogue = Epilogue.made_of(activation=match.activation, gate=True, aux=aux)
         weights = _rows(gate.weight), _rows(up.weight)
-        plan = _plan(engine, gate.x, weights[0], epilogue)
+        plan, graph = _plan(engine, gate.x, weights[0], epilogue), node.graph
         if plan is None or not lie_alike(*weights) or epilogue is None:
             continue
         with graph.inserting_before(node):
@@ -178,7 +178,7 @@ def _gate(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
     return False
 
 
-def _gradient(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
+def _gradient(engine: Engine, node: fx.Node) -> bool:
     """`(dy · w) * activation'(aux)`, and the sum of its rows, if the graph has that too."""
     match = activation_gradient(node)
     product = None if match is None else Product.at(match.of)
@@ -192,6 +192,7 @@ def _gradient(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
     for sum_of_rows in (sums, None) if sums is not None else (None,):
         epilogue = Epilogue.backward_of(match.activation, bias_gradient=sum_of_rows is not None)
         plan = _plan(engine, product.x, value(product.weight), epilogue, Form.MATMUL)
+        graph = node.graph
         if plan is None or epilogue is None:
             continue
         with graph.inserting_before(node):
@@ -225,7 +226,7 @@ def _sum_of_rows(of: fx.Node) -> fx.Node | None:
     return None
 
 
-_RULES: tuple[Callable[[Engine, fx.Graph, fx.Node], bool], ...] = (
+_RULES: tuple[Callable[[Engine, fx.Node], bool], ...] = (
     _gate,
     _activation,
     _residual,
@@ -235,7 +236,6 @@ _RULES: tuple[Callable[[Engine, fx.Graph, fx.Node], bool], ...] = (
 
 def _fuse(
     engine: Engine,
-    graph: fx.Graph,
     node: fx.Node,
     product: Product,
     residual: fx.Node | None,
@@ -250,6 +250,7 @@ def _fuse(
     plan = _plan(engine, product.x, _rows(product.weight), epilogue)
     if plan is None or epilogue is None:
         return False
+    graph = node.graph
     flat = None if residual is None else value(residual).reshape(value(product.node).shape)
     bias = None if product.bias is None else value(product.bias)
     factors = None if scale is None else value(scale)

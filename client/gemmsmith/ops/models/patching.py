@@ -195,7 +195,7 @@ class Patch(AbstractContextManager[None]):
         if dispatch is None and engine.is_invariant:
             # Without it, torch would compute backward products and those of other threads.
             raise NotInvariant(
-                "numerics='invariant' needs the compiled binding; the log says why there is none"
+                "numerics='invariant' needs the compiled binding; the log says why it is missing"
             )
         if dispatch is None:
             return False
