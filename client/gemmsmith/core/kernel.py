@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from gemmsmith.core.launch import Decomposition, Launch
-from gemmsmith.core.operation import Layout, Operation, named
+from gemmsmith.core.operation import Layout, Operation, Scaling, named
 from gemmsmith.core.plain import Plain
 from gemmsmith.core.summation import MMA, PROMOTED, SEQUENTIAL, split
 
@@ -196,8 +196,13 @@ class CutlassTraits(Kernel, frozen=True, kw_only=True):
 
     def summation(self, launch: Launch) -> str | None:
         cut = launch.decomposition
-        is_sliced = cut is Decomposition.SPLIT_K and self.scheduler in SLICED
+        is_our_store = self.scheduler in SLICED
+        is_sliced = cut is Decomposition.SPLIT_K and is_our_store
         if self.operation.a.is_integer or not (cut is Decomposition.DATA_PARALLEL or is_sliced):
+            return None
+        if self.operation.scaling is Scaling.ROW and not (self.swapped or is_our_store):
+            # CUTLASS's epilogue multiplies by the kernel's columns' factors first, which rounds
+            # otherwise. If it is swapped, these are the problem's rows', as in our own stores.
             return None
         if self.mainloop is MainloopSchedule.MULTISTAGE:
             return MMA

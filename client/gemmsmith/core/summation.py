@@ -12,6 +12,9 @@ of those sums:
 - `split_S`: K has S equal slices. The sums of each are sequential, and are added in their order.
 - `promoted_split_S`: the same of promoted sums.
 
+Of FP8 with factors of rows and columns, sums are multiplied by the row's factor, then by the
+column's. Kernels that multiply the other way round have no order here.
+
 A class holds on one architecture: an order says nothing about a GPU of another one.
 """
 

@@ -47,6 +47,8 @@ def expected(kernel: CutlassKernel, launch: Launch) -> str | None:
         launch.decomposition is not Decomposition.SPLIT_K or "split_k" not in kernel.scheduler
     ):
         return None
+    if "scale_row" in kernel.dtype and not kernel.swapped and "split_k" not in kernel.scheduler:
+        return None
     if kernel.mainloop is MainloopSchedule.MULTISTAGE:
         order = "mma"
     else:
