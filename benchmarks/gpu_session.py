@@ -8,6 +8,8 @@ session that is cut off keeps its results. A failing step is reported, and the n
 
     test      tests/gpu or --tests, with the machine-readable report gpu-tests-*.json
     build_tests  the kernels of the same files, without tests: another step may use the GPU
+    whole     all of tests/gpu on all GPUs of the host, kernels first, within --time-limit; a second
+              call on the same machine goes on: whole-*.json
     ranks     tests/gpu/test_ranks.py only, on all of the host's GPUs: ranks-*.json
     cold      three problems, each with an empty database and no compiled kernels: cold-*.json
     base      the time of `gemmsmith compile --base` on all cores: base-*.json; later steps use

@@ -13,6 +13,7 @@ from benchmarks.session.profiling import profile
 from benchmarks.session.programs import programs
 from benchmarks.session.training import experts, train, train_fused, train_moe
 from benchmarks.session.waiting import SUITE, base, cold, stability, waiting
+from benchmarks.session.whole import whole
 
 SWEEPS = "configs/suites/sweeps.toml"
 PEERS_SUITE = "benchmarks/peers/problems.toml"
@@ -174,6 +175,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "test": test,
     "build_tests": build_tests,
     "ranks": ranks,
+    "whole": whole,
     "cold": cold,
     "base": base,
     "waiting": waiting,

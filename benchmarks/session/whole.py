@@ -1,0 +1,149 @@
+"""All of tests/gpu on all GPUs of the host: first every kernel, then a worker for each GPU.
+
+What is finished is kept in the state of the checkout, so that a second call on the same machine
+goes on where the first one stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from benchmarks.session.core import CORES, ROOT, STATE, Deadline, Session, gpus
+
+_FOLDER = STATE / "whole"
+_TESTS = ROOT / "tests/gpu"
+_KERNELS = "test_kernels"
+_FAMILIES = (
+    "bf16.tn",
+    "then_bias_gelu_aux",
+    "then_silu_gate_aux and not group",
+    "out_e4m3.then_bias",
+    "then_dsilu_act",
+    "group_rows.tn",
+)
+"""A test of each family in `tests/gpu/support/families.py`: it builds all kernels of its family."""
+_USE_FAMILIES = ("_kernels", "_operations", "_fp8_output")
+"""Ends of names of the files that need no other kernels."""
+_PARTS = ("then_d", "_gate and not then_d", "then_ and not then_d and not _gate", "not then_")
+"""The tests of `test_kernels`, which would keep one GPU longest, in parts."""
+_ALL_GPUS = ("test_ranks", "test_unchanged", "test_fleet")
+
+
+class Part(NamedTuple):
+    """Tests of some files, by an expression of pytest's -k; empty: all of them."""
+
+    name: str
+    files: tuple[Path, ...]
+    tests: str = ""
+
+    @property
+    def report(self) -> Path:
+        return _FOLDER / f"{self.name}.json"
+
+
+def whole(session: Session) -> int:
+    """Run tests/gpu on all GPUs within --time-limit, and write one report: whole-*.json."""
+    deadline, files = Deadline(session), sorted(_TESTS.glob("test_*.py"))
+    if not session.dry_run:
+        _FOLDER.mkdir(parents=True, exist_ok=True)
+    _build(session, files, deadline)
+    kernels = (_TESTS / f"{_KERNELS}.py",)
+    shared = [Part(f"{_KERNELS}-{i}", kernels, tests) for i, tests in enumerate(_PARTS)]
+    shared += [Part(f.stem, (f,)) for f in files if f.stem not in (_KERNELS, *_ALL_GPUS)]
+    waiting: SimpleQueue[Part] = SimpleQueue()
+    for part in shared:
+        waiting.put(part)
+
+    def work(gpu: int) -> None:
+        while True:
+            try:
+                _run(session, waiting.get_nowait(), str(gpu), deadline)
+            except Empty:
+                return
+
+    workers = range(max(gpus(), 1))
+    with ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(work, workers))
+    together = [Part(f.stem, (f,)) for f in files if f.stem in _ALL_GPUS]
+    for part in together:
+        _run(session, part, None, deadline)
+    return 0 if session.dry_run else _written(session, [*shared, *together])
+
+
+def _build(session: Session, files: list[Path], deadline: Deadline) -> None:
+    """Compile the kernels of all tests: those of each family beside those of the other files."""
+    built = _FOLDER / "built"
+    if built.exists():
+        return
+    kernels = (_TESTS / f"{_KERNELS}.py",)
+    parts = [
+        Part(f"build-{i}", kernels, f"every_kind and {tests}") for i, tests in enumerate(_FAMILIES)
+    ]
+    others = tuple(f for f in files if not f.stem.endswith(_USE_FAMILIES))
+    parts.append(Part("build-others", others))
+    # Compilers wait for memory and for each other's files: a quarter more than there are cores.
+    env = {
+        "GEMMSMITH_GPU_TESTS": "build",
+        "GEMMSMITH_COMPILE_JOBS": str(max(CORES * 5 // 4 // len(parts), 1)),
+    }
+    with ThreadPoolExecutor(len(parts)) as pool:
+        statuses = list(pool.map(lambda part: _pytest(session, part, env, deadline), parts))
+    if not session.dry_run and not any(statuses):
+        built.touch()
+
+
+def _run(session: Session, part: Part, gpu: str | None, deadline: Deadline) -> None:
+    if part.report.exists() or (deadline.over() and not session.dry_run):
+        return
+    # A report without an exit status is of a part that was cut off: it runs again.
+    report = part.report.with_suffix(".part")
+    env = {"GEMMSMITH_GPU_REPORT": str(report)}
+    env |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    began = time.monotonic()
+    _pytest(session, part, env, deadline)
+    if report.exists() and json.loads(report.read_text())["exit_status"] is not None:
+        report.rename(part.report)
+    print(f"{part.name}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _pytest(session: Session, part: Part, env: dict[str, str], deadline: Deadline) -> int:
+    files = [str(file.relative_to(ROOT)) for file in part.files]
+    words = ("-k", part.tests) if part.tests else ()
+    log = session.file(f"whole-{part.name}", ".log")
+    # Several run at once: their output goes to their logs alone.
+    with (Path(os.devnull) if session.dry_run else log).open("ab") as output:
+        return session.command(
+            *(sys.executable, "-m", "pytest", *files, *words),
+            *("-q", "--tb=short", "-p", "no:cacheprovider"),
+            log=log,
+            env={"GEMMSMITH_TEST_PACKS": str(STATE / "packs"), **env},
+            stdout=output,
+            time_limit=float(deadline.left()),
+        )
+
+
+def _written(session: Session, parts: list[Part]) -> int:
+    """Write the report; the status is 1 if a part failed, or did not run."""
+    reports = {
+        part.name: json.loads(part.report.read_text()) for part in parts if part.report.exists()
+    }
+    missing = [part.name for part in parts if part.name not in reports]
+    counts = {
+        outcome: sum(report[outcome] for report in reports.values())
+        for outcome in ("passed", "failed", "skipped")
+    }
+    print(f"{counts}, not run: {', '.join(missing) or 'none'}", flush=True)
+    for report in reports.values():
+        for test in report["tests"]:
+            if test["outcome"] == "failed":
+                print(f"{test['test']}: {test.get('message', '')}", flush=True)
+    document = {"counts": counts, "not_run": missing, "parts": reports}
+    session.file("whole", ".json").write_text(json.dumps(document, indent=1))
+    return int(bool(missing) or any(report["exit_status"] for report in reports.values()))
