@@ -164,6 +164,24 @@ class Session:
             time_limit=time_limit,
         )
 
+    def pytest(
+        self,
+        *words: str,
+        log: Path,
+        env: Mapping[str, str],
+        stdout: IO[bytes] | None = None,
+        time_limit: float | None = None,
+    ) -> int:
+        """Run tests; arguments as in `command`. Kernels that they compile are kept."""
+        return self.command(
+            *(sys.executable, "-m", "pytest", *words, "-q", "--tb=short", "-p", "no:cacheprovider"),
+            log=log,
+            # Tests do not see the variables of an installation, but those of tests.
+            env={"GEMMSMITH_TEST_PACKS": str(STATE / "packs"), **env},
+            stdout=stdout,
+            time_limit=time_limit,
+        )
+
     def ask(
         self,
         *words: str,

@@ -39,13 +39,7 @@ def ranks(session: Session) -> int:
 
 
 def _pytest(session: Session, stem: str, files: Sequence[str], env: Mapping[str, str]) -> int:
-    # Tests do not see the variables of an installation, but those of tests.
-    env = {"GEMMSMITH_TEST_PACKS": str(STATE / "packs"), **env}
-    return session.command(
-        *(sys.executable, "-m", "pytest", *files, "-q", "--tb=short", "-p", "no:cacheprovider"),
-        log=session.file(stem, ".log"),
-        env=env,
-    )
+    return session.pytest(*files, log=session.file(stem, ".log"), env=env)
 
 
 def compile_kernels(session: Session) -> int:

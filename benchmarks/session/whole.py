@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -62,9 +62,10 @@ def whole(session: Session) -> int:
         waiting.put(part)
 
     def work(gpu: int) -> None:
+        only = replace(session, device=f"cuda:{gpu}").only_device()
         while True:
             try:
-                _run(session, waiting.get_nowait(), str(gpu), deadline)
+                _run(session, waiting.get_nowait(), only, deadline)
             except Empty:
                 return
 
@@ -73,7 +74,7 @@ def whole(session: Session) -> int:
         list(pool.map(work, workers))
     together = [Part(f.stem, (f,)) for f in files if f.stem in _ALL_GPUS]
     for part in together:
-        _run(session, part, None, deadline)
+        _run(session, part, {}, deadline)
     return 0 if session.dry_run else _written(session, [*shared, *together])
 
 
@@ -99,15 +100,13 @@ def _build(session: Session, files: list[Path], deadline: Deadline) -> None:
         built.touch()
 
 
-def _run(session: Session, part: Part, gpu: str | None, deadline: Deadline) -> None:
+def _run(session: Session, part: Part, devices: dict[str, str], deadline: Deadline) -> None:
     if part.report.exists() or (deadline.over() and not session.dry_run):
         return
     # A report without an exit status is of a part that was cut off: it runs again.
     report = part.report.with_suffix(".part")
-    env = {"GEMMSMITH_GPU_REPORT": str(report)}
-    env |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     began = time.monotonic()
-    _pytest(session, part, env, deadline)
+    _pytest(session, part, {"GEMMSMITH_GPU_REPORT": str(report), **devices}, deadline)
     if report.exists() and json.loads(report.read_text())["exit_status"] is not None:
         report.rename(part.report)
     print(f"{part.name}: {time.monotonic() - began:.0f} s", flush=True)
@@ -119,13 +118,8 @@ def _pytest(session: Session, part: Part, env: dict[str, str], deadline: Deadlin
     log = session.file(f"whole-{part.name}", ".log")
     # Several run at once: their output goes to their logs alone.
     with (Path(os.devnull) if session.dry_run else log).open("ab") as output:
-        return session.command(
-            *(sys.executable, "-m", "pytest", *files, *words),
-            *("-q", "--tb=short", "-p", "no:cacheprovider"),
-            log=log,
-            env={"GEMMSMITH_TEST_PACKS": str(STATE / "packs"), **env},
-            stdout=output,
-            time_limit=float(deadline.left()),
+        return session.pytest(
+            *files, *words, log=log, env=env, stdout=output, time_limit=float(deadline.left())
         )
 
 

@@ -36,6 +36,7 @@ from tuner.workloads.matrices import (
     empty,
     exact_product,
     fill,
+    laid_in_rows,
     packed_arguments,
     unit_scale,
 )
@@ -69,13 +70,15 @@ class BackwardProducts:
         aux = empty(source, count, m * n * parts.halves, element)
         fill(aux, element, 1.0, source)
         width = n * parts.halves
+        if parts.gated:
+            sets = tuple(replace(s, d=laid_in_rows(s.d)) for s in sets)
+            check = laid_in_rows(check)
         sets = tuple(
-            replace(s, d=_laid(s.d, parts), aux=aux[i, : m * width].view(1, m, width))
-            for i, s in enumerate(sets)
+            replace(s, aux=aux[i, : m * width].view(1, m, width)) for i, s in enumerate(sets)
         )
         sigmas = _sigmas(parts, math.sqrt(problem.k) * scale)
         case = Case(operands=sets[0], written=rows, sigmas=sigmas)
-        return Drawn(sets=sets, check=_laid(check, parts), sigma=sigmas[0], cases=(case,))
+        return Drawn(sets=sets, check=check, sigma=sigmas[0], cases=(case,))
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
         """The C ABI's arguments of a set with the outputs `d`."""
@@ -122,14 +125,6 @@ class BackwardProducts:
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
         return backward_ways.alternatives(problem)
-
-
-def _laid(d: torch.Tensor, parts: Backward) -> torch.Tensor:
-    """Packed outputs in the family's layout: gated ones side by side in the rows of one matrix."""
-    if not parts.gated:
-        return d
-    outputs, m, n = d.shape
-    return d.as_strided((outputs, m, n), (n, outputs * n, 1))
 
 
 def _outputs(problem: Problem, operands: OperandSet, block: Block) -> list[torch.Tensor]:

@@ -30,12 +30,13 @@ from tuner.workloads.backward_ways import parts_of
 from tuner.workloads.fused import spread
 from tuner.workloads.grouped import Grouped
 from tuner.workloads.grouped_gated import (
+    arguments_in_rows,
     draw_shares,
-    laid_in_rows,
     root_mean_square_of_shares,
+    with_cases,
 )
 from tuner.workloads.grouped_gated_ways import products
-from tuner.workloads.matrices import empty, fill
+from tuner.workloads.matrices import empty, fill, laid_in_rows
 from tuner.workloads.ways import compiled, first_of
 from tuner.workloads.workload import (
     Block,
@@ -95,24 +96,15 @@ class GroupedBackward:
                     beside=partial(_fault_of_sums, operands, case.written),
                 )
             )
-        return replace(
-            drawn,
-            sets=tuple(map(completed, drawn.sets)),
-            check=laid_in_rows(drawn.check),
-            sigma=cases[0].sigmas[0],
-            cases=tuple(cases),
-        )
+        return with_cases(drawn, completed, cases)
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
         """The C ABI's arguments of a set with the outputs `d`."""
-        arguments = Grouped().arguments(problem, operands, d)
-        leading = d.stride(1)
-        arguments.ldc = arguments.ldd = leading
+        arguments = arguments_in_rows(problem, operands, d)
         arguments.aux, arguments.ld_aux = drawn_with(operands.aux).data_ptr(), 2 * problem.n
-        arguments.row_scale = drawn_with(operands.row_scale).data_ptr()
         arguments.row_gradient = drawn_with(operands.row_gradient).data_ptr()
         if parts_of(problem).activated:
-            arguments.activated, arguments.ld_activated = d[2].data_ptr(), leading
+            arguments.activated, arguments.ld_activated = d[2].data_ptr(), d.stride(1)
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:

@@ -10,7 +10,7 @@ Everything else is as for grouped products (`tuner.workloads.grouped`) and gated
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,8 +23,10 @@ from tuner.workloads import grouped_gated_ways
 from tuner.workloads.epilogue_ways import activation_of
 from tuner.workloads.fused import spread
 from tuner.workloads.grouped import Grouped
+from tuner.workloads.matrices import laid_in_rows
 from tuner.workloads.workload import (
     Block,
+    Case,
     Drawn,
     OperandSet,
     RandomSource,
@@ -59,23 +61,14 @@ class GroupedGated:
             value = share * spread(activation, product) * product
             sigmas = (value, product, product) if stores else (value,)
             cases.append(replace(case, operands=completed(case.operands), sigmas=sigmas))
-        return replace(
-            drawn,
-            sets=tuple(map(completed, drawn.sets)),
-            check=laid_in_rows(drawn.check),
-            sigma=cases[0].sigmas[0],
-            cases=tuple(cases),
-        )
+        return with_cases(drawn, completed, cases)
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
         """The C ABI's arguments of a set with output `d`, with aux beside it."""
-        arguments = Grouped().arguments(problem, operands, d)
-        leading = d.stride(1)
-        arguments.ldc = arguments.ldd = leading
+        arguments = arguments_in_rows(problem, operands, d)
         arguments.b_up = operands.b[:, :, problem.columns :].data_ptr()
-        arguments.row_scale = drawn_with(operands.row_scale).data_ptr()
         if problem.operation.epilogue.stores_aux:
-            arguments.aux, arguments.ld_aux = d[1].data_ptr(), leading
+            arguments.aux, arguments.ld_aux = d[1].data_ptr(), d.stride(1)
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:
@@ -119,7 +112,22 @@ def draw_shares(
     return {address: shares[i : i + 1] for i, address in enumerate(addresses)}
 
 
-def laid_in_rows(d: torch.Tensor) -> torch.Tensor:
-    """Packed outputs as columns of one matrix: each row holds that of every output in order."""
-    outputs, m, n = d.shape
-    return d.as_strided((outputs, m, n), (n, outputs * n, 1))
+def with_cases(
+    drawn: Drawn, completed: Callable[[OperandSet], OperandSet], cases: Sequence[Case]
+) -> Drawn:
+    """The sets completed, and the check laid as they are, with these cases."""
+    return replace(
+        drawn,
+        sets=tuple(map(completed, drawn.sets)),
+        check=laid_in_rows(drawn.check),
+        sigma=cases[0].sigmas[0],
+        cases=tuple(cases),
+    )
+
+
+def arguments_in_rows(problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
+    """The grouped product's arguments with outputs of `laid_in_rows` and factors of rows."""
+    arguments = Grouped().arguments(problem, operands, d)
+    arguments.ldc = arguments.ldd = d.stride(1)
+    arguments.row_scale = drawn_with(operands.row_scale).data_ptr()
+    return arguments

@@ -118,7 +118,7 @@ class Epilogue(StrEnum):
     @property
     def is_torchs(self) -> bool:
         """Whether torch's call of the product computes all of it: nothing follows, or a bias."""
-        return not self.backward and all(step == _ADDED_BIAS for step in self.steps)
+        return self not in _BACKWARD and self.steps in ((), (_ADDED_BIAS,))
 
     @property
     def has_bias(self) -> bool:

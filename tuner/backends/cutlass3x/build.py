@@ -65,7 +65,7 @@ def part(kernel: CutlassKernel) -> Part:
             definition=_gated(kernel),
             adapter=f"GatedGemm3x<{struct}, {traits}>",
         )
-    elif (backward := kernel.operation.epilogue.backward) and backward.bias_gradient:
+    elif kernel.operation.epilogue.sums_rows:
         adapter = f"SummingGemm3x<{struct}, {traits}, {swapped}>"
     elif kernel.operation.is_fused:
         adapter = f"FusedGemm3x<{struct}, {traits}, {swapped}>"

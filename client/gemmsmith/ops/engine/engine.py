@@ -16,8 +16,8 @@ import torch
 
 from gemmsmith.core.operation import Epilogue, Operation
 from gemmsmith.errors import GemmsmithError, NotInvariant
-from gemmsmith.ops.engine import invariance
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.numerics import INVARIANT, checked, in_order, is_demanded, refusal
 from gemmsmith.ops.engine.operands import NO_OPERANDS, Operands
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.planning import Chooser, PackSource, Planner, Watcher, ways
@@ -40,7 +40,7 @@ class Engine:
             `torch.use_deterministic_algorithms` says at each call.
         platform: the devices; CUDA except in tests.
         numerics: "invariant": run only kernels of one order of sums, and raise NotInvariant where
-            torch would have to compute a product (`gemmsmith.ops.engine.invariance`).
+            torch would have to compute a product (`gemmsmith.ops.engine.numerics`).
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Engine:
         platform: Platform | None = None,
         numerics: str | None = None,
     ) -> None:
-        self.is_invariant = invariance.checked(numerics)
+        self.is_invariant = checked(numerics)
         self._chooser = chooser
         self._deterministic = deterministic
         self.platform = Cuda() if platform is None else platform
@@ -170,13 +170,13 @@ class Engine:
     ) -> None:
         """Raise NotInvariant, if the product is one that torch must not compute."""
         is_here = self.platform.index(a.device) is not None
-        if not (is_here and invariance.is_demanded(a.dtype)) or 0 in (*a.size, *b.size):
+        if not (is_here and is_demanded(a.dtype)) or 0 in (*a.size, *b.size):
             return
         if self.platform.capturing():
             reason = "it is new within a capture; run the model once before"
         sizes = f"{form.value} of {'×'.join(map(str, a.size))} and {'×'.join(map(str, b.size))}"
         shapes = ways(form, a, b, output, groups, Epilogue.NONE)
-        raise invariance.refusal(form, shapes, sizes, reason)
+        raise refusal(form, shapes, sizes, reason)
 
     def _permits(self, plan: Plan) -> bool:
         return all(permission() for permission in plan.needs)
@@ -188,7 +188,7 @@ class Engine:
                 a, b = Spec(*key[4:8]), Spec(*key[8:])
                 shapes = ways(form, a, b, *key[1:4])
                 if self.is_invariant:
-                    shapes = invariance.in_order(form, shapes)
+                    shapes = in_order(form, shapes)
                 plan, keep = self._planner.plan(shapes, form, a)
                 if not keep:
                     return None
@@ -226,7 +226,7 @@ class Engine:
         """A text that differs if decisions may differ. Returns None if that is not known."""
         revision = getattr(self.snapshot, "revision", None)
         deterministic = self._deterministic or torch.are_deterministic_algorithms_enabled()
-        numerics = f" {invariance.INVARIANT}" if self.is_invariant else ""
+        numerics = f" {INVARIANT}" if self.is_invariant else ""
         return None if revision is None else f"{revision} {deterministic}{numerics}"
 
     def may_run(self, has: Callable[[Operation], bool]) -> bool:

@@ -15,7 +15,7 @@ from gemmsmith.distributed import shared_snapshot
 from gemmsmith.errors import GemmsmithError, NotInvariant
 from gemmsmith.http.client import Client
 from gemmsmith.ops.engine.engine import Engine, install
-from gemmsmith.ops.engine.invariance import checked
+from gemmsmith.ops.engine.numerics import checked
 from gemmsmith.ops.engine.planning import Chooser, PackSource
 from gemmsmith.winners.bundle import Bundle
 from gemmsmith.winners.lookup import Lookup

@@ -13,6 +13,8 @@ from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine import observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.functions import Decided, Outputs
+from gemmsmith.ops.engine.operands import Operands, present
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.products import passes
 from gemmsmith.ops.products.recording import is_recording, record
@@ -83,13 +85,20 @@ def gated_by(
 
     Returns None if the kernel does not take these very operands.
     """
+    results = _run(plan, rows, gate, {"up": up, "row_scale": factors, "offsets": offs})
+    if results is None:
+        return None
+    d, written = results
+    return d, written["aux"] if written else rows.new_empty(0)
+
+
+def _run(
+    plan: Plan, rows: torch.Tensor, weight: torch.Tensor, operands: Operands
+) -> Outputs | None:
     engine = current()
     if engine is None:
         return None
-    outputs = plan.outputs()
-    operands = {**outputs, "up": up, "row_scale": factors, "offsets": offs}
-    d = engine.run(plan, Form.GROUPED, rows, gate, operands)
-    return None if d is None else (d, outputs["aux"] if outputs else rows.new_empty(0))
+    return Decided(engine, plan, Form.GROUPED, rows, weight, operands).run()
 
 
 def differentiate(
@@ -133,13 +142,15 @@ def differentiate(
         if needs_shares:
             slabs = -(-down.shape[2] // ROW_GRADIENT_COLUMNS)
             sums = factors.new_empty(size[0], slabs)
-        results = _differentiated_by(plan, rows, down, opened, factors, sums, ends)
+        operands = {"aux": opened, "row_scale": factors, "offsets": ends}
+        operands |= present(row_gradient=sums)
+        results = _run(plan, rows, down, operands) if plan.suits(operands) else None
         if results is not None:
-            of_opened, value = results
+            of_opened, written = results
             of_shares = None
             if sums is not None:
                 of_shares = passes.gather_shares(sums, places, ends[-1:]).to(shares.dtype)
-            gradients = passes.ActivateGradients(of_opened, of_shares, value)
+            gradients = passes.ActivateGradients(of_opened, of_shares, written.get("activated"))
             return rows if needs_value else None, gradients
     if needs_opened and is_recording():
         record(rows, down, epilogue, down.shape[0])
@@ -147,27 +158,3 @@ def differentiate(
     kept = rows if needs_value else None
     del rows  # among the largest tensors of a step
     return kept, passes.activate_backward(opened, shares, slots, ends[-1:], of_hidden, needs)
-
-
-def _differentiated_by(
-    plan: Plan,
-    rows: torch.Tensor,
-    down: torch.Tensor,
-    opened: torch.Tensor,
-    factors: torch.Tensor,
-    sums: torch.Tensor | None,
-    ends: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """The gradient of `opened`, and the activation's value if the epilogue gives it.
-
-    `sums`, [R, slabs], receives the parts of the gradients of the rows' factors. Returns None if
-    the kernel does not take these very operands.
-    """
-    engine, outputs = current(), plan.outputs()
-    operands = {**outputs, "aux": opened, "row_scale": factors, "offsets": ends}
-    if sums is not None:
-        operands["row_gradient"] = sums
-    if engine is None or not plan.suits(operands):
-        return None
-    d = engine.run(plan, Form.GROUPED, rows, down, operands)
-    return None if d is None else (d, outputs.get("activated"))
