@@ -64,7 +64,7 @@ KINDS = (
         holds=lambda p: p.operation.stores_fp8,
     ),
     Kind(
-        title="Fused SwiGLU and GeGLU",
+        title="Fused SwiGLU, GeGLU, ReGLU, GLU",
         short="gates",
         holds=lambda p: p.operation.epilogue.is_gated,
     ),
