@@ -23,6 +23,8 @@ import msgspec
 
 from gemmsmith.core.device import DeviceModel, Environment
 from gemmsmith.core.kernel import AnyKernel, Kernel
+from gemmsmith.core.numerics import is_invariant
+from gemmsmith.core.operation import Operation
 from gemmsmith.errors import Untrusted
 from gemmsmith.files import write
 from gemmsmith.signing import Signer, Trusted
@@ -85,13 +87,28 @@ def of_types(winners: Iterable[Winner], dtypes: Sequence[str]) -> list[Winner]:
 
     All winners if `dtypes` is empty.
     """
+    return [winner for winner in winners if not dtypes or _is_of(winner.problem.operation, dtypes)]
+
+
+def of_numerics(winners: Iterable[Winner], dtypes: Sequence[str]) -> list[Winner]:
+    """As `of_types`, those that have the order of sums of invariant numerics.
+
+    A `dtype` may leave out that order.
+    """
     return [
         winner
         for winner in winners
-        if not dtypes
-        or winner.problem.dtype in dtypes
-        or winner.problem.operation.of_suites.dtype in dtypes
+        if is_invariant(operation := winner.problem.operation)
+        and (
+            not dtypes
+            or _is_of(operation, dtypes)
+            or _is_of(replace(operation, summation=None), dtypes)
+        )
     ]
+
+
+def _is_of(operation: Operation, dtypes: Sequence[str]) -> bool:
+    return operation.dtype in dtypes or operation.of_suites.dtype in dtypes
 
 
 def export_winners(

@@ -15,13 +15,15 @@ import sys
 import tempfile
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gemmsmith.core.choices import member
+from gemmsmith.core.numerics import Numerics
 from gemmsmith.program.captured import Captured
 from gemmsmith.program.variables import (
     CAPTURE_VARIABLE,
@@ -33,7 +35,7 @@ from gemmsmith.program.variables import (
     STOPPED,
     VARIABLE,
 )
-from service.cli.options import DataOptions, DeviceName, Url, complete_efforts
+from service.cli.options import DataOptions, DeviceName, NumericsName, Url, complete_efforts
 from service.cli.output import CommandError, MisuseError, note, writable
 from tuner.signals import handled
 
@@ -162,6 +164,7 @@ def capture(
         int,
         typer.Option(min=0, help="Optimizer steps to capture in each process; 0: the whole run."),
     ] = 0,
+    numerics: NumericsName = None,
 ) -> None:
     """Run a program, and write its matrix products and their counts to a suite file.
 
@@ -172,8 +175,12 @@ def capture(
     `gemmsmith tune --suite FILE` then tunes the products, most expensive first.
     """
     _check_folder(output)
+    if numerics is not None:
+        member("numerics", Numerics, numerics)  # refused before the program runs
     ended = run_captured(command, steps=steps)
-    captured = ended.captured
+    captured = ended.captured.with_numerics(numerics)
+    reason = "" if captured.problems else ended.reason or "no product has an order of sums"
+    ended = replace(ended, captured=captured, reason=reason)
     for line in ended.unseen:
         note(line)
     if ended.reason and not ended.status:
