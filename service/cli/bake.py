@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemmsmith.core.choices import member
-from gemmsmith.core.numerics import Numerics
 from service.cli.options import (
     DataOptions,
     DeviceSlug,
@@ -69,12 +67,10 @@ def bake(
     first. Packs are included whole, with kernels that did not win. The file is signed with this
     installation's key.
     """
-    from tuner.exchange import of_numerics, of_types
+    from tuner.exchange import of_types
     from tuner.store import Store
 
     suite = chosen.suite
-    if chosen.numerics is not None:
-        member("numerics", Numerics, chosen.numerics)
     if chosen.winners == (suite is not None):
         raise MisuseError("give --suite FILE or --winners, one of them")
     dtypes = dtypes_of(chosen.dtype) if chosen.dtype else []
@@ -86,7 +82,7 @@ def bake(
     with Store.open(settings.database) as store:
         winners: Sequence[Winner] = store.winners(device=slug)
         if suite is None:
-            winners = (of_numerics if chosen.numerics else of_types)(winners, dtypes)
+            winners = of_types(winners, dtypes, chosen.numerics)
         baked = write(output, settings, store, slug, winners, problems=problems, workers=workers)
     missing = sum(baked.unanswered.issuperset(entry) for entry in entries)
     counts = {

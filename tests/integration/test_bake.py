@@ -227,6 +227,8 @@ def test_winners_of_invariant_numerics_are_baked(settings: Settings, tmp_path: P
     demanded = ("--numerics", "invariant")
     assert baked("--winners", *demanded) == sorted(ordered[:2])
     assert baked("--winners", "--dtype", "bf16", *demanded) == ordered[:1]
+    counts = document(compile_("--device", H200.slug, *demanded, "--json"))["counts"]
+    assert counts["wanted"] == 2
     suite.write_text(SUITE)
     # At every M, far or near, of the one weight with an order.
     result = bake("--suite", suite, "-o", path, "--dtype", "bf16", *demanded)
