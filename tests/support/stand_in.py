@@ -20,7 +20,8 @@ from gemmsmith.core.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSch
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.operation import Epilogue, Operation, layouts_of
 from gemmsmith.core.problem import DType, Layout, Problem
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import install
 
 SOURCE = Path(__file__).parents[1] / "unit" / "ops" / "kernels.c"
 

@@ -25,6 +25,9 @@ import re
 from gemmsmith.core.choices import not_one_of
 from gemmsmith.errors import InvalidProblem
 
+INVARIANT = "invariant"
+"""The value of `numerics` that demands one order of sums for all products of a program."""
+
 SEQUENTIAL, PROMOTED, MMA = "sequential", "promoted", "mma"
 
 MOST_SPLITS = 4096
@@ -33,6 +36,13 @@ EXAMPLES = (SEQUENTIAL, PROMOTED, MMA, "split_2", "split_4", "promoted_split_2")
 """Some orders, for messages."""
 
 _SPLIT = re.compile(r"(?:promoted_)?split_([1-9][0-9]{0,3})", re.ASCII)
+
+
+def checked(numerics: str | None, name: str = "numerics") -> bool:
+    """Whether rows must have the same bits at every M. Raises ValueError for another word."""
+    if numerics not in (None, INVARIANT):
+        raise ValueError(f'{name} must be "{INVARIANT}" or not set, got {numerics!r}')
+    return numerics is not None
 
 
 def split(order: str, splits: int) -> str:

@@ -15,7 +15,8 @@ import gemmsmith
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.errors import NotInvariant
 from gemmsmith.ops.below.dispatch import Dispatch
-from gemmsmith.ops.engine.engine import Engine, in_use
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import in_use
 from gemmsmith.ops.models.patching import _Patches
 from gemmsmith.winners.lookup import Lookup
 from tests.support.below import BF16, close, layers, made, operands, trains
@@ -236,7 +237,7 @@ def test_use_takes_numerics(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("gemmsmith.ops.engine.source.local_model", lambda: None)
     source = (Chooser(), Packs(pack))
     with installed(None):
-        with pytest.raises(ValueError, match='numerics must be "invariant" or None'):
+        with pytest.raises(ValueError, match='numerics must be "invariant" or not set'):
             gemmsmith.use(source, numerics="exact")
         with pytest.raises(NotInvariant, match="needs winners"):
             gemmsmith.use((snapshot(), Packs(pack)), numerics="invariant", device="another")

@@ -1,9 +1,9 @@
 """Products whose rows have the same bits at every M: what the library demands and refuses.
 
-With `gemmsmith.use(..., numerics="invariant")` every product of bf16 and fp16, and of FP8 with
-factors of rows, runs a kernel of one order of sums, or raises `NotInvariant`. Torch's own operator,
-whose order is not known, never takes its place. Sums of integers are exact, so INT8 runs as usual.
-Products of FP32 and FP64 are torch's.
+With `numerics="invariant"` of `gemmsmith.patch` or `gemmsmith.use`, every product of bf16 and fp16,
+and of FP8 with factors of rows, runs a kernel of one order of sums, or raises `NotInvariant`.
+Torch's own operator, whose order is not known, never takes its place. Sums of integers are exact,
+so INT8 runs as usual. Products of FP32 and FP64 are torch's.
 """
 
 from __future__ import annotations
@@ -19,17 +19,8 @@ from gemmsmith.core.summation import PROMOTED, SEQUENTIAL
 from gemmsmith.errors import InvalidProblem, NotInvariant
 from gemmsmith.ops.engine.forms import Form, Shape
 
-INVARIANT = "invariant"
-
 _DEMANDED = frozenset({torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
 """Types of operands whose products have an order, or raise."""
-
-
-def checked(numerics: str | None) -> bool:
-    """Whether rows must have the same bits at every M; raises ValueError for another word."""
-    if numerics not in (None, INVARIANT):
-        raise ValueError(f'numerics must be "{INVARIANT}" or None, got {numerics!r}')
-    return numerics is not None
 
 
 def is_demanded(a: torch.dtype) -> bool:
