@@ -23,7 +23,7 @@ from typing import Annotated
 
 import typer
 
-from gemmsmith.core.summation import INVARIANT, checked
+from gemmsmith.core.numerics import Numerics, demands_order
 from gemmsmith.program.captured import Captured
 from gemmsmith.program.variables import (
     CAPTURE_VARIABLE,
@@ -114,7 +114,7 @@ def run(
 
     effort_of(options.effort)  # refused before the program runs
     try:
-        is_invariant = checked(options.numerics, "--numerics")
+        is_invariant = demands_order(options.numerics, "--numerics")
     except ValueError as error:
         raise MisuseError(str(error)) from None
     if rehearse and not tune:
@@ -137,7 +137,7 @@ def run(
                 "them"
             )
         note("gemmsmith: there are no winners yet: this run is not invariant")
-    demanded = {NUMERICS_VARIABLE: INVARIANT} if is_invariant else {}
+    demanded = {NUMERICS_VARIABLE: Numerics.INVARIANT} if is_invariant else {}
     ended = run_captured(
         command,
         winners=winners(),
@@ -150,7 +150,7 @@ def run(
     from service.cli import of_run
     from tuner.errors import TunerError
 
-    captured = ended.captured
+    captured = ended.captured.in_order() if is_invariant else ended.captured
     if output is not None and captured.problems:
         ended.save(output)
     if ended.status:

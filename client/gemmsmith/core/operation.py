@@ -92,8 +92,8 @@ class Operation(Plain):
             )
         if self.summation is not None:
             rows = self.scaling is Scaling.ROW and self.is_narrow_float
-            single = not self.is_grouped and not self.epilogue.sums_rows
-            check(self.summation, exists=single and (rows or self.a.bits == 16), promotes=rows)
+            exists = (rows or self.a.bits == 16) and not self.epilogue.sums_rows
+            check(self.summation, exists=exists, promotes=rows, is_grouped=self.is_grouped)
 
     def _check_grouping(self) -> None:
         # A group may start at any token, so groups divide K only if K is not contiguous.
@@ -318,7 +318,7 @@ class Operation(Plain):
     @property
     def free_extent(self) -> str:
         """The number of tokens, which differs from batch to batch: M, or K of weight gradients."""
-        return "k" if self.layout is Layout.NT else "m"
+        return "k" if self.layout is Layout.NT or self.grouping is Grouping.DEPTH else "m"
 
     @property
     def is_narrow_float(self) -> bool:

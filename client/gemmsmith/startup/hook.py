@@ -119,10 +119,10 @@ def _numerics(winners: str) -> str | None:
     Raises:
         ValueError: it is another word, or `winners` is not set.
     """
-    from gemmsmith.core.summation import checked
+    from gemmsmith.core.numerics import demands_order
 
     numerics = os.environ.get(NUMERICS_VARIABLE, "").strip() or None
-    if checked(numerics, NUMERICS_VARIABLE) and not winners:
+    if demands_order(numerics, NUMERICS_VARIABLE) and not winners:
         raise ValueError(f"{NUMERICS_VARIABLE}={numerics} needs winners: set {VARIABLE} as well")
     return numerics
 

@@ -116,11 +116,24 @@ ORDERED = Problem(m=512, n=4096, k=14336, dtype="bf16.sum_sequential")
         ([], [], 600, None),
     ],
 )
-@pytest.mark.parametrize("extent", ["m", "k"])
+@pytest.mark.parametrize(
+    ("extent", "of_weight"),
+    [
+        ("m", ORDERED),
+        ("k", replace(ORDERED, layout="nt")),
+        ("m", replace(ORDERED, batch=8, dtype="bf16.group_rows.sum_sequential")),
+        ("m", replace(ORDERED, batch=8, dtype="bf16.group_rows.then_silu_gate.sum_sequential")),
+        ("k", replace(ORDERED, batch=8, dtype="bf16.group_depth.sum_sequential", layout="nt")),
+    ],
+)
 def test_an_order_is_answered_at_every_number_of_tokens(
-    extent: str, tuned: list[int], legal: list[int] | None, asked: int, answer: int | None
+    extent: str,
+    of_weight: Problem,
+    tuned: list[int],
+    legal: list[int] | None,
+    asked: int,
+    answer: int | None,
 ) -> None:
-    of_weight = replace(ORDERED, layout="nt") if extent == "k" else ORDERED
     here = replace(of_weight, **{extent: asked})
     around = Neighbourhood[Won]()
     for order, tokens in enumerate(tuned):

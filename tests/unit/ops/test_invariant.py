@@ -237,7 +237,7 @@ def test_use_takes_numerics(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("gemmsmith.ops.engine.source.local_model", lambda: None)
     source = (Chooser(), Packs(pack))
     with installed(None):
-        with pytest.raises(ValueError, match='numerics must be "invariant" or not set'):
+        with pytest.raises(ValueError, match="numerics must be one of invariant, got"):
             gemmsmith.use(source, numerics="exact")
         with pytest.raises(NotInvariant, match="needs winners"):
             gemmsmith.use((snapshot(), Packs(pack)), numerics="invariant", device="another")
@@ -308,11 +308,19 @@ def test_a_fused_bias_is_never_added_otherwise(
 
 
 @pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="an older torch")
-def test_grouped_products_raise(patched: Engine, runs: Runs) -> None:
+@pytest.mark.parametrize("name", ["torch", "ours"])
+def test_grouped_products_run_in_order_or_raise(
+    patched: Engine, chooser: Chooser, runs: Runs, name: str
+) -> None:
     x, w = operands((16, 16), (2, 16, 8))
-    offs = torch.tensor([8, 16], dtype=torch.int32)
-    with pytest.raises(RuntimeError, match="has no order of sums yet"):
-        torch._grouped_mm(x, w, offs=offs)
-    with pytest.raises(NotInvariant, match="has no order of sums yet"):
-        gemmsmith.grouped_mm(x, w, offs)
+    offs = torch.tensor([3, 16], dtype=torch.int32)
+    multiply = {"torch": lambda x: torch._grouped_mm(x, w, offs=offs),
+                "ours": lambda x: gemmsmith.grouped_mm(x, w, offs)}[name]  # fmt: skip
+    ours = multiply(x)
+    assert runs() == 1
+    assert {problem.dtype for problem in chooser.asked} == {f"bf16.group_rows.{ORDER}"}
+    close(ours, torch.cat([x[:3].float() @ w[0].float(), x[3:].float() @ w[1].float()]))
+    chooser.answers = lambda _: False
+    with pytest.raises(RuntimeError, match=r"gemmsmith tune 20 8 16 --dtype bf16\.group_rows\."):
+        multiply(torch.cat([x, x[:4]]))
     assert runs() == 0

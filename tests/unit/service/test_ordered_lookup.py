@@ -23,7 +23,9 @@ from tuner.trial import Winner
 
 WEIGHT = Problem(64, 4096, 4096, dtype="bf16.sum_sequential")
 GRADIENT = Problem(4096, 4096, 512, dtype="bf16.out_f32.sum_sequential", layout="nt")
-TUNED = (WEIGHT, replace(WEIGHT, m=4096), GRADIENT)
+EXPERTS = Problem(512, 1536, 2048, batch=8, dtype="bf16.group_rows.sum_sequential")
+TUNED = (WEIGHT, replace(WEIGHT, m=4096), GRADIENT, EXPERTS)
+OF_EXPERTS = {"n": EXPERTS.n, "k": EXPERTS.k, "batch": EXPERTS.batch, "dtype": EXPERTS.dtype}
 ASKED = {"m": 64, "n": 4096, "k": 4096, "dtype": WEIGHT.dtype}
 
 
@@ -61,6 +63,11 @@ def settings(tmp_path: Path) -> Settings:
         ({"dtype": "bf16.then_bias.sum_sequential"}, None),
         ({"m": 4096, "k": 7, "dtype": GRADIENT.dtype, "layout": "nt"}, TUNED[2]),
         ({"m": 4104, "dtype": GRADIENT.dtype, "layout": "nt"}, None),
+        (OF_EXPERTS | {"m": 1}, TUNED[3]),
+        (OF_EXPERTS | {"m": 100_000}, TUNED[3]),
+        (OF_EXPERTS | {"batch": 4}, None),
+        (OF_EXPERTS | {"n": 768}, None),
+        (OF_EXPERTS | {"layout": "tt"}, None),
     ],
 )
 def test_a_weight_is_answered_at_every_number_of_tokens(

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from gemmsmith.core.numerics import Numerics, demands_order
 from gemmsmith.core.operation import Epilogue, Operation
-from gemmsmith.core.summation import INVARIANT, checked
 from gemmsmith.errors import GemmsmithError, NotInvariant
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.numerics import in_order, is_demanded, refusal
@@ -52,7 +52,7 @@ class Engine:
         platform: Platform | None = None,
         numerics: str | None = None,
     ) -> None:
-        self.is_invariant = checked(numerics)
+        self.is_invariant = demands_order(numerics)
         self._chooser, self._packs = chooser, packs
         self._deterministic = deterministic
         self.platform = Cuda() if platform is None else platform
@@ -75,7 +75,7 @@ class Engine:
             self._packs,
             deterministic=self._deterministic,
             platform=self.platform,
-            numerics=INVARIANT,
+            numerics=Numerics.INVARIANT,
         )
 
     def product(
@@ -239,7 +239,7 @@ class Engine:
         """A text that differs if decisions may differ. Returns None if that is not known."""
         revision = getattr(self.snapshot, "revision", None)
         deterministic = self._deterministic or torch.are_deterministic_algorithms_enabled()
-        numerics = f" {INVARIANT}" if self.is_invariant else ""
+        numerics = f" {Numerics.INVARIANT}" if self.is_invariant else ""
         return None if revision is None else f"{revision} {deterministic}{numerics}"
 
     def may_run(self, has: Callable[[Operation], bool]) -> bool:

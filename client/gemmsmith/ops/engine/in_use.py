@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gemmsmith.core.summation import checked
+from gemmsmith.core.numerics import demands_order
 from gemmsmith.errors import NotInvariant
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.plan import Plan
@@ -113,7 +113,7 @@ def demanded(numerics: str | None) -> Iterator[None]:
     Raises:
         NotInvariant: there is no engine.
     """
-    if not checked(numerics):
+    if not demands_order(numerics):
         yield
         return
     if _InUse.installed is None:

@@ -13,9 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from gemmsmith.core.operation import Operation
-from gemmsmith.core.problem import Problem
-from gemmsmith.core.summation import PROMOTED, SEQUENTIAL
+from gemmsmith.core.numerics import invariant
 from gemmsmith.errors import InvalidProblem, NotInvariant
 from gemmsmith.ops.engine.forms import Form, Shape
 
@@ -33,23 +31,18 @@ def in_order(form: Form, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
 
     Left out are operations that have no order, except those of integers.
     """
-    order = PROMOTED if form.is_precise else SEQUENTIAL
     ordered = []
     for shape in shapes:
-        operation = shape.problem.operation
-        if operation.a.is_integer:
+        problem = shape.problem
+        if problem.operation.a.is_integer:
             ordered.append(shape)
             continue
         try:
-            ordered.append(replace(shape, problem=_demanding(shape.problem, operation, order)))
+            operation = invariant(problem.operation, precise=form.is_precise)
         except InvalidProblem:
             continue
+        ordered.append(replace(shape, problem=replace(problem, dtype=operation.dtype)))
     return tuple(ordered)
-
-
-def _demanding(problem: Problem, operation: Operation, order: str) -> Problem:
-    dtype = replace(operation, summation=order).dtype
-    return replace(problem, dtype=dtype)
 
 
 def refusal(form: Form, shapes: Sequence[Shape], sizes: str, reason: str) -> NotInvariant:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from gemmsmith.core.device import DeviceModel, called
-from gemmsmith.core.summation import checked
+from gemmsmith.core.numerics import demands_order
 from gemmsmith.distributed import shared_snapshot
 from gemmsmith.errors import GemmsmithError, NotInvariant
 from gemmsmith.http.client import Client
@@ -65,7 +65,7 @@ def use(
     """
     while _before_use:
         _before_use.pop()()
-    is_invariant = checked(numerics) or is_demanded_now()
+    is_invariant = demands_order(numerics) or is_demanded_now()
     if source is None:
         if is_invariant:
             raise NotInvariant("numerics='invariant' needs winners: undo its patch first")
