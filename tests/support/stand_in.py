@@ -148,7 +148,7 @@ KERNELS = (
 """The kernels that compute: bf16 in every layout, E4M3 (also row-scaled), grouped and fused."""
 
 
-def config(name: str, dtype: str, layout: Layout, *, pack: str = "a" * 64) -> Config:
+def config(name: str, dtype: str, layout: Layout, *, pack: str | None = "a" * 64) -> Config:
     return Config(kernel=kernel(name, dtype, layout), launch=Launch(), pack=pack)
 
 

@@ -65,7 +65,7 @@ def refusal(form: Form, shapes: Sequence[Shape], sizes: str, reason: str) -> Not
     problem = next((p for p in problems if not p.operation.is_fused), problems[0])
     batch = f" --batch {problem.batch}" if problem.batch > 1 else ""
     return NotInvariant(
-        f"numerics='invariant': no compiled kernel for {problem}. Tune it, or another number of "
-        f"tokens of its weight: gemmsmith tune {problem.m} {problem.n} {problem.k} "
+        f"numerics='invariant': no compiled kernel for {problem}. Tune it, or another product of "
+        f"this operation: gemmsmith tune {problem.m} {problem.n} {problem.k} "
         f"--dtype {problem.dtype} --layout {problem.layout}{batch}"
     )
