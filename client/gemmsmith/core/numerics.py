@@ -26,6 +26,15 @@ class Numerics(StrEnum):
     INVARIANT = "invariant"  # a row has the same bits at every M
 
 
+def demands_order(numerics: str | None, name: str = "numerics") -> bool:
+    """Whether a program's rows must have the same bits at every M. None demands nothing.
+
+    Raises:
+        InvalidProblem: there is no such word; the message calls it `name`.
+    """
+    return numerics is not None and member(name, Numerics, numerics) is Numerics.INVARIANT
+
+
 def invariant(operation: Operation, *, precise: bool = False) -> Operation:
     """The operation with the order of sums that invariant numerics means.
 
@@ -59,7 +68,6 @@ def with_numerics(problem: Problem, numerics: str | None) -> Problem:
     Raises:
         InvalidProblem: there is no such word, or as `invariant`.
     """
-    if numerics is None:
+    if not demands_order(numerics):
         return problem
-    member("numerics", Numerics, numerics)
     return replace(problem, dtype=invariant(problem.operation).dtype)

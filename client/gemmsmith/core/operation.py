@@ -309,10 +309,10 @@ class Operation(Plain):
         """The extents that are equal for all neighbours of a problem.
 
         For grouped products, those that the groups do not divide: the model fixes them. With an
-        order of sums, all but `free_extent`.
+        order of sums, none: every winner of the operation may answer.
         """
         if self.summation is not None:
-            return tuple(name for name in ("m", "n", "k") if name != self.free_extent)
+            return ()
         return {Grouping.ROWS: ("n", "k"), Grouping.DEPTH: ("m", "n")}.get(self.grouping, ())
 
     @property

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from gemmsmith.core.choices import member
-from gemmsmith.core.numerics import Numerics, with_numerics
+from gemmsmith.core.numerics import demands_order, with_numerics
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.files import write
@@ -70,9 +69,8 @@ class Captured:
         Raises:
             InvalidProblem: there is no such word.
         """
-        if numerics is None:
+        if not demands_order(numerics):
             return self
-        member("numerics", Numerics, numerics)
         captured = Captured()
         captured.skipped.update(self.skipped)
         captured.unseen.update(self.unseen)

@@ -85,22 +85,27 @@ def test_what_has_no_order_is_refused(dtype: str, says: str) -> None:
     assert raised.value.field == "dtype"
 
 
-def test_neighbours_of_an_ordered_problem_differ_in_the_number_of_tokens() -> None:
-    here = Problem(512, 4096, 1024, dtype="bf16.sum_sequential")
-    assert here.kind == replace(here, m=1).kind
-    for change in ({"n": 4104}, {"k": 1032}, {"batch": 2}, {"dtype": "bf16.sum_mma"}):
-        assert here.kind != replace(here, **change).kind
-    gradient = Problem(4096, 1024, 512, dtype="bf16.sum_sequential", layout="nt")
-    assert gradient.kind == replace(gradient, k=8).kind
-    assert gradient.kind != replace(gradient, m=8).kind
-    experts = Problem(512, 64, 128, batch=8, dtype="bf16.group_rows.sum_sequential")
-    assert experts.kind == replace(experts, m=1).kind
-    for change in ({"n": 72}, {"k": 64}, {"batch": 4}, {"dtype": "bf16.group_rows"}):
-        assert experts.kind != replace(experts, **change).kind
-    of_experts = replace(experts, dtype="bf16.group_depth.sum_sequential", layout="nt")
-    assert of_experts.kind == replace(of_experts, k=1).kind
-    for change in ({"m": 8}, {"n": 72}, {"batch": 4}):
-        assert of_experts.kind != replace(of_experts, **change).kind
+@pytest.mark.parametrize(
+    ("dtype", "layout", "free"),
+    [
+        ("bf16.sum_sequential", "tn", "m"),
+        ("bf16.sum_sequential", "tt", "m"),
+        ("bf16.sum_sequential", "nt", "k"),
+        ("bf16.group_rows.sum_sequential", "tn", "m"),
+        ("bf16.group_depth.sum_sequential", "nt", "k"),
+    ],
+)
+def test_neighbours_of_an_ordered_problem_have_its_operation(
+    dtype: str, layout: str, free: str
+) -> None:
+    """Weights differ in all but the number of tokens."""
+    here = Problem(512, 4096, 1024, batch=8, dtype=dtype, layout=layout)
+    for name in ("m", "n", "k", "batch"):
+        other = replace(here, **{name: 16})
+        assert here.kind == other.kind
+        assert (here.weight == other.weight) == (name == free)
+    for other in (replace(here, dtype="bf16.sum_mma"), replace(here, dtype="bf16")):
+        assert here.kind != other.kind
 
 
 def test_short_forms_and_suggestions() -> None:

@@ -15,10 +15,12 @@ import gemmsmith
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.errors import NotInvariant
 from gemmsmith.ops.below.dispatch import Dispatch
-from gemmsmith.ops.engine.engine import Engine, in_use
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import in_use
 from gemmsmith.ops.models.patching import _Patches
 from gemmsmith.winners.lookup import Lookup
 from tests.support.below import BF16, close, layers, made, operands, trains
+from tests.support.replacing import replace
 from tests.support.snapshots import row, snapshot
 from tests.support.stand_in import Chooser, Host, Packs, config, installed
 
@@ -236,7 +238,7 @@ def test_use_takes_numerics(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("gemmsmith.ops.engine.source.local_model", lambda: None)
     source = (Chooser(), Packs(pack))
     with installed(None):
-        with pytest.raises(ValueError, match='numerics must be "invariant" or None'):
+        with pytest.raises(ValueError, match="numerics must be one of invariant, got"):
             gemmsmith.use(source, numerics="exact")
         with pytest.raises(NotInvariant, match="needs winners"):
             gemmsmith.use((snapshot(), Packs(pack)), numerics="invariant", device="another")
@@ -246,19 +248,38 @@ def test_use_takes_numerics(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert engine.is_invariant
 
 
-def test_one_tuned_size_runs_at_every_number_of_tokens(
+def test_one_tuned_size_runs_at_every_number_of_tokens_and_weight(
     pack: Path, binding: Dispatch, runs: Runs
 ) -> None:
     tuned = Problem(64, 8, 16, dtype=f"bf16.{ORDER}")
     winners = snapshot(row(tuned, config=config("tn", "bf16", Layout.TN)))
-    (w, other) = operands((8, 16), (16, 16))
+    weights = operands((8, 16), (16, 16), (400, 16), (8, 160))
     with made(Lookup(winners, pin=True), pack, "invariant"), gemmsmith.patch():
         for m in (1, 3, 64, 65, 1000):
-            (x,) = operands((m, 16))
-            close(functional.linear(x, w), x.float() @ w.float().t())
-            assert runs() == 1
-        with pytest.raises(RuntimeError, match=r"gemmsmith tune 3 16 16 --dtype bf16\.sum_seq"):
-            functional.linear(operands((3, 16))[0], other)
+            for w in weights:
+                (x,) = operands((m, w.shape[1]))
+                close(functional.linear(x, w), x.float() @ w.float().t())
+                assert runs() == 1
+        batch, many = operands((3, 4, 16), (3, 8, 16))
+        close(torch.bmm(batch, many.mT), torch.bmm(batch.float(), many.mT.float()))
+        assert runs() == 1
+        with pytest.raises(RuntimeError, match=r"gemmsmith tune 3 8 16 --dtype fp16\.sum_seq"):
+            torch.randn(3, 16).half() @ torch.randn(8, 16).half().t()
+
+
+def test_a_kernel_that_is_not_compiled_never_answers_for_an_order(pack: Path) -> None:
+    tuned = Problem(64, 8, 16, dtype=f"bf16.{ORDER}")
+    compiled = row(tuned, config=config("tn", "bf16", Layout.TN))
+    near, exact = (
+        row(replace(tuned, m=m), config=config("tn", "bf16", Layout.TN, pack=None))
+        for m in (65, 66)
+    )
+    winners = snapshot(compiled, near, exact)
+    for m in (65, 66, 67):
+        choice = winners.find(replace(tuned, m=m))
+        assert choice is not None
+        assert choice.measured == tuned
+    assert winners.row_for(replace(tuned, m=66)) == exact
 
 
 def test_fp8_has_the_order_of_its_accumulation(

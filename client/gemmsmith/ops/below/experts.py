@@ -22,8 +22,9 @@ from gemmsmith.ops.below.blocks import Weights
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.below.overriding import Overrides
 from gemmsmith.ops.below.scaling import ROWS, recipe
-from gemmsmith.ops.engine.engine import Engine, in_use
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.in_use import in_use
 from gemmsmith.ops.engine.operands import present
 
 

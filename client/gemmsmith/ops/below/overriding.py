@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from gemmsmith.ops.below.blocks import Blocks, Weights
-from gemmsmith.ops.engine.engine import in_use
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.in_use import in_use
 
 ByKernel = Callable[..., torch.Tensor | None]
 """Takes the engine and an operator's arguments. Returns None if torch must compute the result."""

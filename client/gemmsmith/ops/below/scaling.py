@@ -21,8 +21,9 @@ import torch
 from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.below.blocks import Weights
 from gemmsmith.ops.below.overriding import Overrides
-from gemmsmith.ops.engine.engine import Engine, in_use
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import SCALED_TYPES, Form
+from gemmsmith.ops.engine.in_use import in_use
 from gemmsmith.ops.engine.operands import present
 
 TENSORS, ROWS = 0, 1

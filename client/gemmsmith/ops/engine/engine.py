@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
 
+from gemmsmith.core.numerics import Numerics, demands_order
 from gemmsmith.core.operation import Epilogue, Operation
 from gemmsmith.errors import GemmsmithError, NotInvariant
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.engine.numerics import INVARIANT, checked, in_order, is_demanded, refusal
+from gemmsmith.ops.engine.numerics import in_order, is_demanded, refusal
 from gemmsmith.ops.engine.operands import NO_OPERANDS, Operands
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.planning import Chooser, PackSource, Planner, Watcher, ways
 from gemmsmith.ops.engine.platform import Cuda, Platform
-from gemmsmith.ops.engine.recomputing import as_computed, saved_tensors_hooks
-from gemmsmith.ops.engine.settings import PERMISSIONS
 
 CAPACITY = 16_384
 """Decisions kept, 3.4 kB each. Beyond that all are dropped and made again: a mixture of experts
@@ -52,8 +52,8 @@ class Engine:
         platform: Platform | None = None,
         numerics: str | None = None,
     ) -> None:
-        self.is_invariant = checked(numerics)
-        self._chooser = chooser
+        self.is_invariant = demands_order(numerics)
+        self._chooser, self._packs = chooser, packs
         self._deterministic = deterministic
         self.platform = Cuda() if platform is None else platform
         self._planner = Planner(chooser, packs, deterministic, self.platform, self.is_invariant)
@@ -64,6 +64,19 @@ class Engine:
         self._snapshot: object = getattr(chooser, "snapshot", None)
         # Only added to, never changed: `_Pinned` shares the dictionary and keeps its decisions.
         self._plans: dict[Any, Plan | None] = {}
+
+    @cached_property
+    def in_order(self) -> Engine:
+        """The same winners under `numerics="invariant"`. Keeps decisions of its own."""
+        if self.is_invariant:
+            return self
+        return Engine(
+            self._chooser,
+            self._packs,
+            deterministic=self._deterministic,
+            platform=self.platform,
+            numerics=Numerics.INVARIANT,
+        )
 
     def product(
         self,
@@ -96,9 +109,9 @@ class Engine:
         Raises:
             NotInvariant: torch would have to, and must not.
         """
-        if _InUse.watcher is not None:
+        if _Watched.watcher is not None:
             offsets = operands.get("offsets")
-            _InUse.watcher.saw(form, a, b, plan, 0 if offsets is None else offsets.shape[0])
+            _Watched.watcher.saw(form, a, b, plan, 0 if offsets is None else offsets.shape[0])
         if plan is None:
             if self.is_invariant:
                 self.refuse(form, Spec.of(a), Spec.of(b), reason="its operands do not suit kernels")
@@ -209,7 +222,7 @@ class Engine:
 
     @property
     def watcher(self) -> Watcher | None:
-        return _InUse.watcher
+        return _Watched.watcher
 
     @property
     def has_plans(self) -> bool:
@@ -226,7 +239,7 @@ class Engine:
         """A text that differs if decisions may differ. Returns None if that is not known."""
         revision = getattr(self.snapshot, "revision", None)
         deterministic = self._deterministic or torch.are_deterministic_algorithms_enabled()
-        numerics = f" {INVARIANT}" if self.is_invariant else ""
+        numerics = f" {Numerics.INVARIANT}" if self.is_invariant else ""
         return None if revision is None else f"{revision} {deterministic}{numerics}"
 
     def may_run(self, has: Callable[[Operation], bool]) -> bool:
@@ -255,94 +268,13 @@ class Engine:
             }
 
 
-class _Pinned(Engine):
-    """An engine as it is now: its decisions stay if winners, kernels or torch's settings change.
+class _Watched:
+    """What sees the products of this process."""
 
-    A kernel runs only if the engine would run it now. Otherwise the caller computes the product as
-    after a kernel that refused, and saves the same tensors.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        vars(self).update(vars(engine))
-        self._engine, self._refreshing = engine, None
-        self._kept = engine.watcher, engine.snapshot
-        self._permitted = {permission: permission() for permission in PERMISSIONS}
-
-    @property
-    def watcher(self) -> Watcher | None:
-        return self._kept[0]
-
-    @property
-    def snapshot(self) -> object:
-        return self._kept[1]
-
-    def run(self, plan: Plan | None, *product: Any) -> torch.Tensor | None:
-        """By the engine itself, if it may run the plan now."""
-        may_run = (
-            plan is not None
-            and not plan.has_failed
-            and self._engine is in_use()
-            and self._engine._permits(plan)
-        )
-        return self._engine.run(plan if may_run else None, *product)
-
-    def _permits(self, plan: Plan) -> bool:
-        return all(self._permitted[permission] for permission in plan.needs)
-
-    def _make_room(self) -> None:
-        """Keeps all: the decisions must stay, and regions of a model are few."""
-
-
-class _InUse:
-    """The process's engine, which is None until `use` is called, and what follows it."""
-
-    engine: Engine | None = None
-    last: Engine | None = None
-    why_none = "call gemmsmith.use(...) first"
     watcher: Watcher | None = None
-    reactions: list[Callable[[], None]] = []  # noqa: RUF012 - one a process
-
-
-def in_use() -> Engine | None:
-    """Returns None without `use`."""
-    return _InUse.engine
-
-
-def current() -> Engine | None:
-    """The engine that decides here: the process's; in a checkpointed region, as it was at first."""
-    if torch.compiler.is_dynamo_compiling():
-        return _InUse.last
-    hooks = saved_tensors_hooks(True)  # in graphs that are traced, too
-    return _InUse.engine if hooks is None else as_computed(hooks[0], _pinned, _InUse.engine)
-
-
-def _pinned() -> Engine | None:
-    engine = _InUse.engine
-    return None if engine is None else _Pinned(engine)
-
-
-def why_none() -> str:
-    """Why the process has no engine, as a clause for people."""
-    return _InUse.why_none
-
-
-def install(engine: Engine | None, why_none: str = _InUse.why_none) -> Engine | None:
-    """Make `engine` the process's. None: everything runs torch, for this reason.
-
-    Returns the previous engine.
-    """
-    before, _InUse.engine, _InUse.why_none = _InUse.engine, engine, why_none
-    _InUse.last = engine or _InUse.last
-    for react in _InUse.reactions:
-        react()
-    return before
-
-
-def on_install(react: Callable[[], None]) -> None:
-    _InUse.reactions.append(react)
 
 
 def watch(watcher: Watcher | None) -> Watcher | None:
     """Have `watcher` see every product of any engine. Returns the previous watcher."""
-    before, _InUse.watcher = _InUse.watcher, watcher
+    before, _Watched.watcher = _Watched.watcher, watcher
     return before

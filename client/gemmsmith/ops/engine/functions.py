@@ -22,8 +22,9 @@ from torch.nn import functional
 from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.engine import fallback
 from gemmsmith.ops.engine.by_triton import by_triton
-from gemmsmith.ops.engine.engine import Engine, current
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.engine.observers import (
     dense,
     is_dense,

@@ -1,9 +1,9 @@
 """Products whose rows have the same bits at every M: what the library demands and refuses.
 
-With `gemmsmith.use(..., numerics="invariant")` every product of bf16 and fp16, and of FP8 with
-factors of rows, runs a kernel of one order of sums, or raises `NotInvariant`. Torch's own operator,
-whose order is not known, never takes its place. Sums of integers are exact, so INT8 runs as usual.
-Products of FP32 and FP64 are torch's.
+With `numerics="invariant"` of `gemmsmith.patch` or `gemmsmith.use`, every product of bf16 and fp16,
+and of FP8 with factors of rows, runs a kernel of one order of sums, or raises `NotInvariant`.
+Torch's own operator, whose order is not known, never takes its place. Sums of integers are exact,
+so INT8 runs as usual. Products of FP32 and FP64 are torch's.
 """
 
 from __future__ import annotations
@@ -13,21 +13,12 @@ from dataclasses import replace
 
 import torch
 
-from gemmsmith.core.numerics import Numerics, invariant
+from gemmsmith.core.numerics import invariant
 from gemmsmith.errors import InvalidProblem, NotInvariant
 from gemmsmith.ops.engine.forms import Form, Shape
 
-INVARIANT = Numerics.INVARIANT.value
-
 _DEMANDED = frozenset({torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
 """Types of operands whose products have an order, or raise."""
-
-
-def checked(numerics: str | None) -> bool:
-    """Whether rows must have the same bits at every M; raises ValueError for another word."""
-    if numerics not in (None, INVARIANT):
-        raise ValueError(f'numerics must be "{INVARIANT}" or None, got {numerics!r}')
-    return numerics is not None
 
 
 def is_demanded(a: torch.dtype) -> bool:
@@ -74,7 +65,7 @@ def refusal(form: Form, shapes: Sequence[Shape], sizes: str, reason: str) -> Not
     problem = next((p for p in problems if not p.operation.is_fused), problems[0])
     batch = f" --batch {problem.batch}" if problem.batch > 1 else ""
     return NotInvariant(
-        f"numerics='invariant': no compiled kernel for {problem}. Tune it, or another number of "
-        f"tokens of its weight: gemmsmith tune {problem.m} {problem.n} {problem.k} "
+        f"numerics='invariant': no compiled kernel for {problem}. Tune it, or another product of "
+        f"this operation: gemmsmith tune {problem.m} {problem.n} {problem.k} "
         f"--dtype {problem.dtype} --layout {problem.layout}{batch}"
     )

@@ -11,9 +11,9 @@ import torch
 
 from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine import observers
-from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.functions import Decided, Outputs
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.engine.operands import Operands, present
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.products import passes
