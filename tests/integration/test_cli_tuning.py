@@ -317,9 +317,8 @@ def test_an_order_of_sums_is_tuned_and_answered_at_every_m(
     suite.write_text("[[problem]]\nname = 'p'\nm = 256\nn = 4096\nk = 4096\n")
     again = ("tune", "--suite", suite, "--numerics", "invariant", *device)
     assert f"[1/1] {problem} p" in gemmsmith(settings, *again).stderr
-    other = ("best", 256, 4096, 4104, *order, "--device", "ordered-132sm")
-    unknown = gemmsmith(settings, *other, code=1)
-    assert "tune 256 4096 4104 --dtype bf16.sum_sequential --layout tn" in unknown.stderr
+    unknown = gemmsmith(settings, "best", 256, 4096, 4104, "--dtype", "fp16", *invariant, code=1)
+    assert "tune 256 4096 4104 --dtype fp16.sum_sequential --layout tn" in unknown.stderr
 
 
 @pytest.mark.compiles

@@ -154,8 +154,8 @@ def test_a_client_asks_for_invariant_numerics(settings: Settings) -> None:
         assert answer.problem == replace(WEIGHT, m=37)
         job = client.tune(37, 4096, 4096, numerics="invariant")
         assert job.id == client.tune(37, 4096, 4096, dtype=WEIGHT.dtype).id
-        with pytest.raises(NotTuned, match=r"dtype='bf16\.sum_sequential'"):
-            client.best(64, 4096, 1024, numerics="invariant", device=H200.slug)
+        with pytest.raises(NotTuned, match=r"dtype='fp16\.sum_sequential'"):
+            client.best(64, 4096, 4096, dtype="fp16", numerics="invariant", device=H200.slug)
 
 
 def test_plain_problems_have_their_own_answers(settings: Settings) -> None:
