@@ -115,9 +115,9 @@ def test_training_runs_in_order(patched: Engine, chooser: Chooser, runs: Runs) -
 
 
 def test_a_gradient_without_a_kernel_raises(patched: Engine, chooser: Chooser) -> None:
-    chooser.answers = lambda problem: problem.layout == "tn"
     x, w = operands((4, 16), (8, 16), grad=True)
     out = functional.linear(x, w)
+    chooser.answers = lambda _: False
     with pytest.raises(RuntimeError, match=rf"bf16\.{ORDER} --layout"):
         out.backward(torch.ones_like(out))
 
@@ -152,19 +152,6 @@ def test_what_is_not_demanded_is_torchs(patched: Engine, chooser: Chooser, runs:
     assert runs() == 0
     ints = torch.randint(-9, 9, (24, 16), dtype=torch.int8)
     assert torch.equal(torch._int_mm(ints, ints.t()), (ints.int() @ ints.int().t()))
-
-
-def test_operands_that_no_kernel_reads_raise(patched: Engine, runs: Runs) -> None:
-    x, w = operands((4, 32), (16, 8))
-    with pytest.raises(RuntimeError, match=r"call contiguous\(\)"):
-        x[:, ::2] @ w
-    shifted = torch.randn(4 * 16 + 1).to(BF16)[1:].view(4, 16)
-    with pytest.raises(RuntimeError, match="aligned"):
-        shifted @ w
-    turned = torch.empty((8, 4), dtype=BF16).t()
-    with pytest.raises(RuntimeError, match="not contiguous"):
-        torch.mm(x[:, :16].contiguous(), w, out=turned)
-    assert runs() == 0
 
 
 def test_a_kernel_that_fails_raises(pack: Path, binding: Dispatch) -> None:
@@ -317,8 +304,9 @@ def test_a_fused_bias_is_never_added_otherwise(
     assert runs() == 1
     assert chooser.asked[-1].dtype == f"bf16.then_bias.{ORDER}"
     shifted = torch.randn(4 * 16 + 1).to(BF16)[1:].view(4, 16)
-    with pytest.raises(RuntimeError, match="as its kernel needs them"):
-        functional.linear(shifted, w, row)
+    fused = functional.linear(shifted, w, row)
+    assert torch.equal(fused, functional.linear(shifted.clone(), w, row))
+    assert runs() == 2
     host = patched.platform
     assert isinstance(host, Host)
     host.is_capturing = True
