@@ -195,8 +195,8 @@ def planned(
     packed_b = _packed(b, is_batch=has_batch)
     adds_bias = form is Form.LINEAR_BIAS and epilogue is Epilogue.NONE
     fused = Epilogue.BIAS if adds_bias else epilogue
+    rows = _packed(a, is_batch=several, by_rows=True)
     if fused is not Epilogue.NONE:
-        rows = _packed(a, is_batch=several, by_rows=True)
         possible = [
             shape
             for shape in shapes(form, rows, packed_b, output, groups, fused)
@@ -205,7 +205,8 @@ def planned(
         plan, keep = _with_copies(planner, form, possible, (a, rows), (b, packed_b))
         if plan is not None or not keep or epilogue is not Epilogue.NONE:
             return plan, keep
-    for left, right in dict.fromkeys([(a, b), (_packed(a, is_batch=several), packed_b)]):
+    pairs = [(a, b), (_packed(a, is_batch=several), packed_b), (rows, packed_b)]
+    for left, right in dict.fromkeys(pairs):
         possible = [*shapes(form, left, right, output, groups)]
         plan, keep = _with_copies(planner, form, possible, (a, left), (b, right))
         if plan is not None or not keep:
