@@ -18,6 +18,7 @@ import torch
 from gemmsmith.core.numerics import Numerics, demands_order
 from gemmsmith.core.operation import Epilogue, Operation
 from gemmsmith.errors import GemmsmithError, NotInvariant
+from gemmsmith.ops.engine import copying
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.numerics import in_order, is_demanded, refusal
 from gemmsmith.ops.engine.operands import NO_OPERANDS, Operands
@@ -85,14 +86,16 @@ class Engine:
         b: torch.Tensor,
         operands: Operands = NO_OPERANDS,
         output: torch.dtype | None = None,
+        epilogue: Epilogue = Epilogue.NONE,
     ) -> torch.Tensor | None:
         """The product by a tuned kernel. Returns None where torch must compute it.
 
         `output` is the result's element type; by default torch's for such a product.
         """
-        offsets = operands.get("offsets")
-        plan = self.plan(form, a, b, output, 0 if offsets is None else offsets.shape[0])
+        plan = self.plan(form, a, b, output, _groups(operands), epilogue)
         if plan is not None and operands and not plan.suits(operands):
+            if self.is_invariant:
+                return self._apart(plan, form, a, b, operands)
             plan = None
         return self.run(plan, form, a, b, operands)
 
@@ -110,22 +113,63 @@ class Engine:
             NotInvariant: torch would have to, and must not.
         """
         if _Watched.watcher is not None:
-            offsets = operands.get("offsets")
-            _Watched.watcher.saw(form, a, b, plan, 0 if offsets is None else offsets.shape[0])
+            _Watched.watcher.saw(form, a, b, plan, _groups(operands))
         if plan is None:
             if self.is_invariant:
                 self.refuse(form, Spec.of(a), Spec.of(b), reason="its operands do not suit kernels")
             return None
         try:
             d = plan(a, b, operands)
+            if d is None and self.is_invariant:
+                d = self._moved(plan, form, a, b, operands)
+        except NotInvariant:
+            raise
         except GemmsmithError as error:
             if self.is_invariant:
                 raise NotInvariant(f"numerics='invariant': {error}") from error
             self.give_up(plan, error)
             return None
-        if d is None and self.is_invariant:
-            self.refuse(form, Spec.of(a), Spec.of(b), reason="its operands are not aligned")
         return d
+
+    def _apart(
+        self, plan: Plan, form: Form, a: torch.Tensor, b: torch.Tensor, operands: Operands
+    ) -> torch.Tensor | None:
+        """The product with other operands than the plan suits: they are copied without gaps.
+
+        Raises:
+            NotInvariant: they have another size or type.
+        """
+        into, rest = operands.get("d"), copying.beside(operands)
+        if into is not None and form.adds:
+            rest.setdefault("c", into.contiguous())
+        if "up" in operands:
+            rest["up"] = operands["up"]
+        d = self.run(plan if plan.suits(rest) else None, form, a, b, rest)
+        if d is None or into is None:
+            return d
+        if (into.shape, into.dtype) != (d.shape, d.dtype):
+            self.refuse(form, Spec.of(a), Spec.of(b), reason="its output has another size or type")
+        return into.copy_(d)
+
+    def _moved(
+        self, plan: Plan, form: Form, a: torch.Tensor, b: torch.Tensor, operands: Operands
+    ) -> torch.Tensor | None:
+        """The product of copies, because an address is not aligned."""
+        if self.platform.capturing():
+            self.refuse(form, Spec.of(a), Spec.of(b))
+        into, rest = operands.get("d"), copying.beside(operands, moves=True)
+        if into is not None and form.adds:
+            rest.setdefault("c", into.clone())
+        a, b, up = copying.moved(a), copying.moved(b), operands.get("up")
+        if up is not None:  # both lie alike, before and after
+            b, rest["up"] = copying.copied(b), copying.copied(up)
+        if form is Form.LINEAR_BIAS and plan.epilogue is Epilogue.NONE:
+            form = Form.LINEAR  # the caller adds the bias
+        again = self.plan(form, a, b, plan.dtype, _groups(operands), plan.epilogue)
+        d = None if again is None else again(a, b, rest)
+        if d is None:
+            self.refuse(form, Spec.of(a), Spec.of(b), reason="its operands are not aligned")
+        return d if d is None or into is None else into.copy_(d)
 
     def plan(
         self,
@@ -182,14 +226,18 @@ class Engine:
         reason: str = "",
     ) -> None:
         """Raise NotInvariant, if the product is one that torch must not compute."""
-        is_here = self.platform.index(a.device) is not None
-        if not (is_here and is_demanded(a.dtype)) or 0 in (*a.size, *b.size):
+        if not self._demands(a, b):
             return
         if self.platform.capturing():
             reason = "it is new within a capture; run the model once before"
         sizes = f"{form.value} of {'×'.join(map(str, a.size))} and {'×'.join(map(str, b.size))}"
         shapes = ways(form, a, b, output, groups, Epilogue.NONE)
         raise refusal(form, shapes, sizes, reason)
+
+    def _demands(self, a: Spec, b: Spec) -> bool:
+        """Whether torch must not compute a product of these."""
+        is_here = self.platform.index(a.device) is not None
+        return is_here and is_demanded(a.dtype) and 0 not in (*a.size, *b.size)
 
     def _permits(self, plan: Plan) -> bool:
         return all(permission() for permission in plan.needs)
@@ -199,11 +247,16 @@ class Engine:
         with self._planning:
             if key not in self._plans:
                 a, b = Spec(*key[4:8]), Spec(*key[8:])
-                shapes = ways(form, a, b, *key[1:4])
-                if self.is_invariant:
-                    shapes = in_order(form, shapes)
-                plan, keep = self._planner.plan(shapes, form, a)
+                if self.is_invariant and self._demands(a, b):
+                    plan, keep = copying.planned(self._planner, form, a, b, *key[1:4])
+                else:
+                    shapes = ways(form, a, b, *key[1:4])
+                    if self.is_invariant:
+                        shapes = in_order(form, shapes)
+                    plan, keep = self._planner.plan(shapes, form, a)
                 if not keep:
+                    if self.is_invariant:  # a fused product must not become one that is not
+                        self.refuse(form, a, b)
                     return None
                 self._make_room()
                 self._plans[key] = plan
@@ -266,6 +319,11 @@ class Engine:
             self._plans = {
                 key: None if known is plan else known for key, known in self._plans.items()
             }
+
+
+def _groups(operands: Operands) -> int:
+    offsets = operands.get("offsets")
+    return 0 if offsets is None else int(offsets.shape[0])
 
 
 class _Watched:
