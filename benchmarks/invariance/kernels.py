@@ -1,0 +1,159 @@
+"""The kernels that the step `invariance` of benchmarks/gpu_session.py tunes with.
+
+    python -m benchmarks.invariance.kernels [--dtype bf16] [--compile]
+
+Prints their names, one a line. With `--compile`, those that are in no pack yet are compiled first.
+A GPU is lent for minutes, so this is a short list instead of the whole space: kernels with one
+accumulator along all of K that have won more than once, on any device model; those that together
+are fastest in the recorded sweeps, for few rows and for many; those that have won once; then, for
+gradients, of which few were recorded, kernels with the same tiles as those of forward products.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
+from math import inf, log
+from pathlib import Path
+from statistics import median
+
+from benchmarks.peers.winners import add_packs, find_packs
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.kernel import CutlassKernel, cutlass
+from gemmsmith.core.operation import Layout, layouts_of, of_dtype
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.summation import SEQUENTIAL
+from tuner.backends import kernels
+from tuner.devices.recording import RecordedProblem, Sweep
+from tuner.exchange import read_winners
+
+ROOT = Path(__file__).resolve().parents[2]
+SEATS = {Layout.TN: 26, Layout.TT: 7, Layout.NT: 7}
+"""Kernels of each layout."""
+GROUPED_SEATS = {Layout.TN: 8}
+FEW_ROWS = 64
+SLICED = 0.85
+"""A problem whose best sequential kernel is slower than this share of the best one is for kernels
+that slice K. What such a kernel lacks must not decide."""
+WORTH = log(1.002)
+"""Least gain of the geometric mean for which a kernel is taken from the sweeps."""
+BUILD_S = 1800.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the names; 1 if a kernel could not be compiled."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dtype", default="bf16", help="bf16, fp8_e4m3.scale_row, bf16.group_rows")
+    parser.add_argument("--compile", action="store_true", help="compile those in no pack")
+    add_packs(parser)
+    options = parser.parse_args(arguments)
+    kernels = chosen(options.dtype)
+    reasons: Mapping[str, str] = {}
+    if options.compile:
+        _, reasons = find_packs(kernels, options.packs, time.monotonic() + BUILD_S)
+    for kernel in kernels:
+        print(kernel.name, reasons.get(kernel.name, ""), flush=True)
+    return 1 if reasons else 0
+
+
+def chosen(dtype: str) -> list[CutlassKernel]:
+    """The kernels of an element type, those of each layout the most useful first."""
+    recorded = [
+        problem
+        for path in sorted((ROOT / "configs" / "sweeps").glob("*.zst"))
+        for problem in Sweep.load(path).problems.values()
+        if problem.problem.dtype == dtype
+    ]
+    won: Counter[CutlassKernel] = Counter(_winning(dtype))
+    result: list[CutlassKernel] = []
+    seats = GROUPED_SEATS if of_dtype(dtype).is_grouped else SEATS
+    for layout in (layout for layout in seats if layout in layouts_of(dtype)):
+        of_layout = [item for item in recorded if item.problem.layout is layout]
+        few, many = (
+            fastest([item for item in of_layout if (item.problem.m <= FEW_ROWS) is is_few])
+            for is_few in (True, False)
+        )
+        by_turns = [kernel for pair in zip_longest(few, many) for kernel in pair if kernel]
+        wins = [(kernel, count) for kernel, count in won.most_common() if kernel.layout is layout]
+        often = [kernel for kernel, count in wins if count > 1]
+        once = [kernel for kernel, count in wins if count == 1]
+        ordered = chain(often, by_turns, once, _with_tiles_of(result, dtype, layout))
+        result += list(dict.fromkeys(ordered))[: seats[layout]]
+    return result
+
+
+def _winning(dtype: str) -> Iterator[CutlassKernel]:
+    for path in sorted((ROOT / "configs" / "winners").glob(f"*.{dtype}.jsonl")):
+        for winner in read_winners(path):
+            candidate = winner.candidate
+            if candidate and winner.problem.dtype == dtype and _is_taken(candidate):
+                yield cutlass(candidate.kernel)
+
+
+def fastest(recorded: Sequence[RecordedProblem]) -> list[CutlassKernel]:
+    """Kernels whose best times together have the least geometric mean, the most useful first."""
+    tables = [table for item in recorded if (table := _times(item))]
+    by_name = {kernel.name: kernel for table in tables for kernel in table}
+    best = [1e9] * len(tables)
+    result: list[CutlassKernel] = []
+    while by_name:
+        times = {name: _best_with(kernel, best, tables) for name, kernel in by_name.items()}
+        name = min(sorted(times), key=lambda name: sum(map(log, times[name])))
+        gain = sum(map(log, best)) - sum(map(log, times[name]))
+        if result and gain < WORTH * len(tables):
+            break
+        result.append(by_name.pop(name))
+        best = times[name]
+    return result
+
+
+def _best_with(
+    kernel: CutlassKernel, best: Sequence[float], tables: Sequence[Mapping[CutlassKernel, float]]
+) -> list[float]:
+    return [min(us, table.get(kernel, 1e9)) for us, table in zip(best, tables, strict=True)]
+
+
+def _times(recorded: RecordedProblem) -> dict[CutlassKernel, float]:
+    """Microseconds of each sequential kernel's best launch; empty if slices of K win by far."""
+    trials = [trial for trial in recorded.trials if trial.common_us]
+    times: dict[CutlassKernel, float] = {}
+    for trial in trials:
+        if _is_taken(trial.candidate):
+            kernel = cutlass(trial.candidate.kernel)
+            times[kernel] = min(times.get(kernel, inf), median(trial.common_us))
+    best = min((median(trial.common_us) for trial in trials), default=inf)
+    return times if min(times.values(), default=inf) * SLICED < best else {}
+
+
+def _is_taken(candidate: Candidate) -> bool:
+    """Whether it adds up in the order, for aligned rows: all layers of the suite have such ones."""
+    kernel = candidate.kernel
+    is_aligned = kernel.alignment_a > 1 and kernel.alignment_b > 1
+    return is_aligned and candidate.summation == SEQUENTIAL
+
+
+def _with_tiles_of(
+    others: Iterable[CutlassKernel], dtype: str, layout: Layout
+) -> Iterator[CutlassKernel]:
+    """The kernels of a layout that look like `others`, which are of another one."""
+    aligned = Problem(m=4096, n=4096, k=4096, dtype=dtype, layout=layout)
+    offered = {_looks(cutlass(kernel)): cutlass(kernel) for kernel in kernels(aligned)}
+    for other in others:
+        if _rows(other) > FEW_ROWS and _looks(other) in offered:
+            yield offered[_looks(other)]
+
+
+def _looks(kernel: CutlassKernel) -> tuple[object, ...]:
+    return (*kernel.choices, kernel.epilogue, kernel.stages)
+
+
+def _rows(kernel: CutlassKernel) -> int:
+    return kernel.tile[1 if kernel.swapped else 0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
