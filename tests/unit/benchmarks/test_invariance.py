@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,14 +12,17 @@ import pytest
 import torch
 
 import gemmsmith
-from benchmarks.invariance import comparisons, kernels
+from benchmarks.invariance import comparisons, cost, kernels
 from benchmarks.invariance.comparisons import Weight
 from benchmarks.invariance.values import drawn, hashed
 from gemmsmith.core.launch import Launch
+from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.ops.below.dispatch import Dispatch
 from tests.support import stand_in
 from tests.support.below import made
 from tests.support.stand_in import Chooser, Host
+from tuner.errors import DoesNotFit
+from tuner.workloads.workload import OperandSet
 
 
 @pytest.fixture(scope="session")
@@ -154,3 +157,52 @@ def test_hashes_of_machines_are_compared(
     assert comparisons.main(["--same", str(a), str(b)]) == 1
     assert "y: ['2', '3'], ['2', '4']" in capsys.readouterr().out
     assert comparisons.main(["--same", str(a), str(file("C", x=None))]) == 1
+
+
+def test_costs_are_geometric_means_over_few_and_many_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, more = Problem(m=1, n=64, k=64), Problem(m=64, n=64, k=64)
+    many, gradient = Problem(m=256, n=64, k=64), Problem(m=64, n=64, k=64, layout=Layout.TT)
+    too_large = Problem(m=512, n=64, k=64)
+    times = {
+        few: {"torch": 4.0, "invariant": 2.0, "triton": 8.0},
+        more: {"torch": 1.0, "invariant": 2.0},
+        many: {"torch": 9.0, "invariant": 10.0},
+        gradient: {"torch": 3.0, "invariant": 3.0},
+    }
+
+    def timed(problem: Problem, *, triton: bool) -> tuple[Mapping[str, float], Mapping[str, str]]:
+        assert triton
+        if problem == too_large:
+            raise DoesNotFit("too large")
+        errors = {"triton": "no"} if problem == more else {}
+        return times[problem], errors
+
+    monkeypatch.setattr(cost, "timed", timed)
+    output = tmp_path / "cost.json"
+    chosen = options(output, seconds=100.0, without_triton=False)
+    assert cost.measure_all([*times, too_large], chosen) == 1
+    result = json.loads(output.read_text())
+    assert [row.get("errors") for row in result["problems"]] == [
+        None, {"triton": "no"}, None, None, {"operands": "too large"},
+    ]  # fmt: skip
+    assert result["problems"][0]["over"] == {"torch": 1.0, "invariant": 2.0, "triton": 0.5}
+    means = result["means"]
+    assert means["forward, M ≤ 64, invariant"] == {
+        "problems": 2, "geometric_mean": 1.0, "worst": 0.5, "worst_problem": "64×64×64 bf16 tn",
+    }  # fmt: skip
+    assert means["forward, M ≤ 64, triton"]["geometric_mean"] == 0.5
+    assert means["forward, M ≥ 256, invariant"]["geometric_mean"] == 0.9
+    assert means["input gradients, invariant"]["problems"] == 1
+    assert cost.measure_all([few], options(output, seconds=-1.0)) == 1
+
+
+@pytest.mark.usefixtures("invariant")
+def test_a_side_without_a_kernel_or_with_another_result_is_not_timed() -> None:
+    a, b = drawn(16, 32, 1, "cpu")[None], drawn(8, 32, 2, "cpu")[None].mT
+    sets = [OperandSet(a=a, b=b, d=torch.empty(1, 16, 8, dtype=torch.bfloat16))]
+    right, errors = cost.launches(sets, triton=True)
+    assert list(right) == ["invariant"]
+    assert list(errors) == ["triton"]  # it needs a GPU
+    assert torch.equal(right["invariant"](0), torch.mm(a[0], b[0]))
