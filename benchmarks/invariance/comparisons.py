@@ -137,7 +137,7 @@ def compare(
         row: dict[str, Any] = {"weight": str(weight)}
         try:
             row |= compared(weight, share, draw, options, rows)
-        except NotInvariant as error:
+        except (NotInvariant, RuntimeError) as error:  # below torch's operators it is the second
             row["error"] = str(error)
         totals["comparisons"] += sum(row.get("compared", {}).values())
         totals["different"] += sum(row.get("different", {}).values())

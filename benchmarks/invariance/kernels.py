@@ -24,9 +24,10 @@ from statistics import median
 from benchmarks.peers.winners import add_packs, find_packs
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.kernel import CutlassKernel, cutlass
-from gemmsmith.core.operation import Layout, layouts_of, of_dtype
+from gemmsmith.core.operation import Layout, Operation, layouts_of, of_dtype
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.summation import SEQUENTIAL
+from gemmsmith.errors import InvalidProblem
 from tuner.backends import kernels
 from tuner.devices.recording import RecordedProblem, Sweep
 from tuner.exchange import read_winners
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compile", action="store_true", help="compile those in no pack")
     add_packs(parser)
     options = parser.parse_args(arguments)
-    kernels = chosen(options.dtype)
+    kernels = chosen(options.dtype) if _has_order(options.dtype) else []
     reasons: Mapping[str, str] = {}
     if options.compile:
         _, reasons = find_packs(kernels, options.packs, time.monotonic() + BUILD_S)
@@ -84,6 +85,14 @@ def chosen(dtype: str) -> list[CutlassKernel]:
         ordered = chain(often, by_turns, once, _with_tiles_of(result, dtype, layout))
         result += list(dict.fromkeys(ordered))[: seats[layout]]
     return result
+
+
+def _has_order(dtype: str) -> bool:
+    """Whether the operation can demand the order."""
+    try:
+        return Operation.of(f"{dtype}.sum_{SEQUENTIAL}").summation is not None
+    except InvalidProblem:
+        return False
 
 
 def _winning(dtype: str) -> Iterator[CutlassKernel]:
