@@ -28,13 +28,13 @@ import torch
 from torch.nn import functional
 
 import gemmsmith
+from benchmarks.invariance import SUITE
 from benchmarks.invariance.values import bits, drawn, hashed
 from benchmarks.turns import described, keep
 from gemmsmith.core.operation import Grouping, Layout
 from gemmsmith.errors import NotInvariant
 from tuner.suites import load
 
-SUITE = Path("invariant")
 COMPARISONS, FP8_COMPARISONS = 10_000, 2_000
 MOST_ROWS = 16_384
 EXPERT_ROWS = 256

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import gemmsmith
-from benchmarks.invariance.comparisons import SUITE
+from benchmarks.invariance import SUITE
 from benchmarks.turns import described, keep
 from gemmsmith.core.operation import Layout
 from gemmsmith.core.problem import Problem

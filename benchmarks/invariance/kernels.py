@@ -21,19 +21,22 @@ from math import inf, log
 from pathlib import Path
 from statistics import median
 
+from benchmarks.invariance import SUITE
 from benchmarks.peers.winners import add_packs, find_packs
 from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import CutlassKernel, cutlass
+from gemmsmith.core.launch import Launch
 from gemmsmith.core.operation import Layout, Operation, layouts_of, of_dtype
-from gemmsmith.core.problem import Problem
 from gemmsmith.core.summation import SEQUENTIAL
 from gemmsmith.errors import InvalidProblem
-from tuner.backends import kernels
+from tuner.backends import offered
 from tuner.devices.recording import RecordedProblem, Sweep
 from tuner.exchange import read_winners
+from tuner.suites import load
 
 ROOT = Path(__file__).resolve().parents[2]
-SEATS = {Layout.TN: 26, Layout.TT: 7, Layout.NT: 7}
+SEATS = {Layout.TN: 25, Layout.TT: 7, Layout.NT: 8}
 """Kernels of each layout."""
 GROUPED_SEATS = {Layout.TN: 8}
 FEW_ROWS = 64
@@ -69,7 +72,18 @@ def chosen(dtype: str) -> list[CutlassKernel]:
         for problem in Sweep.load(path).problems.values()
         if problem.problem.dtype == dtype
     ]
-    won: Counter[CutlassKernel] = Counter(_winning(dtype))
+    winners = [
+        winner
+        for path in sorted((ROOT / "configs" / "winners").glob(f"*.{dtype}.jsonl"))
+        for winner in read_winners(path)
+        if winner.problem.dtype == dtype
+    ]
+    won = Counter(
+        cutlass(winner.candidate.kernel)
+        for winner in winners
+        if winner.candidate and _is_taken(winner.candidate)
+    )
+    tunable = _tunable(dtype, winners[0].device)
     result: list[CutlassKernel] = []
     seats = GROUPED_SEATS if of_dtype(dtype).is_grouped else SEATS
     for layout in (layout for layout in seats if layout in layouts_of(dtype)):
@@ -79,12 +93,25 @@ def chosen(dtype: str) -> list[CutlassKernel]:
             for is_few in (True, False)
         )
         by_turns = [kernel for pair in zip_longest(few, many) for kernel in pair if kernel]
-        wins = [(kernel, count) for kernel, count in won.most_common() if kernel.layout is layout]
-        often = [kernel for kernel, count in wins if count > 1]
-        once = [kernel for kernel, count in wins if count == 1]
-        ordered = chain(often, by_turns, once, _with_tiles_of(result, dtype, layout))
-        result += list(dict.fromkeys(ordered))[: seats[layout]]
+        often = [kernel for kernel, count in won.most_common() if count > 1]
+        once = [kernel for kernel, count in won.items() if count == 1]
+        like_others = _with_tiles_of(result, [k for k in tunable if k.layout is layout])
+        ordered = dict.fromkeys(chain(often, by_turns, once, like_others))
+        taken = [k for k in ordered if k.layout is layout and k in tunable]
+        result += taken[: seats[layout]]
     return result
+
+
+def _tunable(dtype: str, device: DeviceModel) -> set[CutlassKernel]:
+    """The kernels that a tuning run may measure on a problem of the suite."""
+    entries = load(SUITE).problems(of_dtype(dtype).of_suites.dtype)
+    return {
+        kernel
+        for _, problem in entries
+        if problem.dtype == dtype
+        for kernel in offered(problem, device)
+        if isinstance(kernel, CutlassKernel) and kernel.summation(Launch()) == SEQUENTIAL
+    }
 
 
 def _has_order(dtype: str) -> bool:
@@ -93,14 +120,6 @@ def _has_order(dtype: str) -> bool:
         return Operation.of(f"{dtype}.sum_{SEQUENTIAL}").summation is not None
     except InvalidProblem:
         return False
-
-
-def _winning(dtype: str) -> Iterator[CutlassKernel]:
-    for path in sorted((ROOT / "configs" / "winners").glob(f"*.{dtype}.jsonl")):
-        for winner in read_winners(path):
-            candidate = winner.candidate
-            if candidate and winner.problem.dtype == dtype and _is_taken(candidate):
-                yield cutlass(candidate.kernel)
 
 
 def fastest(recorded: Sequence[RecordedProblem]) -> list[CutlassKernel]:
@@ -146,14 +165,16 @@ def _is_taken(candidate: Candidate) -> bool:
 
 
 def _with_tiles_of(
-    others: Iterable[CutlassKernel], dtype: str, layout: Layout
+    others: Iterable[CutlassKernel], kernels: Iterable[CutlassKernel]
 ) -> Iterator[CutlassKernel]:
-    """The kernels of a layout that look like `others`, which are of another one."""
-    aligned = Problem(m=4096, n=4096, k=4096, dtype=dtype, layout=layout)
-    offered = {_looks(cutlass(kernel)): cutlass(kernel) for kernel in kernels(aligned)}
-    for other in others:
-        if _rows(other) > FEW_ROWS and _looks(other) in offered:
-            yield offered[_looks(other)]
+    """The kernels that look like `others` for many rows, of another layout; largest tiles first.
+
+    Gradients are for thousands of tokens.
+    """
+    looking = {_looks(kernel): kernel for kernel in sorted(kernels, key=lambda k: k.name)}
+    for other in sorted(others, key=lambda kernel: -kernel.tile[0] * kernel.tile[1]):
+        if _rows(other) > FEW_ROWS and _looks(other) in looking:
+            yield looking[_looks(other)]
 
 
 def _looks(kernel: CutlassKernel) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gemmsmith
-from benchmarks.invariance import comparisons, cost, kernels
+from benchmarks.invariance import SUITE, comparisons, cost, kernels
 from benchmarks.invariance.comparisons import Weight
 from benchmarks.invariance.values import drawn, hashed
 from gemmsmith.core.launch import Launch
@@ -20,8 +20,11 @@ from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.ops.below.dispatch import Dispatch
 from tests.support import stand_in
 from tests.support.below import made
+from tests.support.serving import H200
 from tests.support.stand_in import Chooser, Host
+from tuner.backends import offered
 from tuner.errors import DoesNotFit
+from tuner.suites import load
 from tuner.workloads.workload import OperandSet
 
 
@@ -58,11 +61,29 @@ def test_the_kernels_add_up_in_one_order() -> None:
     assert len({kernel.name for kernel in chosen}) == len(chosen) == 40
     assert all(kernel.summation(Launch()) == "sequential" for kernel in chosen)
     layouts = [str(kernel.layout) for kernel in chosen]
-    assert {layout: layouts.count(layout) for layout in layouts} == {"tn": 26, "tt": 7, "nt": 7}
+    assert {layout: layouts.count(layout) for layout in layouts} == {"tn": 25, "tt": 7, "nt": 8}
     few_rows = [k for k in chosen if k.swapped and k.tile[1] <= 32 and k.layout == "tn"]
     assert len(few_rows) >= 5
+    names = {kernel.name for kernel in chosen}
+    for _, problem in load(SUITE).problems("bf16.sum_sequential"):
+        if not problem.operation.is_grouped:
+            assert len(names & {kernel.name for kernel in offered(problem, H200)}) >= 7, problem
     assert len(kernels.chosen("bf16.group_rows")) == 8
     assert len(kernels.chosen("fp8_e4m3.scale_row")) >= 8
+
+
+def test_the_suite_has_each_weight_once_and_few_problems() -> None:
+    entries = load(SUITE).entries
+    assert len(entries) <= 120
+    assert len({(e.m, e.n, e.k, e.batch, e.layout) for e in entries}) == len(entries)
+    forwards = {(e.n, e.k): set[int]() for e in entries if e.layout == "tn" and e.batch == 1}
+    for entry in entries:
+        if entry.layout == "tn" and entry.batch == 1:
+            forwards[entry.n, entry.k].add(entry.m)
+    tokens = {1, 16, 64, 256, 1024, 4096, 16384}
+    for n, k in forwards:
+        heads, experts = n > 100_000, (n, k) in ((1536, 2048), (2048, 768))
+        assert forwards[n, k] == ({64} if experts else tokens - {16384} if heads else tokens)
 
 
 def test_operands_are_the_same_everywhere() -> None:
