@@ -30,13 +30,14 @@ from torch.nn import functional
 import gemmsmith
 from benchmarks.invariance import SUITE
 from benchmarks.invariance.values import bits, drawn, hashed
-from benchmarks.turns import described, keep
+from benchmarks.turns import described, keep, settle
 from gemmsmith.core.operation import Grouping, Layout
 from gemmsmith.errors import NotInvariant
 from tuner.suites import load
 
 COMPARISONS, FP8_COMPARISONS = 10_000, 2_000
 MOST_ROWS = 16_384
+GRADIENT_ROWS = 4096
 EXPERT_ROWS = 256
 HASHED_ROWS = 64
 MANY_COLUMNS = 100_000
@@ -53,6 +54,7 @@ class Weight:
 
     Attributes:
         pairs: whether products of two batch entries are tuned as well.
+        gradients: whether the products of both gradients are.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Weight:
     k: int
     groups: int = 1
     pairs: bool = False
+    gradients: bool = False
 
     def __str__(self) -> str:
         of = f"{self.groups}×" if self.groups > 1 else ""
@@ -72,13 +75,15 @@ class Case:
 
     Attributes:
         rows: how many rows there are to choose from.
-        references: results of all rows, without and with a bias: [rows, N].
+        references: results of all rows: [rows, N].
         ways: for each way its function, and the number of its reference.
+        further: results that are only hashed.
     """
 
     rows: int
     references: Sequence[torch.Tensor]
     ways: dict[str, tuple[Way, int]]
+    further: Sequence[torch.Tensor] = ()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,23 +109,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def weights(fp8: bool) -> list[Weight]:
     """The weights of the suite, each once; for FP8 without experts and heads."""
-    chosen: dict[tuple[int, int, int], Weight] = {}
-    pairs = set()
+    chosen: dict[tuple[int, int, int], str] = {}
+    pairs, gradients = set(), set()
     for entry, problem in load(SUITE).problems("bf16.sum_sequential"):
-        grouped = entry.grouping is Grouping.ROWS
-        if problem.layout is not Layout.TN:
-            continue
-        if problem.batch > 1 and not grouped:
-            pairs.add((problem.n, problem.k))
-            continue
-        groups = problem.batch if grouped else 1
-        name = entry.origin.removesuffix(" forward")
-        weight = Weight(name=name, n=problem.n, k=problem.k, groups=groups)
-        if not (fp8 and (grouped or problem.n > MANY_COLUMNS)):
-            chosen.setdefault((problem.n, problem.k, groups), weight)
+        n, k, grouped = problem.n, problem.k, entry.grouping is Grouping.ROWS
+        if problem.layout is Layout.TT:
+            gradients.add((k, n))
+        elif problem.layout is Layout.TN and problem.batch > 1 and not grouped:
+            pairs.add((n, k))
+        elif problem.layout is Layout.TN and not (fp8 and (grouped or n > MANY_COLUMNS)):
+            name = entry.origin.removesuffix(" forward")
+            chosen.setdefault((n, k, problem.batch), name)
     return [
-        Weight(name=w.name, n=w.n, k=w.k, groups=w.groups, pairs=(w.n, w.k) in pairs and not fp8)
-        for w in chosen.values()
+        Weight(
+            name=name,
+            n=n,
+            k=k,
+            groups=groups,
+            pairs=groups == 1 and (n, k) in pairs,
+            gradients=groups == 1 and (n, k) in gradients and n <= MANY_COLUMNS,
+        )
+        for (n, k, groups), name in chosen.items()
     ]
 
 
@@ -158,6 +167,7 @@ def compared(
     Raises:
         NotInvariant: there is no winner for the weight.
     """
+    settle(options.device, forget=True)
     made = case(weight, options, rows)
     differ = torch.zeros(number, dtype=torch.bool, device=options.device)
     taken: list[tuple[str, int]] = []
@@ -183,7 +193,7 @@ def compared(
         "compared": dict(Counter(name for name, _ in taken)),
         "different": dict(Counter(name for name, _ in others)),
         "examples": others[:EXAMPLES],
-        "hashes": [hashed(reference[:HASHED_ROWS]) for reference in made.references],
+        "hashes": [hashed(all_[:HASHED_ROWS]) for all_ in (*made.references, *made.further)],
     }
 
 
@@ -223,7 +233,14 @@ def _of_layer(weight: Weight, device: str, rows: int) -> Case:
         )
     if device != "cpu":
         ways["graph"] = (lambda chosen: _in_graph(x[chosen], w), 0)
-    return Case(rows=rows, references=references, ways=ways)
+    further: list[torch.Tensor] = []
+    if weight.gradients:
+        dy = drawn(rows, weight.n, 4, device)
+        ways["input gradient"] = (lambda chosen: torch.mm(dy[chosen], w), len(references))
+        references.append(torch.mm(dy, w))
+        # A weight's gradient depends on all tokens: only machines can be compared.
+        further.append(torch.mm(dy[:GRADIENT_ROWS].t(), x[:GRADIENT_ROWS]))
+    return Case(rows=rows, references=references, ways=ways, further=further)
 
 
 @cache

@@ -25,7 +25,7 @@ KERNELS = {
 """Types of the kernels that each element type of the session needs."""
 ORDERED = {"bf16": "bf16.sum_sequential", "fp8_e4m3": "fp8_e4m3.scale_row.sum_sequential"}
 """Operations that are tuned."""
-TUNE_S, PART_S = 330.0, 150.0
+TUNE_S, PART_S = 330.0, 200.0
 """Time limits: of tuning, and of each other part."""
 BATCHES = (1, 64)
 """Sequences in the batches whose logits are compared."""

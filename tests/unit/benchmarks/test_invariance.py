@@ -100,6 +100,9 @@ def test_every_weight_of_the_models_is_compared() -> None:
     assert len(sizes) == 15
     experts = [w for w in comparisons.weights(fp8=False) if w.groups == 128]
     assert len(experts) in (0, 2)  # grouped products have no order yet
+    gradients = {(w.n, w.k) for w in comparisons.weights(fp8=False) if w.gradients}
+    assert gradients == {(4096, 4096), (1024, 4096), (12288, 4096), (4096, 12288)}
+    assert [(w.n, w.k) for w in comparisons.weights(fp8=False) if w.pairs] == [(1024, 4096)]
     assert len(comparisons.weights(fp8=True)) == 12
 
 
@@ -107,7 +110,7 @@ def test_every_weight_of_the_models_is_compared() -> None:
 @pytest.mark.usefixtures("invariant")
 def test_rows_are_compared_in_every_way(tmp_path: Path) -> None:
     chosen = [
-        Weight(name="a", n=16, k=8, pairs=True),
+        Weight(name="a", n=16, k=8, pairs=True, gradients=True),
         Weight(name="b", n=8, k=32),
     ]
     output = tmp_path / "bits.json"
@@ -115,9 +118,11 @@ def test_rows_are_compared_in_every_way(tmp_path: Path) -> None:
     result = json.loads(output.read_text())
     assert result["totals"] == {"comparisons": 100, "different": 0, "errors": 0}
     assert status == 0
-    first, _ = result["weights"]
+    first, second = result["weights"]
+    assert [len(row["hashes"]) for row in (first, second)] == [4, 2]
     assert set(first["compared"]) == {
         "mm", "linear", "compiled", "addmm", "linear with bias", "bmm",
+        "input gradient",
     }  # fmt: skip
 
 
