@@ -19,9 +19,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from math import exp, log
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,6 +35,11 @@ from tuner.devices import local_gpu
 from tuner.errors import DoesNotFit
 from tuner.suites import load
 from tuner.workloads.operands import Operands, OperandSet
+
+if TYPE_CHECKING:
+    from gemmsmith.core.device import DeviceModel
+    from tuner.measure.conditions import Monitor
+    from tuner.measure.graphs import Stream
 
 OURS = "invariant"
 SEED = 41
@@ -145,7 +151,7 @@ def launches(
         try:
             wrong = _error(launch(0), sets[0].a, sets[0].b)
             if wrong > 0.02:
-                errors[name] = f"the result differs from torch's by {wrong:.3f}, relatively"
+                errors[name] = f"the result differs from FP32's by {wrong:.3f}, relatively"
             else:
                 right[name] = launch
         except Exception as error:  # noqa: BLE001 - the other sides are still measured
@@ -167,16 +173,12 @@ def timed(problem: Problem, *, triton: bool) -> tuple[dict[str, float], dict[str
         DoesNotFit: the operands do not fit into the GPU's memory.
     """
     from benchmarks.peers.measure import only, time_us
-    from tuner.measure.conditions import Monitor
-    from tuner.measure.graphs import Stream, TorchGraph
-    from tuner.measure.local_gpu import gpu_uuid
+    from tuner.measure.graphs import TorchGraph
     from tuner.measure.timing import FINAL_REPLAY_US, Timer, launches_per_replay
     from tuner.measure.torch_calls import TorchCall
 
-    model = local_gpu()
-    assert model is not None
+    model, stream, monitor = _place()
     torch.cuda.empty_cache()
-    stream, monitor = Stream(), Monitor(gpu_uuid(0))
     with stream.torch():
         operands = Operands(problem, model, 0, SEED)
         right, errors = launches(operands.sets, triton=triton)
@@ -200,6 +202,19 @@ def timed(problem: Problem, *, triton: bool) -> tuple[dict[str, float], dict[str
             graph.close()
     samples = dict(zip(graphs, rounds.samples_us, strict=True))
     return {name: statistics.median(of_side) for name, of_side in samples.items()}, errors
+
+
+@cache
+def _place() -> tuple[DeviceModel, Stream, Monitor]:
+    """The GPU, a stream for all problems, and what reads the clock."""
+    from tuner.measure.conditions import Monitor
+    from tuner.measure.graphs import Stream
+    from tuner.measure.local_gpu import gpu_uuid
+
+    model = local_gpu()
+    assert model is not None
+    torch.zeros(1, device="cuda")  # makes the context that a stream needs
+    return model, Stream(), Monitor(gpu_uuid())
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     result = described(options.device) | {"steps": []}
     for part in options.only or PARTS:
+        settle(options.device, forget=True)
         row = {"training": training, "decode": decode}[part](options)
         keep(result, "steps", {"step": part, **row}, options.output)
     return 0
