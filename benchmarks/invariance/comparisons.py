@@ -113,6 +113,8 @@ def weights(fp8: bool) -> list[Weight]:
     pairs, gradients = set(), set()
     for entry, problem in load(SUITE).problems("bf16.sum_sequential"):
         n, k, grouped = problem.n, problem.k, entry.grouping is Grouping.ROWS
+        if problem.operation.is_fused:
+            continue
         if problem.layout is Layout.TT:
             gradients.add((k, n))
         elif problem.layout is Layout.TN and problem.batch > 1 and not grouped:

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problems = [
         problem
         for entry, problem in load(SUITE).problems("bf16")
-        if not problem.operation.is_grouped
+        if not (problem.operation.is_grouped or problem.operation.is_fused)
     ]
     return measure_all(problems, options)
 

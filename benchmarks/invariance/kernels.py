@@ -38,6 +38,7 @@ from tuner.suites import load
 ROOT = Path(__file__).resolve().parents[2]
 SEATS = {Layout.TN: 25, Layout.TT: 7, Layout.NT: 8}
 """Kernels of each layout."""
+FUSED_SEATS = {Layout.TN: 4, Layout.TT: 3}
 GROUPED_SEATS = {Layout.TN: 8}
 FEW_ROWS = 64
 SLICED = 0.85
@@ -51,7 +52,7 @@ BUILD_S = 1800.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the names; 1 if a kernel could not be compiled."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--dtype", default="bf16", help="bf16, fp8_e4m3.scale_row, bf16.group_rows")
+    parser.add_argument("--dtype", default="bf16", help="such as bf16, bf16.group_rows")
     parser.add_argument("--compile", action="store_true", help="compile those in no pack")
     add_packs(parser)
     options = parser.parse_args(arguments)
@@ -65,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def chosen(dtype: str) -> list[CutlassKernel]:
-    """The kernels of an element type, those of each layout the most useful first."""
+    """The kernels of a `dtype`, those of each layout the most useful first."""
+    operation = of_dtype(dtype)
     recorded = [
         problem
         for path in sorted((ROOT / "configs" / "sweeps").glob("*.zst"))
@@ -74,7 +76,7 @@ def chosen(dtype: str) -> list[CutlassKernel]:
     ]
     winners = [
         winner
-        for path in sorted((ROOT / "configs" / "winners").glob(f"*.{dtype}.jsonl"))
+        for path in sorted((ROOT / "configs" / "winners").glob(f"*.{operation.types}.*jsonl"))
         for winner in read_winners(path)
         if winner.problem.dtype == dtype
     ]
@@ -85,7 +87,8 @@ def chosen(dtype: str) -> list[CutlassKernel]:
     )
     tunable = _tunable(dtype, winners[0].device)
     result: list[CutlassKernel] = []
-    seats = GROUPED_SEATS if of_dtype(dtype).is_grouped else SEATS
+    fewer = GROUPED_SEATS if operation.is_grouped else FUSED_SEATS
+    seats = fewer if operation.is_grouped or operation.is_fused else SEATS
     for layout in (layout for layout in seats if layout in layouts_of(dtype)):
         of_layout = [item for item in recorded if item.problem.layout is layout]
         few, many = (

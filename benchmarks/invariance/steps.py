@@ -3,9 +3,9 @@
     python -m benchmarks.invariance.steps --winners invariant.gspack --plain plain.gspack -o F.json
 
 The steps are one of training (4 layers of Qwen3 8B, 4,096 tokens, AdamW), and one of decoding (8
-layers of Llama 3 8B, a token for each of 16 sequences of 256 tokens, as a CUDA graph). Only
-products are replaced on all sides (`gemmsmith.patch()`), so that fused layers, of which the suite
-has no winners, do not count. Blocks of steps alternate, and torch is compared with itself as well.
+layers of Llama 3 8B, a token for each of 16 sequences of 256 tokens, as a CUDA graph). Products are
+replaced (`gemmsmith.patch()`), and in training, on sides of their own, layers are fused as well
+(`gemmsmith.patch(model)`). Blocks of steps alternate, and torch is compared with itself as well.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ Step = Callable[[], object]
 PARTS = ("training", "decode")
 LAYERS = {"training": 4, "decode": 8}
 ROWS, CONTEXT = 16, 256
+PLAIN, INVARIANT = "gemmsmith", "invariant"
+FUSED = {PLAIN: "gemmsmith fused", INVARIANT: "invariant fused"}
 RATIOS = (
-    ("torch", "invariant"), ("gemmsmith", "invariant"), ("torch", "gemmsmith"), ("torch", "again"),
+    *((theirs, ours) for ours in (INVARIANT, FUSED[INVARIANT]) for theirs in ("torch", PLAIN)),
+    (FUSED[PLAIN], FUSED[INVARIANT]), ("torch", PLAIN), ("torch", FUSED[PLAIN]), ("torch", "again"),
 )  # fmt: skip
 """Sides whose times are divided by each other: the first over the second."""
 
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def training(options: argparse.Namespace) -> dict[str, Any]:
     """Measure a training step."""
     variant = hugging.Variant(tiny=options.tiny, layers=_layers("training", options))
-    _, parts = hugging.built("qwen3", options.device, variant)
+    model, parts = hugging.built("qwen3", options.device, variant)
 
     def step() -> object:
         out: Any = None
@@ -65,8 +68,10 @@ def training(options: argparse.Namespace) -> dict[str, Any]:
             out = part(out)
         return out
 
-    sides = {name: _side(name, options, step) for name in ("torch", "gemmsmith", "invariant")}
-    sides["again"] = sides["torch"]
+    sides: dict[str, Side] = {"torch": nullcontext}
+    for name, fused in FUSED.items():
+        sides |= {name: _side(name, options, step), fused: _side(name, options, step, model)}
+    sides["again"] = nullcontext
     return _compared(in_turns(step, sides, device=options.device, tiny=options.tiny))
 
 
@@ -75,8 +80,9 @@ def decode(options: argparse.Namespace) -> dict[str, Any]:
     variant = hugging.Variant(tiny=options.tiny, layers=_layers("decode", options), rows=ROWS)
     model, _ = hugging.built("decode", options.device, variant)
     step = decoding(model, ROWS, CONTEXT, options.device)
-    steps: dict[str, Step] = {}
-    for name in ("torch", "gemmsmith", "invariant"):
+    step()
+    steps = {"torch": _captured(step, options.device)}
+    for name in FUSED:
         with _side(name, options, step)():
             steps[name] = _captured(step, options.device)
     steps["again"] = steps["torch"]
@@ -90,19 +96,17 @@ def _layers(part: str, options: argparse.Namespace) -> int | None:
     return None if options.tiny else LAYERS[part]
 
 
-def _side(name: str, options: argparse.Namespace, step: Step) -> Side:
+def _side(name: str, options: argparse.Namespace, step: Step, model: Any = None) -> Side:
     """The context of a side's blocks; a first step in it chooses and loads the kernels."""
-    if name == "torch":
-        return nullcontext
 
     @contextmanager
     def running() -> Iterator[None]:
-        if name == "invariant":
+        if name == INVARIANT:
             gemmsmith.use(options.winners, numerics="invariant")
         else:
             gemmsmith.use(options.plain)
         try:
-            with gemmsmith.patch():
+            with gemmsmith.patch(model):
                 step()
                 yield
         finally:
@@ -171,7 +175,11 @@ def _captured(step: Step, device: str) -> Step:
 
 
 def _compared(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    ratios = {f"{a} over {b}": paired(seconds[a], seconds[b]) for a, b in RATIOS}
+    ratios = {
+        f"{a} over {b}": paired(seconds[a], seconds[b])
+        for a, b in RATIOS
+        if a in seconds and b in seconds
+    }
     return {
         "ms": {side: round(1e3 * statistics.median(all_), 4) for side, all_ in seconds.items()},
         "ratios": {name: round(ratio.median, 4) for name, ratio in ratios.items()},

@@ -19,7 +19,7 @@ from benchmarks.session.core import CARRIED, ROOT, STATE, Deadline, Session, gpu
 SUITE = "configs/suites/invariant.toml"
 SHIPPED = ROOT / "configs/winners"
 KERNELS = {
-    "bf16": ("bf16", "bf16.group_rows"),
+    "bf16": ("bf16", "bf16.then_silu_gate_aux", "bf16.then_dsilu_gate", "bf16.group_rows"),
     "fp8_e4m3": ("fp8_e4m3.scale_row",),
 }
 """Types of the kernels that each element type of the session needs."""
@@ -119,7 +119,8 @@ def _winners(run: _Run) -> int:
     )
     if run.dtype == "bf16":
         plain = {**run.env, "GEMMSMITH_DATABASE": f"sqlite:///{run.folder}/plain.db"}
-        shipped = sorted(str(path) for path in SHIPPED.glob("*.bf16.jsonl"))
+        files = (*SHIPPED.glob("*.bf16.jsonl"), *SHIPPED.glob("*.bf16.fused.jsonl"))
+        shipped = sorted(map(str, files))
         session.gemmsmith("import", *shipped, log=run.log, env=plain)
         session.gemmsmith(
             *("bake", "--suite", SUITE, "--dtype", "bf16", "-o", str(run.bundle("plain"))),
