@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from tests.support.stand_in import Chooser, Host
 from tuner.backends import offered
 from tuner.errors import DoesNotFit
 from tuner.suites import load
-from tuner.workloads.workload import OperandSet
+from tuner.workloads.workload import Groups, OperandSet
 
 
 @pytest.fixture(scope="session")
@@ -233,4 +234,20 @@ def test_a_side_without_a_kernel_or_with_another_result_is_not_timed() -> None:
     right, errors = cost.launches(sets, triton=True)
     assert list(right) == ["invariant"]
     assert list(errors) == ["triton"]  # it needs a GPU
-    assert torch.equal(right["invariant"](0), torch.mm(a[0], b[0]))
+    assert torch.equal(torch.as_tensor(right["invariant"](0)), torch.mm(a[0], b[0]))
+
+
+def test_experts_are_timed_after_a_comparison(pack: Path) -> None:
+    a = drawn(24, 16, 1, "cpu")[None]
+    b = drawn(3 * 8, 16, 2, "cpu").view(3, 8, 16).mT
+    ends = (5, 5, 24)
+    groups = Groups(spread="x", ends=ends, offsets=torch.tensor(ends, dtype=torch.int32))
+    d = torch.empty(1, 24, 8, dtype=torch.bfloat16)
+    with on_host(pack, None):
+        right, errors = cost.launches([OperandSet(a=a, b=b, d=d, groups=groups)], triton=True)
+    assert (list(right), errors) == (["invariant"], {})
+    wrong = replace(groups, ends=(6, 6, 24))
+    with on_host(pack, None):
+        right, errors = cost.launches([OperandSet(a=a, b=b, d=d, groups=wrong)], triton=True)
+    assert right == {}
+    assert "differs from FP32's" in errors["invariant"]
