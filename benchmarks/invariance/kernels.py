@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.compile:
         _, reasons = find_packs(kernels, options.packs, time.monotonic() + BUILD_S)
     for kernel in kernels:
-        print(kernel.name, reasons.get(kernel.name, ""), flush=True)
+        print(f"{kernel.name} {reasons.get(kernel.name, '')}".rstrip(), flush=True)
     return 1 if reasons else 0
 
 
