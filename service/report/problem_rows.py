@@ -17,6 +17,7 @@ from gemmsmith.answers.answer import Statistics
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.operation import Layout, in_order
 from gemmsmith.core.problem import Problem
+from tuner.explain.competitors import Bound
 from tuner.measure.ceilings import Ceilings
 from tuner.trial import Winner
 
@@ -57,13 +58,6 @@ TITLES = {
     ProblemClass.LAYOUT_NT: "nt (weight gradients)",
     ProblemClass.LAYOUT_NN: "nn",
 }
-
-
-class Bound(StrEnum):
-    """Which side of the roofline's ridge a problem lies on."""
-
-    MEMORY = "memory"  # fewer FLOP a byte than the ridge
-    COMPUTE = "compute"  # as many or more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,12 +13,13 @@ from gemmsmith.core.config import Use
 from gemmsmith.core.kernel import TileScheduler
 from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
-from service.report.problem_rows import Bound, ProblemClass, classes_of, device_report, row_of
+from service.report.problem_rows import ProblemClass, classes_of, device_report, row_of
 from service.report.reasons import default_note, notes, why
 from tests.support.docs import ROOT
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H200, winner
 from tuner.exchange import read_winners
+from tuner.explain.competitors import Bound
 from tuner.measure.ceilings import (
     Ceilings,
     CeilingsError,
