@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from tuner.devices.base import Device
     from tuner.devices.replay import ReplayDevice
     from tuner.search.run import Progress
+    from tuner.store import Store
     from tuner.trial import Winner
 
 
@@ -78,10 +81,23 @@ def best(
 def _from_database(
     problem: Problem, device: str | None, exact: bool, database: str | None
 ) -> Answer:
-    from service.database import prepare
     from service.lookup import find
 
     settings = load_settings(database=database)
+    with answering(settings, database) as store:
+        model = model_of(settings, device, store)
+        answer = find.find(store, problem, model, accepted=find.EXACT if exact else find.ANY)
+    if answer is None:
+        tune = f"gemmsmith tune {typed(problem)}"
+        raise CommandError(f"nothing known about {problem} on {model.name}. Tune it: {tune}")
+    return answer
+
+
+@contextmanager
+def answering(settings: Settings, database: str | None) -> Iterator[Store]:
+    """The database that answers, with the shipped winners unless it was named."""
+    from service.database import prepare
+
     # The usual database is made if it is missing; a missing database that was named is an error.
     with made_store(settings) if database is None else existing_store(database) as store:
         if database is None and not store.winners(limit=1):
@@ -89,12 +105,7 @@ def _from_database(
             # tune, and on a recorded GPU that finds worse winners than the shipped ones.
             loaded = sum(imported.added for _, imported in prepare(settings))
             note(f"loaded {loaded} shipped winners into a database that had none")
-        model = model_of(settings, device, store)
-        answer = find.find(store, problem, model, accepted=find.EXACT if exact else find.ANY)
-    if answer is None:
-        tune = f"gemmsmith tune {typed(problem)}"
-        raise CommandError(f"nothing known about {problem} on {model.name}. Tune it: {tune}")
-    return answer
+        yield store
 
 
 def _show(answer: Answer) -> None:

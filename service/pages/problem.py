@@ -21,6 +21,7 @@ from service.charts import rooflines
 from service.charts.intervals import regimes
 from service.documents import best_url
 from service.errors import ProblemError, invalid_field, not_found
+from service.explaining import explanation_of
 from service.http.requests import PinBody, WinnerBody
 from service.http.routes import winners as api
 from service.http.state import Service, State
@@ -32,7 +33,7 @@ from service.pages.fields import Admin, Posted, Reader
 from service.pages.plots import plots
 from service.pages.render import page, see_other
 from service.report.problem_rows import ReportRow, row_of
-from service.report.reasons import default_note, why
+from service.report.reasons import default_note
 from service.report.regimes import mean
 from service.report.roofs import Roof, ceilings_of, measured_roof, nominal_roof
 from tuner.errors import JobNotFound
@@ -82,7 +83,8 @@ def problem(
         model=model,
         winner=winner,
         instead=None if winner else find.find(lookups, problem, model, accepted=find.ANY),
-        why="; ".join(filter(None, (why(row), default_note(problem)))) if row else "",
+        explained=explanation_of(winner, service.store, service.artifacts) if winner else None,
+        default_note=default_note(problem) if winner else "",
         regimes=_regimes(winner) if winner else Markup(""),
         plots=plots(winner, ranking, history, service.store.tried_on(problem, device)),
         elsewhere=elsewhere(service.store, problem, service.catalogue.known()),
@@ -97,6 +99,7 @@ def problem(
         jobs=_jobs(service, history),
         history_shown=HISTORY,
         answer=best_url(problem, device),
+        explained_href=best_url(problem, device, "/explain"),
         results=f"/results?{urlencode(query)}",
         map=addresses.with_query(
             addresses.MAP,
