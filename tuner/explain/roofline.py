@@ -98,6 +98,18 @@ def _nominal(rate: float) -> Limit | None:
     return Limit(rate=rate, source=NOMINAL) if rate else None
 
 
+def highest_peak(device: str, types: str) -> float | None:
+    """FLOP per second that these types reached in any regime on a device model; None if never."""
+    known = _highest(device)
+    rates = [known[types, regime].rate for regime in Regime if (types, regime) in known]
+    return max(rates, default=None)
+
+
+def highest_bandwidth(device: str) -> float | None:
+    """Bytes per second, as `highest_peak`."""
+    return highest_peak(device, "")
+
+
 @functools.lru_cache(maxsize=64)
 def _highest(device: str) -> dict[tuple[str, Regime], Limit]:
     """The highest FLOP rate of each type and regime, and under "" the highest byte rate."""
@@ -138,11 +150,15 @@ def _of_winner(winner: Winner) -> Iterator[tuple[tuple[str, Regime], Limit]]:
         for us in (item.median_us, item.default_us)
         if us
     ]
-    # Operands that stay in the cache say nothing about the memory.
-    is_cold = footprint(problem).one_set * MAX_SETS > CACHE_FACTOR * winner.device.l2_bytes
+    cold = is_cold(problem, winner.device)
     for regime, us in times:
         rate = problem.flops / us * 1e6
         yield (problem.operation.types.value, regime), Limit(rate=rate, source=str(problem))
-        if is_cold:
+        if cold:
             moved = Limit(rate=least_bytes(problem) / us * 1e6, source=str(problem))
             yield ("", regime), moved
+
+
+def is_cold(problem: Problem, device: DeviceModel) -> bool:
+    """Whether measuring reads the operands from memory: smaller ones stay in the cache."""
+    return footprint(problem).one_set * MAX_SETS > CACHE_FACTOR * device.l2_bytes
