@@ -57,7 +57,7 @@ def ceilings_of(device: str) -> Ceilings | None:
 
 
 def measured_roof(device: DeviceModel, dtype: str) -> Roof | None:
-    """Return the highest rates of these element types in any regime; None if there are none."""
+    """Return the highest rates of these element types in any regime; None without a record."""
     peak = highest_peak(device.slug, of_dtype(dtype).types.value)
     bandwidth = highest_bandwidth(device.slug)
     if peak is None or bandwidth is None:

@@ -163,7 +163,7 @@ def _about(part: TimePart, named: _Named) -> str:
 
 
 def _kernels(side: Competitor) -> str:
-    """The kernels beside the product; empty if there are none."""
+    """The kernels beside the product; empty if nothing else runs."""
     others, passes = side.kernels.others, side.kernels.passes
     if not others:
         return ""
