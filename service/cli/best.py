@@ -22,21 +22,17 @@ from gemmsmith.core.config import Match
 from gemmsmith.core.device import recording_of, time_text
 from gemmsmith.core.problem import Problem
 from gemmsmith.files import private_folder
+from service.cli.models import WholeModelOptions, listing
 from service.cli.options import (
     AsJson,
-    Batch,
     DataOptions,
     DeviceName,
     DeviceSlug,
-    DTypeName,
-    LayoutName,
-    ProblemOptions,
-    SizeOptions,
+    OptionalProblemOptions,
     SourceOptions,
     Sweeps,
     complete_suites,
     load_settings,
-    problem_of,
     typed,
 )
 from service.cli.output import CommandError, MisuseError, Result, note, say, table
@@ -56,7 +52,8 @@ if TYPE_CHECKING:
 
 
 def best(
-    shape: ProblemOptions,
+    shape: OptionalProblemOptions,
+    model: WholeModelOptions,
     device: DeviceSlug = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Only a winner that was measured on this very problem.")
@@ -64,10 +61,16 @@ def best(
     *,
     source: SourceOptions,
 ) -> Result:
-    """Look up the fastest known kernel for M N K, at a service or in the local database."""
+    """Look up the fastest known kernel for M N K, at a service or in the local database.
+
+    With --model or --config, for all products of a model: forward and both gradients of each layer,
+    and the time of a step before and after.
+    """
     from gemmsmith.http.requests import fields_of
 
-    problem = shape.problem
+    if model.is_named:
+        return _of_model(model, shape, device, source)
+    problem = shape.problem("or a model: --model llama-3-8b --tokens 4096")
     if source.url:
         with connect(source.url) as client:
             answer = client.best(**fields_of(problem), device=device, exact=exact)
@@ -76,6 +79,31 @@ def best(
     else:
         answer = _from_database(problem, device, exact, source.database)
     return Result(answer, lambda: _show(answer))
+
+
+def _of_model(
+    options: WholeModelOptions,
+    shape: OptionalProblemOptions,
+    device: str | None,
+    source: SourceOptions,
+) -> Result:
+    """Look up all products of a model: their own winners only."""
+    from service.lookup import find
+
+    products = options.products(shape)
+    problems = list(dict.fromkeys(product.problem for product in products))
+    if source.url:
+        with connect(source.url) as client:
+            replies = client.best_many(problems, device=device, exact=True)
+        answers = {reply.problem: reply for reply in replies if isinstance(reply, Answer)}
+    else:
+        settings = load_settings(database=source.database)
+        with answering(settings, source.database) as store:
+            gpu = model_of(settings, device, store)
+            answers = find.find_many(store, problems, gpu, accepted=find.EXACT)
+    where = next((f" on {answer.device.name}" for answer in answers.values()), "")
+    answered = [(product, answers.get(product.problem)) for product in products]
+    return listing(f"{options.name} at {options.tokens} tokens{where}", answered)
 
 
 def _from_database(
@@ -231,17 +259,8 @@ def tune(
         raise typer.Exit(code)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DemoOptions(SizeOptions):
-    """The problem of the demo; without M N K it lists the problems."""
-
-    dtype: DTypeName = "bf16"
-    layout: LayoutName = None
-    batch: Batch = 1
-
-
 def demo(
-    options: DemoOptions,
+    options: OptionalProblemOptions,
     seconds: Annotated[
         float, typer.Option(min=0, help="About how long the search takes; 0: no waiting.")
     ] = 10.0,
@@ -257,12 +276,7 @@ def demo(
     recorded = _open(settings)
     if (options.m, options.n, options.k) == (None, None, None):
         return _listed(recorded)
-    problem = problem_of(
-        *options.three("none lists them all"),
-        batch=options.batch,
-        dtype=options.dtype,
-        layout=options.layout,
-    )
+    problem = options.problem("none lists them all")
     folder = settings.volumes().get("database", places.state())
     private_folder(folder)
     database = folder / NAME
