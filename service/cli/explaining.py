@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from service.cli.best import answering
@@ -53,10 +54,16 @@ def _show(item: Explanation) -> None:
     say(f"{item.problem} on {item.device.name}")
     for label, text in work(item):
         say(f"  {label:<10} {text}")
-    for text in (item.why, item.power, item.left):
+    for text in (item.why, item.power, item.left, *_advice(item)):
         say("")
         say(text)
     for section in sections(item):
         if section.rows:
             say("")
             table("", (section.title, "candidate", "default"), section.rows, left=3)
+
+
+def _advice(item: Explanation) -> Iterator[str]:
+    if item.advice is not None:
+        measure = "" if item.advice.is_measured else " Measure it: gemmsmith tune "
+        yield f"{item.advice.text}{measure}{typed(item.advice.padded) if measure else ''}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from gemmsmith.core.config import Use
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.problem import Problem
 from tuner.explain import sentences
+from tuner.explain.advice import Advice, padding
 from tuner.explain.breakdown import Kernels, TimePart, breakdown, kernels_of
 from tuner.explain.competitors import Competitor, Energy, Work, work_of
 from tuner.explain.grid import Grid, of_candidate, of_names
@@ -32,6 +33,7 @@ class Explanation:
         power: what the candidate's power costs, in words.
         why: why the winner wins, or why the default stays.
         left: what is left to gain.
+        advice: padding that would make it faster; None if none is known.
     """
 
     problem: Problem
@@ -46,14 +48,14 @@ class Explanation:
     power: str
     why: str
     left: str
-
-    @property
-    def served(self) -> Competitor | None:
-        return self.default if self.use.is_default else self.candidate
+    advice: Advice | None
 
 
-def explain(winner: Winner, pack: Path | None = None) -> Explanation:
-    """Explain a winner. `pack` is its compiled kernel, if that is on this machine."""
+def explain(winner: Winner, pack: Path | None = None, near: Sequence[Winner] = ()) -> Explanation:
+    """Explain a winner.
+
+    `pack` is its compiled kernel, if that is on this machine; `near` are tuned neighbours.
+    """
     problem, regime = winner.problem, regime_of(winner)
     roofline = _within(roofline_of(problem, winner.device, regime), winner)
     work = work_of(problem, roofline)
@@ -90,6 +92,7 @@ def explain(winner: Winner, pack: Path | None = None) -> Explanation:
         power=sentences.power(winner),
         why=sentences.why(winner, candidate, default),
         left=sentences.left(work, default if winner.use.is_default else candidate),
+        advice=padding(winner, near, roofline),
     )
 
 
