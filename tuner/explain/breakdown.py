@@ -118,7 +118,9 @@ def breakdown(
         main_us = sum(parts.values())
         read_us = grid.l2_bytes / (L2_BYTES_PER_CLOCK * CLOCK_BURST) * _US
         parts[TimePart.L2] = max(0.0, read_us - main_us)
-        parts[TimePart.EPILOGUE] = _epilogue_us(problem, grid, candidate)
+        # While memory is the limit, loads for the next tile go on beside a tile's stores.
+        in_turn = grid.rounds if tensor_us > moved_us else 1
+        parts[TimePart.EPILOGUE] = _epilogue_us(problem, grid, candidate, max(1, in_turn))
         parts[TimePart.SPLIT] = _split_us(problem, grid, candidate)
         parts[TimePart.LAUNCH] = LAUNCH_US + PROLOGUE_US
     if kernels.others:
@@ -143,7 +145,8 @@ def _loaded_us(moved: int, grid: Grid, bandwidth: float) -> float:
     )
 
 
-def _epilogue_us(problem: Problem, grid: Grid, candidate: Candidate | None) -> float:
+def _epilogue_us(problem: Problem, grid: Grid, candidate: Candidate | None, in_turn: int) -> float:
+    """The time of stores that nothing hides, of `in_turn` tiles one after the other."""
     described = features(candidate.kernel) if candidate else None
     if described is not None:
         clocks = described.store_clocks
@@ -152,7 +155,6 @@ def _epilogue_us(problem: Problem, grid: Grid, candidate: Candidate | None) -> f
         clocks = tile_m * tile_n * problem.operation.d.bytes / STORE_BYTES_PER_CLOCK
     alone_us = EPILOGUE_US + clocks / CLOCK_BURST * _US
     hidden_us = TILE_SWITCH_US if grid.overlaps or grid.blocks_per_sm > 1 else alone_us
-    in_turn = max(1, grid.rounds)
     return alone_us + (in_turn - 1) * hidden_us
 
 

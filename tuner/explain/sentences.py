@@ -61,7 +61,13 @@ def why(winner: Winner, candidate: Competitor | None, default: Competitor | None
     else:
         runs = "cuBLASLt's algorithm" if winner.use is Use.CUBLASLT else "Our kernel"
         verdict = f"{runs} is {winner.speedup.median:.3f} times as fast, {times}."
-    return " ".join((verdict, *_spreads(winner), _cause(candidate, default)))
+    cause = _cause(candidate, default, is_tie=_is_tie(winner))
+    return " ".join((verdict, *_spreads(winner), cause))
+
+
+def _is_tie(winner: Winner) -> bool:
+    ratio = winner.speedup
+    return winner.use.is_default and ratio is not None and ratio.ci_low <= 1.0 <= ratio.ci_high
 
 
 def _stays(ratio: Ratio, penalty: float | None, times: str) -> str:
@@ -91,7 +97,7 @@ def _spreads(winner: Winner) -> Iterator[str]:
         yield f"Under sustained work the ratio is {ratios}."
 
 
-def _cause(candidate: Competitor, default: Competitor) -> str:
+def _cause(candidate: Competitor, default: Competitor, *, is_tie: bool) -> str:
     """What the figures say about the difference of the times."""
     amount = abs(default.time_us - candidate.time_us)
     unexplained = f"the figures do not explain the difference of {amount:.2f} µs."
@@ -106,6 +112,8 @@ def _cause(candidate: Competitor, default: Competitor) -> str:
         )
     ours = _Named("the candidate", candidate, candidate.grid)
     theirs = _Named("the default", default, default.grid)
+    if is_tie:
+        return f"{_waves(ours)}; {_waves(theirs)}."
     slow, fast = (theirs, ours) if default.time_us >= candidate.time_us else (ours, theirs)
     saved = {
         part: slow.side.parts.get(part, 0.0) - fast.side.parts.get(part, 0.0)
@@ -122,7 +130,7 @@ def _cause(candidate: Competitor, default: Competitor) -> str:
             f"{max(0.0, explained):.1f} of {amount:.1f} µs."
         )
     if saved[largest] <= SMALL * amount:
-        return f"Tiles, waves and bytes hardly differ ({tiles}): {unexplained}"
+        return f"By tiles, waves and bytes both should take as long ({tiles}): {unexplained}"
     text = (
         f"The largest difference is {_PHRASES[largest]}, about {saved[largest]:.1f} of "
         f"{amount:.1f} µs: {_about(largest, slow)}; {_about(largest, fast)}."
@@ -133,8 +141,10 @@ def _cause(candidate: Competitor, default: Competitor) -> str:
         text += f" Beside it: {shares}."
     if largest is not TimePart.WAVES:
         text += f" {_waves(ours)}; {_waves(theirs)}."
-    if not EXPLAINED * amount <= explained <= TOO_MUCH * amount:
-        text += f" All parts together are {explained:.1f} µs: {unexplained}"
+    if explained < EXPLAINED * amount:
+        text += f" All parts together are {explained:.1f} µs: the figures do not explain the rest."
+    elif explained > TOO_MUCH * amount:
+        text += f" All parts together would be {explained:.1f} µs: the estimate is too large."
     return text
 
 
