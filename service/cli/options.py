@@ -226,6 +226,21 @@ class SizeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OptionalProblemOptions(SizeOptions):
+    """The options of one problem, of a command that also does without M N K."""
+
+    dtype: DTypeName = "bf16"
+    layout: LayoutName = None
+    batch: Batch = 1
+
+    def problem(self, instead: str) -> Problem:
+        """The problem; `instead` is as of `three`."""
+        return problem_of(
+            *self.three(instead), batch=self.batch, dtype=self.dtype, layout=self.layout
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceOptions:
     """Where answers and jobs are: at a service, else in a database of this machine."""
 

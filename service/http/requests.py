@@ -123,6 +123,13 @@ class SnapshotQuery(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     ] = None
 
 
+class ExplainQuery(ProblemBody, kw_only=True, frozen=True):
+    """The query of `GET /explain`."""
+
+    arch: Arch | None = None
+    device: Slug | None = None
+
+
 class HistoryQuery(ProblemBody, kw_only=True, frozen=True):
     """The query of `GET /winners/history`. `after` is the last page's last revision."""
 
