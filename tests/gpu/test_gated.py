@@ -100,7 +100,8 @@ def test_300_random_layers_against_fp64(
         with tuned(ground) as launched:
             outputs = step(of(activation, layout), drawn, dy)
             launched_ones += launched()
-        compare(outputs, exact(activation, layout), drawn, dy)
+        sizes = f"case {case}: {activation}, {layout}, {list(rows)}, I {inner}, K {k}"
+        compare(outputs, exact(activation, layout), drawn, dy, sizes)
         with tuned(ground), torch.no_grad():
             wide = {name: tensor.double() for name, tensor in drawn.items()}
             close(of(activation, layout)(**drawn), exact(activation, layout)(**wide), BOUND)
