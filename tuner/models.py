@@ -41,6 +41,8 @@ _GATED = frozenset(
     }
 )
 """`model_type`s whose feed-forward layer is down(act(gate(x)) · up(x))."""
+_SINGLE = frozenset({"invariant"})
+"""Suites in which query, key, value, gate and up are products of their own."""
 _HEADLESS = frozenset({"bert", "roberta", "vit"})
 _PLAIN = frozenset({"gpt_neox", "phi", "starcoder2", *_HEADLESS})
 """`model_type`s whose feed-forward layer is two linear layers."""
@@ -92,10 +94,14 @@ def of_suites(name: str) -> list[Layer]:
 
 @functools.cache
 def by_model() -> dict[str, tuple[Layer, ...]]:
-    """The models of the shipped suites, by name in order, with each layer once."""
+    """The models of the shipped suites, by name in order, with each layer once.
+
+    Without `_SINGLE`: with these, a model's products would be counted twice.
+    """
     models: dict[str, dict[tuple[Any, ...], Layer]] = {}
     for path in sorted(shipped().glob("*.toml")):
-        for entry in tomllib.loads(read_text(path)).get("layer", []):
+        layers = [] if path.stem in _SINGLE else tomllib.loads(read_text(path)).get("layer", [])
+        for entry in layers:
             layer = Layer(
                 name=entry["name"],
                 out=entry["out"],
