@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from gemmsmith.ops import autouse
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import in_use, install
+from gemmsmith.ops.graphs.one_order import OPTIONS
 from gemmsmith.ops.models.patching import _Patches
 from tests.gpu.support.choosing import Ground
 from tests.support import stand_in, unchanged
@@ -27,6 +29,8 @@ from tests.support.stand_in import Chooser, Packs, installed
 from tests.unit.ops.test_unchanged import baked
 
 Runs = Callable[[], int]
+
+OTHERS = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON", "cpp_wrapper": True}
 
 
 @pytest.fixture(autouse=True)
@@ -172,6 +176,28 @@ def test_a_region_is_computed_again_as_at_first(engine: Engine, chooser: Chooser
     assert x.grad is not None
     close(x.grad, (x @ w.t() > 0).float() @ w.float())
     assert in_use() is engine
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of Inductor's import
+@pytest.mark.parametrize("options", [{}, {"mode": "max-autotune"}, {"options": OTHERS}])
+def test_graphs_that_are_compiled_meanwhile_call_torchs_products(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    compiled_with: list[dict[str, Any]] = []
+
+    def compile_fx(graph: Any, inputs: Any, *, config_patches: dict[str, Any], **_: Any) -> Any:
+        compiled_with.append(config_patches)
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    x, w = operands((4, 16), (8, 16))
+    for numerics in (None, "invariant", None):
+        torch._dynamo.reset()
+        with gemmsmith.patch(numerics=numerics):
+            close(torch.compile(functional.linear, **options)(x, w), x.float() @ w.float().t())
+    before, meanwhile, after = compiled_with
+    assert before == after
+    assert meanwhile == {**before, **OPTIONS}
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, watch
 from gemmsmith.ops.engine.in_use import current, demanded, in_use, on_install, why_none
 from gemmsmith.ops.engine.recomputing import Again, remember
+from gemmsmith.ops.graphs import one_order
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
@@ -224,6 +225,8 @@ class Patch(AbstractContextManager[None]):
             )
         if dispatch is None:
             return False
+        if engine.is_invariant:
+            one_order.install()
         sizes = None
         if model is not None:
             sizes = frozenset((layer.out_features, layer.in_features) for layer in _linears(model))
