@@ -203,9 +203,11 @@ def test_graphs_that_are_compiled_meanwhile_call_torchs_products(
 @pytest.fixture
 def started(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(autouse, "Engine", stand_in.ENGINE)
+    monkeypatch.setattr("gemmsmith.ops.engine.source.local_model", lambda: None)
     monkeypatch.setattr(autouse._State, "reports", True)
     yield
     autouse._State.running.close()
+    autouse._State.demand.close()
 
 
 def test_the_environment_opens_such_a_patch(ground: Ground, started: None, tmp_path: Path) -> None:
@@ -216,8 +218,12 @@ def test_the_environment_opens_such_a_patch(ground: Ground, started: None, tmp_p
         engine = in_use()
         assert engine is not None
         assert engine.is_invariant == (numerics is not None)
-    autouse._State.running.close()
-    assert in_use() is None
+    gemmsmith.use(bundle)  # the program's own winners
+    engine = in_use()
+    assert engine is not None
+    assert engine.is_invariant
+    with pytest.raises(NotInvariant):
+        gemmsmith.use(None)
 
 
 @pytest.mark.long
