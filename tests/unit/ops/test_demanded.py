@@ -17,10 +17,10 @@ import gemmsmith
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import NotInvariant
 from gemmsmith.ops import autouse
+from gemmsmith.ops.below.compiling import OPTIONS
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import in_use, install
-from gemmsmith.ops.graphs.one_order import OPTIONS
 from gemmsmith.ops.models.patching import _Patches
 from tests.gpu.support.choosing import Ground
 from tests.support import stand_in, unchanged
