@@ -6,8 +6,8 @@ no multiple of the alignment, A and B are copied in another layout and padded wi
 product costs its copies, and only what no winner's kernel takes in any layout cannot run.
 
 Zeros after the end of K keep a row's bits. Kernels add zeros there themselves, up to whole tiles of
-K, and the sum of an instruction does not depend on terms that are zero: this is assumed, and
-`tests/gpu/test_order.py` compares it. A sum starts at +0, so it never becomes -0 without them.
+K, and the sum of an instruction does not depend on terms that are zero. This is assumed, and
+`tests/gpu/test_invariant_programs.py` compares it. A sum starts at +0, so it never becomes -0.
 
 A fused product reads A or a copy by rows. So whether a layer is fused depends on its weight, not on
 where its input lies.
