@@ -1,4 +1,4 @@
-"""`numerics="invariant"` of a patch: who is demanded of, from when, and until when."""
+"""`numerics="invariant"` of a patch: from when until when, and for whose products it holds."""
 
 from __future__ import annotations
 
@@ -129,13 +129,13 @@ def test_winners_stay_while_they_are_demanded(engine: Engine) -> None:
     with gemmsmith.patch(numerics="invariant"):
         with pytest.raises(NotInvariant, match="undo its patch first"):
             gemmsmith.use(None)
-        assert in_use() is engine.in_order
+        assert in_use() is engine.invariant
     before = install(engine)
     gemmsmith.use(None)
     install(before)
 
 
-def test_other_winners_are_demanded_of_too(engine: Engine, chooser: Chooser, pack: Path) -> None:
+def test_other_winners_run_in_order_too(engine: Engine, chooser: Chooser, pack: Path) -> None:
     others = Chooser(answers=chooser.answers)
     with gemmsmith.patch(numerics="invariant"):
         before = install(Engine(others, Packs(pack), platform=engine.platform))
@@ -144,9 +144,7 @@ def test_other_winners_are_demanded_of_too(engine: Engine, chooser: Chooser, pac
         install(before)
 
 
-def test_without_a_binding_nothing_is_demanded(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_demand_needs_the_binding(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dispatch, "of", lambda kind: None)
     for outer in (False, True):
         if outer:
@@ -240,7 +238,7 @@ def test_the_environment_opens_such_a_patch(ground: Ground, started: None, tmp_p
         ({"GEMMSMITH_NUMERICS": " "}, None),
     ],
 )
-def test_a_program_that_cannot_be_demanded_of_ends(
+def test_a_program_that_cannot_run_in_order_ends(
     tmp_path: Path, variables: dict[str, str], error: str | None
 ) -> None:
     environment = unchanged.environment(tmp_path / "site", **variables)
