@@ -33,7 +33,7 @@ from gemmsmith.http.sending import ask
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import source
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.engine.in_use import install
+from gemmsmith.ops.engine.in_use import demanded, install
 from gemmsmith.ops.engine.planning import PackSource
 from gemmsmith.ops.models.automatic import every_model, every_norm
 from gemmsmith.ops.models.patching import patch
@@ -66,12 +66,13 @@ MATTERS = 0.05
 def start(value: str, numerics: str | None = None) -> None:
     """Run the winners that `value` names from now on. A further call fetches them again.
 
-    `numerics` is as of `gemmsmith.patch`.
+    `numerics` is as of `gemmsmith.patch`. The program's own winners must keep to it too.
 
     Raises:
         GemmsmithError, OSError, ValueError: there are no winners; torch's own operators run.
     """
     _State.running.close()
+    _State.demand.close()
     with ExitStack() as stack:
         # Opened within `_agreed`, so that a rank that fails reports it to the other ranks.
         winners = cache(lambda: _opened(value, source.local_model(), stack))
@@ -84,6 +85,7 @@ def start(value: str, numerics: str | None = None) -> None:
         stack.callback(install, install(engine))
         stack.enter_context(patch(numerics=numerics))
         stack.enter_context(every_model() if _fuses(snapshot) else every_norm())
+        _State.demand.enter_context(demanded(numerics))
         _State.running = stack.pop_all()
     source.on_use(_State.running.close)
     _State.lookup = lookup
@@ -211,6 +213,7 @@ def _agreed(fetch: Callable[[], Snapshot], take: Callable[[Snapshot], None]) -> 
 
 class _State:
     running = ExitStack()
+    demand = ExitStack()  # stays when the program calls `gemmsmith.use`
     lookup: _Noting | None = None
     meetings = 0
     reports = False

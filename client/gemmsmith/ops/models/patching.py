@@ -41,7 +41,7 @@ from typing import TextIO
 import torch
 
 from gemmsmith.errors import NotInvariant
-from gemmsmith.ops.below import experts, scaling
+from gemmsmith.ops.below import compiling, experts, scaling
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, watch
 from gemmsmith.ops.engine.in_use import current, demanded, in_use, on_install, why_none
@@ -224,6 +224,8 @@ class Patch(AbstractContextManager[None]):
             )
         if dispatch is None:
             return False
+        if engine.is_invariant:
+            compiling.install()
         sizes = None
         if model is not None:
             sizes = frozenset((layer.out_features, layer.in_features) for layer in _linears(model))
