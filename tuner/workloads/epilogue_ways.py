@@ -28,7 +28,7 @@ from functools import partial
 
 import torch
 
-from gemmsmith.core.activations import ACTIVATIONS, FUNCTIONS
+from gemmsmith.core.activations import ACTIVATIONS, FUNCTIONS, follow
 from gemmsmith.core.epilogue import Activation, Epilogue, EpilogueStep, StepKind
 from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.launch import torch_dtype
@@ -141,22 +141,9 @@ def followed(
     steps: Sequence[EpilogueStep], s: OperandSet, value: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """What the steps make of a product, and what aux stores, in new memory."""
-    dtype = value.dtype
-    stored: tuple[torch.Tensor, ...] = ()
-    for step in steps:
-        match step.kind:
-            case StepKind.MULTIPLY:
-                value = value * _operand(s, step.by)
-            case StepKind.ADD:
-                value = value + _operand(s, step.by)
-            case StepKind.STORE:
-                stored = (value,)
-            case StepKind.APPLY:
-                value = ACTIVATIONS[step.by](value)
-            case StepKind.GATE:
-                gate, up = value.chunk(2, -1)
-                value = ACTIVATIONS[step.by](gate) * up
-    return (value.to(dtype), *stored)
+    read = {by: _operand(s, by) for kind, by in steps if kind in (StepKind.MULTIPLY, StepKind.ADD)}
+    d, aux = follow(steps, value, read)
+    return (d.to(value.dtype), *(() if aux is None else (aux,)))
 
 
 def _follow(

@@ -116,6 +116,15 @@ class Epilogue(StrEnum):
         return _STEPS[self]
 
     @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of what it reads beside A, B and C, in the order of its steps."""
+        if self.backward is not None:
+            return ("aux",)
+        return tuple(
+            step.by for step in self.steps if step.kind in (StepKind.MULTIPLY, StepKind.ADD)
+        )
+
+    @property
     def is_torchs(self) -> bool:
         """Whether torch's call of the product computes all of it: nothing follows, or a bias."""
         return self not in _BACKWARD and self.steps in ((), (_ADDED_BIAS,))
