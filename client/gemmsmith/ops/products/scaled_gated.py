@@ -14,6 +14,7 @@ from gemmsmith.core.activations import ACTIVATIONS
 from gemmsmith.core.epilogue import Activation
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import gated, scaled
+from gemmsmith.ops.products.layer import halves, parts
 from gemmsmith.ops.products.recording import Multiplied
 from gemmsmith.ops.products.registry import refuse_gradient, register
 from gemmsmith.ops.products.scaled import ADVICE, FP8, Output
@@ -95,13 +96,13 @@ def run_composed(*arguments: Any) -> torch.Tensor:
     if up is not None:
         raised = scaled.multiply(x, up, scale_x, scale_weight, None, call.use_fast_accum)
     else:
-        gate, raised = gated.halves(gate, call.interleaved)
+        gate, raised = halves(gate, call.interleaved)
     return call.output.of(ACTIVATIONS[call.activation](gate) * raised)
 
 
 def _compute(*arguments: Any) -> torch.Tensor:
     call = ScaledGatedCall(*arguments)
-    gate, raised = gated.parts(call.weight, call.up, call.interleaved)
+    gate, raised = parts(call.weight, call.up, call.interleaved)
     form = Form.scaled(by_rows=False, fast=call.use_fast_accum)
     product = (call.x, gate, call.scale_x, call.scale_weight)
     epilogue = gated.EPILOGUES[call.activation, False]
@@ -121,7 +122,7 @@ def products(arguments: dict[str, Any]) -> Iterator[Multiplied]:
     for rows in (call.weight, call.up):
         if rows is not None:
             yield Multiplied(form, call.x, rows.t())
-    gate, _ = gated.parts(call.weight, call.up, call.interleaved)
+    gate, _ = parts(call.weight, call.up, call.interleaved)
     output = FP8 if call.output.is_fp8 else None
     epilogue = gated.EPILOGUES[call.activation, False]
     yield Multiplied(form, call.x, gate.t(), output, epilogue)
