@@ -105,7 +105,7 @@ def check_activation(activation: str) -> None:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
 
 
-def through(activation: Activation, dy: Tensor, x: Tensor) -> Tensor:
+def through(activation: str, dy: Tensor, x: Tensor) -> Tensor:
     """The gradient of x, given dy, the gradient of activation(x). Differentiable.
 
     dy and x have the same shape.
@@ -113,7 +113,7 @@ def through(activation: Activation, dy: Tensor, x: Tensor) -> Tensor:
     return FUNCTIONS[activation].gradient(dy, x)
 
 
-def gate_gradients(activation: Activation, dy: Tensor, aux: Tensor) -> tuple[Tensor, Tensor]:
+def gate_gradients(activation: str, dy: Tensor, aux: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of gate and up from that of `activation(gate) * up`, [..., I] each; differentiable.
 
     Args:

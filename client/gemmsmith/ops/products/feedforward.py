@@ -291,10 +291,9 @@ def _hidden(layers: Layers, parts: Backward) -> tuple[torch.Tensor, torch.Tensor
     )
     if epilogue is not None:
         operands = present(up=up) if parts.gated else present(bias=bias)
-        fusion = layer.LinearFusion(epilogue)
-        decided = layer.decide(functions.engine_here(), x, weight, operands, fusion)
+        decided = layer.decide(functions.engine_here(), x, weight, operands, epilogue)
         if decided is not None:
-            fusion = fusion._replace(decided=decided)
+            fusion = layer.LinearFusion(epilogue, decided=decided)
             value, stored = layer.run_fused(x, weight, operands, fusion)
             if stored is not None:
                 return value, stored

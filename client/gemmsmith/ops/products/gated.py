@@ -107,12 +107,11 @@ class GatedCall(NamedTuple):
         aux = wants_gradient(x, weight, up)
         epilogue = EPILOGUES[self.activation, aux]
         operands: Operands = {} if up is None else {"up": up}
-        main_grads = (self.main_grad, self.up_main_grad)
-        fusion = LinearFusion(epilogue, tuple(operands), main_grads, self.interleaved)
-        decided = layer.decide(engine, x, weight, operands, fusion)
+        interleaved, main_grads = self.interleaved, (self.main_grad, self.up_main_grad)
+        decided = layer.decide(engine, x, weight, operands, epilogue, interleaved=interleaved)
         if decided is None:
             return None
-        fusion = fusion._replace(decided=decided)
+        fusion = LinearFusion(epilogue, tuple(operands), main_grads, interleaved, decided)
         return layer.run(way, x, weight, operands, fusion, has_gradient=aux)
 
     def run(self) -> torch.Tensor:

@@ -7,14 +7,14 @@ column factors are applied to. The products of the backward pass have winners of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
 from gemmsmith.core.activations import ACTIVATIONS, FUNCTIONS, follow, gate_gradients, through
-from gemmsmith.core.epilogue import Activation, Epilogue, StepKind
+from gemmsmith.core.epilogue import Epilogue, StepKind
 from gemmsmith.ops.engine import functions, observers
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
@@ -33,6 +33,8 @@ OPERANDS = ("bias", "residual", "column_scale", "row_scale")
 """What the epilogue of one weight may read."""
 _KEPT = ("up", "column_scale", "row_scale")
 """What gradients read beside x, weight and aux."""
+_Kept = Mapping[str, Any]
+"""These and aux; those that the layer does not have are None."""
 
 
 class LinearFusion(NamedTuple):
@@ -76,13 +78,15 @@ def decide(
     x: torch.Tensor,
     weight: torch.Tensor,
     operands: Operands,
-    fusion: LinearFusion,
+    epilogue: Epilogue,
+    *,
+    interleaved: bool = False,
 ) -> Decided | None:
     """The layer, if one kernel computes it. Returns None if torch must."""
-    if fusion.epilogue.is_gated:
-        weight, up = parts(weight, operands.get("up"), fusion.interleaved)
+    if epilogue.is_gated:
+        weight, up = parts(weight, operands.get("up"), interleaved)
         operands = {"up": up}
-    return functions.decide(engine, Form.LINEAR, x, weight, fusion.epilogue, operands)
+    return functions.decide(engine, Form.LINEAR, x, weight, epilogue, operands)
 
 
 def run(
@@ -125,7 +129,10 @@ def compute(
     x: torch.Tensor, weight: torch.Tensor, operands: Operands, fusion: LinearFusion
 ) -> Outputs:
     """The same on a device, where nothing observes."""
-    decided = fusion.decided or decide(functions.engine_here(), x, weight, operands, fusion)
+    decided = fusion.decided
+    if decided is None:
+        engine, (epilogue, *_) = functions.engine_here(), fusion
+        decided = decide(engine, x, weight, operands, epilogue, interleaved=fusion.interleaved)
     outputs = None if decided is None else decided.run()
     if outputs is None:
         return _run_by_torch(x, weight, operands, fusion)
@@ -182,30 +189,30 @@ class FusedLinear(torch.autograd.Function):
         dy: Any
         daux: Any
         dy, daux = (None if grad is None else observers.dense(grad) for grad in grads)
-        x, weight, *kept, aux = ctx.saved_tensors
+        x, weight, *saved = ctx.saved_tensors
+        kept = dict(zip((*_KEPT, "aux"), saved, strict=True))
         fusion: LinearFusion = ctx.fusion
         names = ("x", "weight", *fusion.names)
         needs = dict(zip(names, ctx.needs_input_grad, strict=False))
-        operands = present(aux=aux, **dict(zip(_KEPT, kept, strict=True)))
         products: Sequence[torch.Tensor] = ()
         gradients: dict[str, torch.Tensor | None] = {}
         if dy is None and daux is None:
             pass
         elif fusion.epilogue.is_gated:
-            products = _of_halves(fusion, dy, daux, operands)
+            products = _of_halves(fusion, dy, daux, kept)
         else:
-            product, gradients = _of_steps(fusion.epilogue, dy, daux, operands, needs)
+            product, gradients = _of_steps(fusion.epilogue, dy, daux, kept, needs)
             products = (product,)
         if products:
-            weights, needs_weights = (weight, operands.get("up")), map(needs.get, ("weight", "up"))
+            needed = (needs["x"], needs["weight"], needs.get("up"))
             gradients["x"], (gradients["weight"], gradients["up"]) = backward.gradients(
-                products, x, weights, (needs["x"], *needs_weights), fusion.main_grads
+                products, x, (weight, kept["up"]), needed, fusion.main_grads
             )
         return (*map(gradients.get, names), None)
 
 
 def _of_steps(
-    epilogue: Epilogue, dy: Any, daux: Any, operands: Operands, needs: dict[str, bool]
+    epilogue: Epilogue, dy: Any, daux: Any, kept: _Kept, needs: dict[str, bool]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
     """The gradients of the product and of the operands of its steps, from those of D and aux."""
     gradients: dict[str, torch.Tensor | None] = {}
@@ -215,27 +222,25 @@ def _of_steps(
         elif dy is None:  # aux alone has a gradient, and is stored before this step
             continue
         elif kind is StepKind.APPLY:
-            dy = through(Activation(by), dy, operands["aux"])
+            dy = through(by, dy, kept["aux"])
         elif kind is StepKind.ADD and needs[by]:
             gradients[by] = functions.column_sums(dy) if by == "bias" else dy
         elif by == "column_scale":
             if needs[by]:
-                gradients[by] = (dy * operands["aux"]).reshape(-1, dy.shape[-1]).sum(0)
-            dy = dy * operands[by]
+                gradients[by] = (dy * kept["aux"]).reshape(-1, dy.shape[-1]).sum(0)
+            dy = dy * kept[by]
         elif by == "row_scale":
-            dy = (dy * operands[by].unsqueeze(-1)).to(dy.dtype)
+            dy = (dy * kept[by].unsqueeze(-1)).to(dy.dtype)
     return dy, gradients
 
 
-def _of_halves(
-    fusion: LinearFusion, dy: Any, daux: Any, operands: Operands
-) -> tuple[torch.Tensor, ...]:
+def _of_halves(fusion: LinearFusion, dy: Any, daux: Any, kept: _Kept) -> tuple[torch.Tensor, ...]:
     """The gradients of a gate's products, one for each weight, from those of D and aux."""
-    activation, joined = Activation(fusion.epilogue.activation or ""), "up" not in operands
+    activation, joined = fusion.epilogue.activation or "", kept["up"] is None
     in_place = joined and daux is None and observers.unobserved()
     if in_place and not observers.only_torch_differentiates(dy):
-        return (_joined_in_place(activation, dy, operands["aux"], fusion.interleaved),)
-    pair = None if dy is None else gate_gradients(activation, dy, operands["aux"])
+        return (_joined_in_place(activation, dy, kept["aux"], fusion.interleaved),)
+    pair = None if dy is None else gate_gradients(activation, dy, kept["aux"])
     if daux is not None:
         more: Any = daux.chunk(2, -1)
         pair = more if pair is None else (pair[0] + more[0], pair[1] + more[1])
@@ -248,7 +253,7 @@ def _of_halves(
 
 
 def _joined_in_place(
-    activation: Activation, dy: torch.Tensor, aux: torch.Tensor, interleaved: bool
+    activation: str, dy: torch.Tensor, aux: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:
     """The same of `dy`'s, each gradient written where it belongs; not differentiable."""
     gate, up = aux.chunk(2, -1)
