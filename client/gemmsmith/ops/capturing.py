@@ -30,7 +30,7 @@ from gemmsmith.ops.products import fused as _fused  # noqa: F401 - the same
 from gemmsmith.ops.products import gated as _gated  # noqa: F401 - the same
 from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - the same
 from gemmsmith.ops.products import integer as _integer  # noqa: F401 - the same
-from gemmsmith.ops.products import mixture, scaled, scaled_gated
+from gemmsmith.ops.products import mixture, scaled
 from gemmsmith.ops.products import operators as _operators  # noqa: F401 - the same
 from gemmsmith.ops.products.layer import parts
 from gemmsmith.ops.products.recording import Multiplied
@@ -70,7 +70,7 @@ for _name, _form in (
 # Operators that run several products, or a product with an epilogue.
 _LAYERS: dict[Any, Callable[[dict[str, Any]], Iterator[Multiplied]]] = {
     _own.scaled_linear: scaled.products,
-    _own.scaled_gated_linear: scaled_gated.products,
+    _own.scaled_gated_linear: scaled.products,
     _own.experts: mixture.products,
     _own.experts_backward: mixture.products_of_gradients,
     _own.fused_product: lambda values: _fused_with(
