@@ -86,22 +86,22 @@ class Fused:
         drawn = _bare(operation).draw(problem, count, source)
         addresses = list(dict.fromkeys(s.a.data_ptr() for s in drawn.sets))
         names = (*epilogue.operands, *(("row_scale",) if operation.is_grouped else ()))
-        read = {name: _drawn(name, problem, len(addresses), source) for name in names}
+        parts = {name: _drawn(name, problem, len(addresses), source) for name in names}
         factor = 1.0
         if operation.stores_fp8:
             factor = fp8_output.factor(_largest(operation, drawn.sigma))
             scale_d = torch.full((1,), factor, dtype=torch.float32, device=source.place)
-            read["scale_d"] = [scale_d] * len(addresses)
-            read["amax"] = list(torch.zeros((len(addresses), 1), device=source.place))
+            parts["scale_d"] = [scale_d] * len(addresses)
+            parts["amax"] = list(torch.zeros((len(addresses), 1), device=source.place))
         if operation.is_grouped and epilogue.backward is not None:
             slabs = -(-problem.n // ROW_GRADIENT_COLUMNS)
             sums = torch.empty((problem.m, slabs), dtype=torch.float32, device=source.place)
-            read["row_gradient"] = [sums] * len(addresses)  # all launches write the same
+            parts["row_gradient"] = [sums] * len(addresses)  # all launches write the same
         lay = laid_in_rows if _in_rows(operation) else lambda d: d
 
         def completed(s: OperandSet) -> OperandSet:
             at = addresses.index(s.a.data_ptr())
-            tensors = {name: tensors[at] for name, tensors in read.items()}
+            tensors = {name: tensors[at] for name, tensors in parts.items()}
             return replace(s, d=lay(s.d), **tensors)  # type: ignore[arg-type]
 
         first = Case(operands=drawn.sets[0], written=problem.m, sigmas=(drawn.sigma,))
@@ -114,7 +114,7 @@ class Fused:
             )
             for case in drawn.cases or (first,)
         )
-        if "row_gradient" in read:
+        if "row_gradient" in parts:
             cases = tuple(
                 replace(case, beside=partial(_fault_of_sums, case.operands, case.written))
                 for case in cases
@@ -154,21 +154,22 @@ class Fused:
         epilogue, m, rows = problem.operation.epilogue, problem.m, block.rows
         of_rows = partial(_outputs, problem, operands, block.columns)
         if epilogue.is_gated and epilogue.stores_aux and not problem.operation.is_grouped:
-            parts = [of_rows(rows)[:1]] if block.batches.start == 0 else []
+            blocks = of_rows(rows)[:1] if block.batches.start == 0 else []
             for matrix in range(max(1, block.batches.start), block.batches.stop):
                 # Rows of aux are gate, up, gate, up …: two for each token.
                 first, count = (matrix - 1) * m + rows.start, rows.stop - rows.start
                 halves = of_rows(slice(first // 2, (first + count + 1) // 2))[1:]
-                parts.append(halves.transpose(0, 1).flatten(0, 1)[None, first % 2 :][:, :count])
-            return torch.cat(parts)
+                alternating = torch.stack(halves, 2).flatten(1, 2)
+                blocks.append(alternating[:, first % 2 : first % 2 + count])
+            return torch.cat(blocks)
         outputs = of_rows(slice(rows.start, min(rows.stop, m)))
         if rows.stop > m:
             # The last row is the sum of all others, which are computed in blocks of this height.
             step = rows.stop - rows.start
-            blocks = [slice(row, min(row + step, m)) for row in range(0, m, step)]
-            sums = sum(of_rows(part).sum(1, keepdim=True, dtype=torch.float64) for part in blocks)
-            outputs = torch.cat([outputs, sums.float()], 1)  # type: ignore[union-attr]
-        return outputs[block.batches]
+            heights = [slice(row, min(row + step, m)) for row in range(0, m, step)]
+            sums = [of_rows(part)[0].sum(1, keepdim=True, dtype=torch.float64) for part in heights]
+            outputs = [torch.cat([outputs[0], torch.stack(sums).sum(0).float()], 1)]
+        return torch.cat(outputs[block.batches])
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
         """The bare product's, with growth of the drift of sums in the tensor core."""
@@ -235,8 +236,10 @@ def _drawn(name: str, problem: Problem, count: int, source: RandomSource) -> Seq
     return [row[:size].view(shape) for row in packed]
 
 
-def _outputs(problem: Problem, operands: OperandSet, columns: slice, rows: slice) -> torch.Tensor:
-    """A block of all outputs, [outputs, rows, columns], without the row of sums."""
+def _outputs(
+    problem: Problem, operands: OperandSet, columns: slice, rows: slice
+) -> list[torch.Tensor]:
+    """A block of each output, [1, rows, columns], without the row of sums."""
     operation, epilogue, width = problem.operation, problem.operation.epilogue, problem.columns
     multiply, backward = partial(_bare(operation).product, problem, operands), epilogue.backward
     first = Block(batches=slice(0, 1), rows=rows, columns=columns)
@@ -250,17 +253,19 @@ def _outputs(problem: Problem, operands: OperandSet, columns: slice, rows: slice
         blocks = (first, second) if operand.shape[2] > problem.n else (first,)
         return torch.cat([_within(block, operand) for block in blocks], -1).to(product.dtype)
 
-    factors = read("row_scale") if operation.is_grouped else 1.0
-    if backward is not None:
-        outputs = [*gradients(backward, product * factors, read("aux"))]
-        if backward.activated:
-            outputs.append(activated(backward, read("aux")) * factors)
-    else:
-        value, stored = follow(epilogue.steps, product, {by: read(by) for by in epilogue.operands})
-        outputs = [value * factors * (1.0 if operands.scale_d is None else operands.scale_d)]
-        if stored is not None:
-            outputs += stored.chunk(2 if epilogue.is_gated else 1, -1)
-    return torch.cat(outputs)
+    factors = read("row_scale") if operation.is_grouped else operands.scale_d
+
+    def scaled(value: torch.Tensor) -> torch.Tensor:
+        return value if factors is None else value * factors
+
+    if backward is None:
+        value, aux = follow(epilogue.steps, product, {by: read(by) for by in epilogue.operands})
+        stored = () if aux is None else aux.chunk(2 if epilogue.is_gated else 1, -1)
+        return [scaled(value), *stored]
+    outputs = [*gradients(backward, scaled(product), read("aux"))]
+    if backward.activated:
+        outputs.append(scaled(activated(backward, read("aux"))))
+    return outputs
 
 
 def _within(block: Block, operand: torch.Tensor) -> torch.Tensor:

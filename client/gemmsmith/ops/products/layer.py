@@ -7,7 +7,7 @@ column factors are applied to. The products of the backward pass have winners of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -131,8 +131,8 @@ def compute(
     """The same on a device, where nothing observes."""
     decided = fusion.decided
     if decided is None:
-        engine, (epilogue, *_) = functions.engine_here(), fusion
-        decided = decide(engine, x, weight, operands, epilogue, interleaved=fusion.interleaved)
+        engine, interleaved = functions.engine_here(), fusion.interleaved
+        decided = decide(engine, x, weight, operands, fusion.epilogue, interleaved=interleaved)
     outputs = None if decided is None else decided.run()
     if outputs is None:
         return _run_by_torch(x, weight, operands, fusion)
@@ -189,25 +189,23 @@ class FusedLinear(torch.autograd.Function):
         dy: Any
         daux: Any
         dy, daux = (None if grad is None else observers.dense(grad) for grad in grads)
-        x, weight, *saved = ctx.saved_tensors
-        kept = dict(zip((*_KEPT, "aux"), saved, strict=True))
         fusion: LinearFusion = ctx.fusion
         names = ("x", "weight", *fusion.names)
-        needs = dict(zip(names, ctx.needs_input_grad, strict=False))
-        products: Sequence[torch.Tensor] = ()
-        gradients: dict[str, torch.Tensor | None] = {}
         if dy is None and daux is None:
-            pass
-        elif fusion.epilogue.is_gated:
+            return (None,) * (1 + len(names))
+        x, weight, *saved = ctx.saved_tensors
+        kept = dict(zip((*_KEPT, "aux"), saved, strict=True))
+        needs = dict(zip(names, ctx.needs_input_grad, strict=False))
+        gradients: dict[str, torch.Tensor | None] = {}
+        if fusion.epilogue.is_gated:
             products = _of_halves(fusion, dy, daux, kept)
         else:
             product, gradients = _of_steps(fusion.epilogue, dy, daux, kept, needs)
             products = (product,)
-        if products:
-            needed = (needs["x"], needs["weight"], needs.get("up"))
-            gradients["x"], (gradients["weight"], gradients["up"]) = backward.gradients(
-                products, x, (weight, kept["up"]), needed, fusion.main_grads
-            )
+        needed = (needs["x"], needs["weight"], needs.get("up"))
+        gradients["x"], (gradients["weight"], gradients["up"]) = backward.gradients(
+            products, x, (weight, kept["up"]), needed, fusion.main_grads
+        )
         return (*map(gradients.get, names), None)
 
 
