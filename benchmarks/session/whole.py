@@ -20,19 +20,19 @@ from benchmarks.session.core import CORES, ROOT, STATE, Deadline, Session, gpus
 _FOLDER = STATE / "whole"
 _TESTS = ROOT / "tests/gpu"
 _KERNELS = "test_kernels"
-_FAMILIES = (
-    "bf16.tn",
-    "then_bias_gelu_aux",
-    "then_silu_gate_aux and not group",
-    "out_e4m3.then_bias",
-    "then_dsilu_act",
-    "group_rows.tn",
-)
-"""A test of each family in `tests/gpu/support/families.py`: it builds all kernels of its family."""
-_USE_FAMILIES = ("_kernels", "_operations", "_fp8_output")
-"""Ends of names of the files that need no other kernels."""
 _PARTS = ("then_d", "_gate and not then_d", "then_ and not then_d and not _gate", "not then_")
 """The tests of `test_kernels`, which would keep one GPU longest, in parts."""
+_LONG = (
+    "test_service",
+    "test_models",
+    "test_mixture",
+    "test_isolation",
+    "test_training",
+    "test_sanitizer",
+    "test_schedules",
+    "test_measurement",
+)
+"""Files of half a minute and more. The others share processes: a start takes ten seconds."""
 _ALL_GPUS = ("test_ranks", "test_unchanged", "test_fleet")
 
 
@@ -54,9 +54,14 @@ def whole(session: Session) -> int:
     if not session.dry_run:
         _FOLDER.mkdir(parents=True, exist_ok=True)
     _build(session, files, deadline)
+    workers = range(max(gpus(), 1))
     kernels = (_TESTS / f"{_KERNELS}.py",)
-    shared = [Part(f"{_KERNELS}-{i}", kernels, tests) for i, tests in enumerate(_PARTS)]
-    shared += [Part(f.stem, (f,)) for f in files if f.stem not in (_KERNELS, *_ALL_GPUS)]
+    shared = [Part(name, (_TESTS / f"{name}.py",)) for name in _LONG]
+    shared += [Part(f"{_KERNELS}-{i}", kernels, tests) for i, tests in enumerate(_PARTS)]
+    short = [f for f in files if f.stem not in (_KERNELS, *_LONG, *_ALL_GPUS)]
+    shared += [
+        Part(f"short-{i}", tuple(short[i :: 2 * len(workers)])) for i in range(2 * len(workers))
+    ]
     waiting: SimpleQueue[Part] = SimpleQueue()
     for part in shared:
         waiting.put(part)
@@ -69,34 +74,21 @@ def whole(session: Session) -> int:
             except Empty:
                 return
 
-    workers = range(max(gpus(), 1))
     with ThreadPoolExecutor(len(workers)) as pool:
         list(pool.map(work, workers))
-    together = [Part(f.stem, (f,)) for f in files if f.stem in _ALL_GPUS]
-    for part in together:
-        _run(session, part, {}, deadline)
-    return 0 if session.dry_run else _written(session, [*shared, *together])
+    together = Part("all-gpus", tuple(f for f in files if f.stem in _ALL_GPUS))
+    _run(session, together, {}, deadline)
+    return 0 if session.dry_run else _written(session, [*shared, together])
 
 
 def _build(session: Session, files: list[Path], deadline: Deadline) -> None:
-    """Compile the kernels of all tests: those of each family beside those of the other files."""
     built = _FOLDER / "built"
     if built.exists():
         return
-    kernels = (_TESTS / f"{_KERNELS}.py",)
-    parts = [
-        Part(f"build-{i}", kernels, f"every_kind and {tests}") for i, tests in enumerate(_FAMILIES)
-    ]
-    others = tuple(f for f in files if not f.stem.endswith(_USE_FAMILIES))
-    parts.append(Part("build-others", others))
     # Compilers wait for memory and for each other's files: a quarter more than there are cores.
-    env = {
-        "GEMMSMITH_GPU_TESTS": "build",
-        "GEMMSMITH_COMPILE_JOBS": str(max(CORES * 5 // 4 // len(parts), 1)),
-    }
-    with ThreadPoolExecutor(len(parts)) as pool:
-        statuses = list(pool.map(lambda part: _pytest(session, part, env, deadline), parts))
-    if not session.dry_run and not any(statuses):
+    env = {"GEMMSMITH_GPU_TESTS": "build", "GEMMSMITH_COMPILE_JOBS": str(CORES * 5 // 4)}
+    status = _pytest(session, Part("build", tuple(files)), env, deadline)
+    if not session.dry_run and not status:
         built.touch()
 
 

@@ -2,8 +2,8 @@
 
 Environment: GEMMSMITH_TEST_PACKS is the folder that keeps packs between sessions,
 GEMMSMITH_GPU_REPORT where the machine-readable report goes, GEMMSMITH_COMMIT the commit to name
-in it where there is no git. GEMMSMITH_GPU_TESTS=build builds the kernels and runs no test; most
-files need no GPU for that.
+in it where there is no git. GEMMSMITH_GPU_TESTS=build builds the kernels at the end, and runs no
+test; most files need no GPU for that.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import DType, Layout
 from gemmsmith.files import publish
 from tests.gpu import selection
+from tests.gpu.support.building import BUILD_ONLY, build_needed, need
 from tests.support.compiled import kept
 from tests.support.replacing import replace
 from tests.support.serving import H200
@@ -41,7 +42,6 @@ TEST_TIMEOUT_S = 1500
 """The first test waits for the compiler."""
 
 MESSAGE_CHARACTERS = 2000
-BUILD_ONLY = os.environ.get("GEMMSMITH_GPU_TESTS") == "build"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -106,10 +106,12 @@ class Packs:
 @pytest.fixture(scope="session")
 def packs() -> Packs:
     """Every chosen kernel, built or kept from an earlier session."""
+    kernels = selection.everything()
+    need(kernels)
     builder = Builder(ArtifactStore(kept()), find_toolchain())
     paths: dict[str, Path] = {}
     failures: dict[str, str] = {}
-    for built in builder.build(selection.everything()):
+    for built in builder.build(kernels):
         if built.pack is not None:
             paths[built.kernel.name] = built.pack.path
         elif built.failure is not None:
@@ -145,6 +147,7 @@ def device(
 @pytest.fixture(scope="session")
 def misbehaving(tmp_path_factory: pytest.TempPathFactory) -> Misbehaving:
     """The pack of kernels that do what no kernel should."""
+    need(())
     output = tmp_path_factory.mktemp("misbehaving") / "misbehaving.so"
     command = find_toolchain().command(HERE / "packs" / "misbehaving.cu", output)
     done = subprocess.run(command, capture_output=True, text=True)
@@ -197,6 +200,8 @@ class Report:
             self._write(None)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if BUILD_ONLY:
+            build_needed()
         self._write(int(exitstatus))
 
     def _write(self, exit_status: int | None) -> None:

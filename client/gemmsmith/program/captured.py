@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from gemmsmith.core.numerics import demands_order, with_numerics
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.files import write
@@ -59,6 +60,32 @@ class Captured:
         self.problems.update(other.problems)
         self.skipped.update(other.skipped)
         self.unseen.update(other.unseen)
+
+    def with_numerics(self, numerics: str | None) -> Captured:
+        """The products as kernels of these numerics run them, such as `invariant`; None: as here.
+
+        Products of integers stay, as their sums have no order. What else has no order is skipped.
+
+        Raises:
+            InvalidProblem: there is no such word.
+        """
+        if not demands_order(numerics):
+            return self
+        captured = Captured()
+        captured.skipped.update(self.skipped)
+        captured.unseen.update(self.unseen)
+        for problem, calls in self.problems.items():
+            operation = problem.operation
+            stays = operation.a.is_integer or operation.summation is not None
+            try:
+                demanded = problem if stays else with_numerics(problem, numerics)
+            except InvalidProblem:
+                # A product without its epilogue is captured as well.
+                if not operation.is_fused:
+                    captured.skipped[operation.dtype] += calls
+                continue
+            captured.problems[demanded] += calls
+        return captured
 
     @property
     def document(self) -> bytes:

@@ -24,10 +24,18 @@ def near(output: torch.Tensor, reference: torch.Tensor, bound: float = BOUND) ->
     return bool(difference <= bound * torch.linalg.vector_norm(reference))
 
 
-def close(output: torch.Tensor | None, reference: torch.Tensor, bound: float) -> None:
+def close(
+    output: torch.Tensor | None, reference: torch.Tensor, bound: float, what: str = ""
+) -> None:
     assert output is not None
     assert output.shape == reference.shape
-    assert near(output, reference, bound)
+    difference = (output.detach().double() - reference).abs()
+    error = torch.linalg.vector_norm(difference) / torch.linalg.vector_norm(reference)
+    assert near(output, reference, bound), (
+        f"{what} {list(output.shape)}: relative error {float(error):.4f}, bound {bound}; "
+        f"{int((difference > bound * reference.abs()).sum())} elements are off by more, the most "
+        f"by {float(difference.max()):.4g} at {int(difference.argmax())}"
+    )
 
 
 def step(layer: Layer, operands: Operands, dy: torch.Tensor) -> list[torch.Tensor]:
@@ -38,17 +46,22 @@ def step(layer: Layer, operands: Operands, dy: torch.Tensor) -> list[torch.Tenso
 
 
 def compare(
-    outputs: list[torch.Tensor], exact: Layer, operands: Operands, dy: torch.Tensor
+    outputs: list[torch.Tensor],
+    exact: Layer,
+    operands: Operands,
+    dy: torch.Tensor,
+    case: str = "",
 ) -> None:
-    """The result of `step` is that of the exact layer in FP64."""
+    """The result of `step` is that of the exact layer in FP64; `case` names it in messages."""
     wide = {
         name: operand.detach().double().requires_grad_(operand.requires_grad)
         for name, operand in operands.items()
     }
     out, *gradients = step(exact, wide, dy.double())
-    close(outputs[0], out.detach(), BOUND)
-    for gradient, reference in zip(outputs[1:], gradients, strict=True):
-        close(gradient, reference, GRADIENT_BOUND)
+    close(outputs[0], out.detach(), BOUND, f"{case} output")
+    names = (name for name, operand in operands.items() if operand.requires_grad)
+    for name, gradient, reference in zip(names, outputs[1:], gradients, strict=True):
+        close(gradient, reference, GRADIENT_BOUND, f"{case} gradient of {name}")
 
 
 def warm_up(call: Callable[[], object]) -> None:

@@ -36,7 +36,6 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
     for wanted in (
         "pytest tests/gpu",
         "pytest tests/gpu/test_ranks.py",
-        "pytest tests/gpu/test_kernels.py -k every_kind and then_dsilu_act",
         "pytest tests/gpu/test_kernels.py -k not then_ -q",
         "tune 4096 6144 4096 --dtype bf16 --layout tn --device cuda:2",
         f"compile --base --dtype bf16 --packs {ROOT}/.state/base-packs-cuda2-bf16 --json",
@@ -61,6 +60,10 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
         f"benchmarks.host_cost --winners {tmp_path}/train-cuda2-bf16.gspack",
         f"benchmarks.experts --winners {tmp_path}/experts-cuda2-bf16.gspack",
         "benchmarks.norms --model llama --model qwen3 --model qwen3-moe --model decode -o",
+        "tune --suite configs/suites/invariant.toml --dtype bf16.sum_sequential --device cuda:0",
+        f"export {tmp_path}/winners-cuda2-bf16.sum_sequential.jsonl",
+        f"benchmarks.invariance.logits --same {tmp_path}/invariance-logits-1-cuda2-bf16.json",
+        f"--without-triton -o {tmp_path}/invariance-cost-without-workspace-cuda2-bf16.json",
         f"ceilings --device cuda:2 -o {tmp_path}/ceilings.json",
         f"--device cuda:2 -o {tmp_path}/alone-cuda2-bf16.json",
         f"report -o {tmp_path}/report",
