@@ -67,8 +67,8 @@ _LEAST_SHARE = 1 / 32
 _DRIFT, _DRIFT_OF_GATE = 1.25, 1.75
 """Growth of the tensor core's drift in an activation: 1.2, rounded up. In the product of two
 independent drifts: √(1 + 1.25²), rounded up."""
-_READ = ("bias", "residual", "column_scale", "row_scale", "aux", "scale_d")
-_POINTERS = (*_READ, "amax", "row_gradient")
+_OPERANDS = ("bias", "residual", "column_scale", "row_scale", "aux")
+_POINTERS = (*_OPERANDS, "scale_d", "amax", "row_gradient")
 """Parts of a set whose addresses are arguments of the same name."""
 _SUMMED_ROWS = 1024
 """Rows whose sums are examined at once."""

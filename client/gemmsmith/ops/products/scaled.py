@@ -288,10 +288,12 @@ def products(arguments: dict[str, Any]) -> Iterator[Multiplied]:
 def _registered(
     schema: str, of: Callable[..., ScaledCall], *absent: str
 ) -> Callable[[ScaledCall], torch.Tensor]:
-    """What runs an operator, which has the arguments of `ScaledCall` but for these."""
+    """What runs an operator, which has the arguments of `ScaledCall` but for the `absent`.
+
+    `of` makes the record of its arguments.
+    """
     name = schema.partition("(")[0]
     places = [at for at, field in enumerate(ScaledCall._fields) if field not in absent]
-
     run = register(
         schema,
         lambda *arguments: of(*arguments).compute(),
