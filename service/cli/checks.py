@@ -73,6 +73,7 @@ def run(settings: Settings, url: str | None) -> list[Check]:
         ("host compiler", _host_compiler),
         ("torch", _torch),
         ("cutlass", _cutlass),
+        ("plugins", _plugins),
         ("disk", lambda: _disk(settings.packs)),
         ("database", lambda: _database(settings.database)),
         ("recordings", lambda: _recordings(settings.sweeps)),
@@ -194,6 +195,17 @@ def _cutlass() -> _Result:
     except TunerError as error:
         return _missing(str(error), "pip install nvidia-cutlass==4.2.0.0")
     return _ok(f"{package.version()} ({include})")
+
+
+def _plugins() -> _Result:
+    from tuner.backends.registry import plugins
+
+    known, refused = plugins()
+    detail = ", ".join(known) or "no other package adds kernels"
+    if refused:
+        reasons = "; ".join(f"{place} is left out: {reason}" for place, reason in refused.items())
+        return _warning(f"{detail}; {reasons}", "upgrade or uninstall the package")
+    return _ok(detail)
 
 
 def _disk(packs: Path) -> _Result:

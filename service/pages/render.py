@@ -163,6 +163,11 @@ _TEMPLATES.globals.update(
     words=choices,
     verdict=verdict,
     waiting=waiting,
-    uses={"cutlass": "CUTLASS", "cublaslt": "cuBLASLt", "cublas": "the default"},
+    uses={
+        "cutlass": "CUTLASS",
+        "cublaslt": "cuBLASLt",
+        "plugin": "a plugin",
+        "cublas": "the default",
+    },
     list_href=addresses.winners_of,
 )

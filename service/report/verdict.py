@@ -52,7 +52,7 @@ def choices(candidate: Candidate | None) -> tuple[str, ...]:
         return (NONE,) * 4
     kernel, launch = candidate.kernel, candidate.launch
     if not isinstance(kernel, CutlassKernel):
-        return (NONE, kernel.backend.value, NONE, launch.key)
+        return (NONE, kernel.source, NONE, launch.key)
     swapped = " swapped" if kernel.swapped else ""
     words = [launch.raster.value, f"swizzle {launch.swizzle}"]
     if kernel.scheduler is TileScheduler.STREAM_K:
