@@ -226,6 +226,7 @@ def _disk(packs: Path) -> _Result:
 
 
 def _database(where: str) -> _Result:
+    from service.report import verdict
     from tuner import store
 
     upgrade = f"gemmsmith db upgrade --database {where}"
@@ -239,6 +240,7 @@ def _database(where: str) -> _Result:
     try:
         with store.Store.open(where) as opened:
             winners = opened.counts()["winners"]
+            unusable = verdict.other_libraries(opened.overview.algorithms())
     except SchemaOutdated:  # the service migrates it when it starts
         return _warning(f"{where}, schema {schema}, needs {needed}", upgrade)
     except SchemaTooNew as error:
@@ -248,7 +250,14 @@ def _database(where: str) -> _Result:
     path = store.sqlite_path(store.parse_url(where))
     if path is not None and path.stat().st_mode & 0o077:
         return _warning(f"{where} can be read by others", f"chmod 600 {path}*")
-    return _ok(f"{where}, schema {schema}, {winners} winners")
+    detail = f"{where}, schema {schema}, {winners} winners"
+    if unusable:
+        number = sum(unusable.values())
+        return _warning(
+            f"{detail}, {winners - number} of {winners} usable here: {verdict.why(unusable)}",
+            "torch's own operators run; tune these problems again on this machine's GPU",
+        )
+    return _ok(detail)
 
 
 def _recordings(folder: Path) -> _Result:

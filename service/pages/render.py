@@ -18,7 +18,7 @@ from gemmsmith.core.device import recording_of
 from gemmsmith.core.problem import DType, Layout
 from service.http.access import LOCAL, Caller, Scope
 from service.pages import addresses
-from service.report.verdict import NONE, choices, faster, verdict
+from service.report.verdict import NONE, choices, faster, verdict, why
 from service.report.waiting import waiting
 
 _FOLDER = Path(__file__).parent
@@ -162,6 +162,7 @@ _TEMPLATES.globals.update(
     tune_href=addresses.tune,
     words=choices,
     verdict=verdict,
+    why_unusable=why,
     waiting=waiting,
     uses={
         "cutlass": "CUTLASS",

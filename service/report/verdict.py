@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gemmsmith.answers.answer import Ratio
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.config import Use
 from gemmsmith.core.kernel import CutlassKernel, TileScheduler
 from gemmsmith.core.launch import Decomposition
+from gemmsmith.runtime import cublaslt
 
 NONE = "–"
 
@@ -34,6 +37,20 @@ def why_cublas_stays(use: Use, speedup: Ratio | None, power_penalty: float | Non
         return "is not reliably faster than cuBLAS's in every regime"
     least = f": it must be {power_penalty:.3f} × as fast" if power_penalty else ""
     return f"gains less than its higher power draw costs a program at the power limit{least}"
+
+
+def other_libraries(algorithms: Mapping[int, int]) -> dict[int, int]:
+    """Of numbers of algorithms by their version of cuBLASLt, those that cannot run here."""
+    here = cublaslt.installed()
+    return {} if here is None else {v: n for v, n in algorithms.items() if v != here}
+
+
+def why(unusable: Mapping[int, int]) -> str:
+    """Say why the algorithms of `other_libraries` cannot run here."""
+    others = [f"{cublaslt.text(v)} ({number})" for v, number in sorted(unusable.items())]
+    return (
+        f"torch loads cuBLASLt {cublaslt.text(cublaslt.installed() or 0)}, not {', '.join(others)}"
+    )
 
 
 def faster(ratio: float) -> str:
