@@ -203,6 +203,32 @@ def test_a_broken_package_is_left_out_and_named(
     assert f"the plugin plain_plugin:BACKEND is left out: {refusal[1]}" in caplog.text
 
 
+FAULTS: dict[str, tuple[str, str, str]] = {
+    "it fails": ("return []", "raise KeyError('odd')", "KeyError: 'odd'"),
+    "it lists nothing that can be counted": ("return []", "return None", "TypeError"),
+    "it lists other things": ("return []", "return [3]", "AttributeError"),
+    "its kernels are of another plugin": ('plugin="plain"', 'plugin="plai"', "ValueError"),
+    "it lists a kernel twice": ("(64, 128, 256)", "(64, 128, 64)", "lists a name twice"),
+    "it cannot describe one": ("tile = kernel.tile[0]", "tile = 1 // 0", "ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_list_with_a_fault_is_left_out_and_the_others_stay(
+    case: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, after, reason = FAULTS[case]
+    assert before in plugins.PLAIN
+    plugins.write(folder, plugins.PLAIN.replace(before, after))
+    with plugins.beside(folder), caplog.at_level(logging.WARNING):
+        for dtype in ("bf16", "fp16"):
+            problem = replace(PROBLEM, dtype=dtype)
+            assert {kernel.source for kernel in backends.kernels(problem)} >= {"cutlass3x", "cute"}
+    (said,) = {message for message in caplog.messages if "is left out for" in message}
+    assert reason in said
+    assert "\n" not in said
+
+
 def test_of_two_packages_with_one_name_the_first_counts(folder: Path) -> None:
     plugins.write(folder)
     plugins.write(folder, IMPORTED, "plain = zz_plugin:BACKEND", package="zz_plugin")

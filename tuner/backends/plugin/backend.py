@@ -12,6 +12,7 @@ default, too.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -22,6 +23,7 @@ from gemmsmith.core.kernel import AnyKernel, PluginKernel
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import Problem
+from gemmsmith.showing import line
 from tuner.arch import Architecture, architecture
 from tuner.backends.backend import Features, KernelBackend, Level
 from tuner.backends.cutlass.features import (
@@ -30,6 +32,8 @@ from tuner.backends.cutlass.features import (
     PROLOGUE_US,
     STORE_BYTES_PER_CLOCK,
 )
+
+_LOG = logging.getLogger(__name__)
 
 
 class PluginBackend(KernelBackend):
@@ -53,7 +57,24 @@ class PluginBackend(KernelBackend):
         return {}
 
     def supports(self, operation: Operation, arch: Architecture) -> bool:
-        return bool(self.listed(operation, arch))
+        """Whether it lists kernels. A list with a fault is logged, and none of it is used."""
+        try:
+            kernels = self.listed(operation, arch)
+            self._check(kernels)
+        except Exception as error:  # noqa: BLE001 - another package's fault must not end a run
+            reason = line(f"{type(error).__name__}: {error}")
+            where = f"{operation} on {arch.name}"
+            _LOG.warning("the plugin %s is left out for %s: %s", self.name, where, reason)
+            return False
+        return bool(kernels)
+
+    def _check(self, kernels: Sequence[PluginKernel]) -> None:
+        """Raise whatever is wrong with a list of its kernels."""
+        names = {kernel.name for kernel in kernels if kernel.plugin == self.name}
+        if len(names) < len(kernels):
+            raise ValueError(f"it lists a name twice, or a kernel that is not of {self.name}")
+        for kernel in kernels:
+            self.part(kernel)
 
     def kernels(self, problem: Problem, arch: Architecture, level: Level) -> Sequence[AnyKernel]:  # noqa: ARG002
         return [
