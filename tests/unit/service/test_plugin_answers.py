@@ -53,5 +53,7 @@ def test_it_is_served_where_the_package_is_not_installed(tmp_path: Path) -> None
     assert described["plugin"] == "plain"
     assert described["backend"] == Backend.PLUGIN
     assert [page.status_code for page in pages] == [200, 200, 200]
-    assert any("plain" in page.text for page in pages)
+    for page in pages[1:]:
+        assert '<span class="use plugin">a plugin</span>' in page.text
+        assert kernel.name in page.text
     assert msgspec.to_builtins(kernel)["traits"] == ()
