@@ -34,7 +34,8 @@ from tuner.devices.base import Device
 from tuner.errors import TunerError
 from tuner.jobs import LeasedJob, Queue, Worker
 from tuner.merge import is_for_a_third
-from tuner.search.run import Progress, TuningRun
+from tuner.search.progress import Progress
+from tuner.search.run import TuningRun
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.worker")
