@@ -87,8 +87,12 @@ class TuningRun:
                 kept.
             DeviceError: the device cannot take the problem at all.
         """
-        first = self.first()
-        further = self.further()
+        self.first()
+        return self.finish()
+
+    def finish(self) -> Winner:
+        """Compile what promises more than the first winner, if anything does. See `tune`."""
+        first, further = self.winner, self.further()
         if further is None:
             return first or self.go(self.field.plan(self.bounds))
         try:
@@ -115,10 +119,7 @@ class TuningRun:
         return self.field.further(self.bounds, speedup.median if speedup else None)
 
     def again(self, built: Sequence[Built]) -> Winner:
-        """Measure kernels that were compiled since, and promote the best of the whole run.
-
-        Raises: see `tune`.
-        """
+        """Measure kernels that were compiled since; promote the best of the run. See `tune`."""
         for item in built:
             self.packs.add(item)
         names = {item.kernel.name for item in built}
