@@ -18,6 +18,8 @@ from tuner.compile import ArtifactStore, Builder
 from tuner.devices import open_device
 from tuner.devices.base import Device
 from tuner.errors import NoLegalCandidate, NotRecorded
+from tuner.search.packs import Compiling as InBackground
+from tuner.search.packs import in_batches
 from tuner.search.run import TuningRun
 from tuner.search.together import Member, Together
 from tuner.store import Store
@@ -148,3 +150,17 @@ def test_what_is_saved_counts_calls_and_only_winners_that_run(
     assert together.saved_us == pytest.approx(10 * 4.0 + sum(filter(None, gains[1:])))
     chosen[0].winner = replace(chosen[0].winner, use=Use.CUBLAS)  # type: ignore[type-var]
     assert together.saved_us == pytest.approx(sum(filter(None, gains[1:])))
+
+
+def test_a_build_leaves_another_one_in_the_background_alone(tmp_path: Path) -> None:
+    slow, quick = (candidate.kernel for candidate in some_candidates(SMALL)[:2])
+    builder = builder_in(tmp_path, slow=[slow.name])
+    background = InBackground(builder, [slow])
+    batches = in_batches(builder, [quick], lambda: False)
+    assert [built.kernel for batch in batches for built in batch] == [quick]
+    assert background.ready(lambda: False, wait=False) == []
+    assert not background.finished
+    background.close()
+    assert not [thread for thread in threading.enumerate() if "compile" in thread.name]
+    assert builder.has(quick)
+    assert not builder.has(slow)
