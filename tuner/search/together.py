@@ -19,6 +19,7 @@ from gemmsmith.core.kernel import AnyKernel, CublasLtKernel
 from tuner.compile import Builder, Built
 from tuner.errors import DeviceError, JobAborted, NoGpu, NoLegalCandidate, TunerError
 from tuner.search import demand
+from tuner.search.exploration import SOONEST_US
 from tuner.search.offered import library_kernel
 from tuner.search.packs import Compiling, StopSignal
 from tuner.search.run import TuningRun
@@ -87,13 +88,15 @@ class Member:
         self.begun = True
         run = self.run
         library = library_kernel(run.problem, run.device)
-        waits = library is not None and run.builder is not None and not run.builder.has(library)
-        if library is not None and waits:
+        if library is None or run.builder is None or run.builder.has(library):
+            library = None
+        else:
             run.library.add(library.name)  # as if it had been screened: its pack comes later
         self.winner = run.first()
         if (further := run.further()) is not None:
             self.wishes = {c.kernel.name: c.kernel for c in further.kernels({})}
-        if library is not None and waits and not run.compiled_only:
+        # A re-check that has decided enumerates nothing, and searches for nothing.
+        if library is not None and run.field.order and not run.compiled_only:
             run.library.discard(library.name)
             self.wishes[library.name] = library
 
@@ -123,7 +126,8 @@ def _expected(run: TuningRun, best_us: float) -> dict[str, float]:
     """
     predicted: dict[AnyKernel, float] = {}
     for candidate in run.field.order:  # fastest first
-        predicted.setdefault(candidate.kernel, run.field.predicted[candidate.key])
+        us = max(run.field.predicted[candidate.key], SOONEST_US)
+        predicted.setdefault(candidate.kernel, us)
     measured: dict[AnyKernel, float] = {}
     for trial in run.trials.values():
         if trial.statistics is not None:
