@@ -133,16 +133,16 @@ class _Choice:
 
     def saving_us(self, name: str) -> float:
         if name not in self._savings:
-            self._savings[name] = sum(self._each(name))
+            self._savings[name] = sum(self._in_problems(name))
         return self._savings[name]
 
-    def _each(self, name: str) -> Iterator[float]:
+    def _in_problems(self, name: str) -> Iterator[float]:
         for prospect, us in zip(self._prospects, self._us, strict=True):
             yield prospect.saving_us(name, us)
 
     def take(self, kernel: AnyKernel) -> None:
         self.seconds += self.cost(kernel)
-        for i, saving in enumerate(self._each(kernel.name)):
+        for i, saving in enumerate(self._in_problems(kernel.name)):
             if saving > 0:
                 self._us[i] -= saving / self._prospects[i].calls
         self._savings.clear()

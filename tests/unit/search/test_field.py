@@ -58,8 +58,8 @@ def test_where_too_little_is_built_it_answers_first_and_a_dozen_kernels_in_all_a
     favourites = {candidate.kernel.name for candidate in chosen.favourites(DEFAULT)}
     assert len(favourites) == DEFAULT.cold < DEFAULT.kernels
     further = chosen.further(DEFAULT, 1.2)
-    wanted = set() if further is None else {c.kernel.name for c in further.kernels({})}
-    assert wanted == favourites - built
+    compiled = set() if further is None else {c.kernel.name for c in further.kernels({})}
+    assert compiled == favourites - built
 
 
 def test_built_kernels_answer_alone_where_no_other_is_expected_to_gain() -> None:
