@@ -226,6 +226,12 @@ class Decision:
         return None if self.use.is_default else self.candidate
 
     @property
+    def runs_us(self) -> float | None:
+        """Microseconds of what callers run: the candidate, or the default if that stays."""
+        statistics = self.baseline if self.runs is None else self.statistics
+        return None if statistics is None else statistics.median_us
+
+    @property
     def time_us(self) -> float | None:
         return None if self.statistics is None else self.statistics.median_us
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
     from tuner.devices.base import Device
     from tuner.devices.replay import ReplayDevice
-    from tuner.search.run import Progress
+    from tuner.search.progress import Progress
     from tuner.store import Store
     from tuner.trial import Winner
 
@@ -336,7 +336,8 @@ def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: f
     """
     from gemmsmith.core.tuning import Effort
     from tuner.search.budget import BUDGETS
-    from tuner.search.run import Step, TuningRun
+    from tuner.search.progress import Step
+    from tuner.search.run import TuningRun
     from tuner.store import Store, upgrade
 
     for file in database.parent.glob(f"{NAME}*"):  # also SQLite's own files beside it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gemmsmith.core.device import time_text
@@ -14,26 +14,18 @@ from service.cli.outcomes import Status, TaskOutcome, not_served
 from service.cli.output import Reporter
 from service.cli.session import TuningSession
 from service.cli.tasks import Task, TuningOptions, by_stake
-from tuner.errors import (
-    CompilerNotFound,
-    DeviceError,
-    JobAborted,
-    NoGpu,
-    NoLegalCandidate,
-    NotRecorded,
-)
+from tuner.errors import JobAborted, NotRecorded
 from tuner.search import demand
-from tuner.search.run import Progress, Step, TuningRun
+from tuner.search.progress import Listener, Progress, Step
+from tuner.search.run import TuningRun
+from tuner.search.together import Member, Together
 
 if TYPE_CHECKING:
-    from gemmsmith.core.kernel import AnyKernel
     from tuner.trial import Winner
 
-_FIRST, _COMPILED = 0.6, 0.9
-"""Shares of a suite's bar: first answers, then what is compiled for second ones."""
 
-Defer = Callable[[Sequence["AnyKernel"]], None]
-"""Takes the kernels worth compiling, if compiled ones are enough for a first answer."""
+_FIRST = 0.6
+"""Share of a suite's bar for first answers."""
 
 
 class Here:
@@ -65,45 +57,51 @@ class Here:
         )
 
     def outcomes(self, says: Reporter) -> Iterator[TaskOutcome]:
-        tasks = self._tasks
-        later: dict[Task, list[AnyKernel]] = {}
-        first: dict[Task, TaskOutcome] = {}
-        if self._whole and self._session.device.needs_packs:
-            says.span(0.0, _FIRST)
-        for i, task in enumerate(tasks):
-            if self._over():
-                yield from (TaskOutcome(task=rest, status=Status.SKIPPED) for rest in tasks[i:])
-                break
-            says.overall(i, len(tasks), f"{task.problem} {task.origin}".strip())
-            if (current := self._current(task)) is not None:
-                outcome = TaskOutcome(task=task, status=Status.CURRENT, result=current)
-            elif self._whole:
-                outcome = self._of_suite(task, says, later.setdefault(task, []).extend)
-            else:
-                outcome = self._tune(task, says)
-            first[task] = outcome
-            yield outcome
-        # What is worth compiling besides is compiled when every problem of a suite has an answer.
-        # Compiled together, kernels of one family share the front end's time, and no core waits.
-        again = [task for task, kernels in later.items() if kernels]
-        if again and not self._over():
-            says.line(f"{len(first)} answered in {time.monotonic() - self._began:.0f} s")
-            says.span(_FIRST, _COMPILED)
-            self._compile([kernel for task in again for kernel in later[task]], says)
-            says.span(_COMPILED, 1.0)
-            for i, task in enumerate(again):
-                if self._over():
-                    break
-                says.overall(i, len(again), f"{task.problem} {task.origin}".strip())
-                outcome = self._of_suite(task, says, lambda _: None)
-                before = first[task]
-                if outcome.result is None:  # the first answer stays
-                    yield before
-                else:
-                    seconds = before.seconds + outcome.seconds
-                    yield replace(outcome, seconds=seconds, answered=before.answered)
+        if self._whole:
+            yield from self._together(says)
+        else:
+            for i, task in enumerate(self._tasks):
+                says.overall(i, len(self._tasks), f"{task.problem} {task.origin}".strip())
+                yield self._alone(task, says)
         if self._stop():
             raise KeyboardInterrupt
+
+    def _together(self, says: Reporter) -> Iterator[TaskOutcome]:
+        """Of a suite; a problem has a second outcome after kernels were compiled for it."""
+        tasks: dict[Member, Task] = {}
+        for task in self._tasks:
+            if (current := self._current(task)) is not None:
+                yield TaskOutcome(task=task, status=Status.CURRENT, result=current)
+            else:
+                run = self._run(task, partial(_show, says))
+                tasks[Member(run=run, calls=task.calls)] = task
+        members = list(tasks)
+        unit = "in all calls" if any(task.calls for task in self._tasks) else "with one call each"
+
+        def on_begin(member: Member) -> None:
+            task = tasks[member]
+            says.span(*((0.0, _FIRST) if member.winner is None else (_FIRST, 1.0)))
+            says.overall(members.index(member), len(tasks), f"{task.problem} {task.origin}".strip())
+
+        def on_wait(done: int, kernels: int) -> None:
+            answered = sum(member.winner is not None for member in members)
+            says.overall(min(answered, len(members) - 1), len(members), "compiling for all of them")
+            says.update(Step.COMPILE, done, kernels)
+
+        together = Together(
+            members,
+            builder=self._session.builder if self._session.device.needs_packs else None,
+            over=self._over,
+            on_begin=on_begin,
+            on_wait=on_wait,
+        )
+        for member in together.outcomes():
+            yield self._outcome(tasks[member], member)
+            if member.winner is not None:
+                says.line(f"  saved so far: {together.saved_us / 1e3:.3f} ms {unit}")
+        for member, task in tasks.items():
+            if member.winner is None and member.error is None:
+                yield TaskOutcome(task=task, status=Status.SKIPPED)
 
     def _over(self) -> bool:
         limit = self._tuning.time_limit
@@ -122,74 +120,68 @@ class Here:
             return None
         return current if current.environment.same_software(device.environment) else None
 
-    def _of_suite(self, task: Task, says: Reporter, defer: Defer) -> TaskOutcome:
-        """As `_tune`, but what keeps one problem from being tuned does not end the others."""
-        began = time.monotonic()
-        try:
-            return self._tune(task, says, defer)
-        except (CompilerNotFound, NoGpu):
-            raise  # the next problem would fail for the same reason
-        except (NoLegalCandidate, DeviceError) as error:
-            unrecorded = isinstance(error, NotRecorded)
-            status = Status.UNRECORDED if unrecorded else Status.FAILED
-            return TaskOutcome.without_winner(task, status, str(error), began)
-
-    def _tune(self, task: Task, says: Reporter, defer: Defer | None = None) -> TaskOutcome:
-        """Tune a problem; with `defer`, from compiled kernels if they are enough for an answer.
+    def _alone(self, task: Task, says: Reporter) -> TaskOutcome:
+        """Tune one problem.
 
         Raises:
             TunerError: what kept it from being tuned.
         """
-        session = self._session
         began = time.monotonic()
         answered: list[float] = []
 
         def on_event(progress: Progress) -> None:
             if progress.phase is Step.PROMOTE:
                 answered.append(time.monotonic() - began)
-            us = progress.best_us
-            best = "" if us is None else time_text(us, progress.recorded)
-            says.update(
-                *(progress.phase, progress.done, progress.total),
-                best=best,
-                message=progress.message,
-            )
+            _show(says, progress)
 
+        member = Member(run=self._run(task, on_event))
         try:
-            winner = TuningRun(
-                problem=task.problem,
-                device=session.device,
-                store=session.store,
-                builder=session.builder,
-                effort=effort_of(self._tuning.effort),
-                compiled_only=self._tuning.compiled_only,
-                defer=defer,
-                job=f"local-{secrets.token_hex(6)}",  # so that tuning again keeps new samples too
-                on_event=on_event,
-                should_stop=self._stop,
-            ).tune()
+            member.winner = member.run.tune()
+            member.answered = answered[0]
         except JobAborted as error:
-            return TaskOutcome.without_winner(task, Status.SKIPPED, str(error), began)
-        served = session.store.winner(task.problem, winner.device.slug)
+            member.error = error
+        member.seconds = time.monotonic() - began
+        return self._outcome(task, member)
+
+    def _run(self, task: Task, on_event: Listener) -> TuningRun:
+        session = self._session
+        return TuningRun(
+            problem=task.problem,
+            device=session.device,
+            store=session.store,
+            builder=session.builder,
+            effort=effort_of(self._tuning.effort),
+            compiled_only=self._tuning.compiled_only,
+            job=f"local-{secrets.token_hex(6)}",  # so that tuning again keeps new samples too
+            on_event=on_event,
+            should_stop=self._stop,
+        )
+
+    def _outcome(self, task: Task, member: Member) -> TaskOutcome:
+        if (winner := member.winner) is None:
+            match member.error:
+                case NotRecorded():
+                    status = Status.UNRECORDED
+                case JobAborted():
+                    status = Status.SKIPPED
+                case _:
+                    status = Status.FAILED
+            error = str(member.error)
+            return TaskOutcome(task=task, status=status, error=error, seconds=member.seconds)
+        served = self._session.store.winner(task.problem, winner.device.slug)
         return TaskOutcome(
             task=task,
             status=Status.TUNED,
             result=winner,
-            seconds=time.monotonic() - began,
-            answered=answered[0],
+            seconds=member.seconds,
+            answered=member.answered,
             kept=not_served(winner.revision, served),
         )
 
-    def _compile(self, kernels: Sequence[AnyKernel], says: Reporter) -> None:
-        """Compile the kernels that were deferred, each once."""
-        builder = self._session.builder
-        if builder is None:
-            return
-        distinct = list(dict.fromkeys(kernels))
-        title = f"compiling {len(distinct)} kernels worth another look"
-        for done, built in enumerate(builder.build(distinct)):
-            says.overall(done, len(distinct), title)
-            if built.failure is not None:
-                says.line(f"  {built.kernel.name}: {built.failure.message}")
-            if self._stop():
-                return
+
+def _show(says: Reporter, progress: Progress) -> None:
+    us = progress.best_us
+    best = "" if us is None else time_text(us, progress.recorded)
+    says.update(
+        *(progress.phase, progress.done, progress.total), best=best, message=progress.message
+    )

@@ -138,8 +138,8 @@ class TuningOptions:
         float | None,
         typer.Option(
             min=0,
-            help="Seconds after which no further problem is started. With --url: seconds to wait "
-            "for room in the service's queue.",
+            help="Seconds after which no further problem is started and compilers are stopped. "
+            "With --url: seconds to wait for room in the service's queue.",
         ),
     ] = None
     deadline: Annotated[

@@ -76,6 +76,8 @@ class Beat:
 class StagedTuning(Tuning):
     """Tunes with kernels that are compiled, and hands jobs that lack some to the compilers."""
 
+    compiles = False
+
     def __init__(
         self,
         settings: Settings,

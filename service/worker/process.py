@@ -34,7 +34,8 @@ from tuner.devices.base import Device
 from tuner.errors import TunerError
 from tuner.jobs import LeasedJob, Queue, Worker
 from tuner.merge import is_for_a_third
-from tuner.search.run import Progress, TuningRun
+from tuner.search.progress import Progress
+from tuner.search.run import TuningRun
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.worker")
@@ -77,7 +78,13 @@ class Tuning:
     The device stays entered between jobs, so that a queue of jobs starts the measuring process
     once. `idle` leaves it after a while without jobs, so that an idle worker holds no GPU memory.
     Compiler and packs folder are opened when a job first needs them.
+
+    Attributes:
+        compiles: whether further kernels are compiled here. Then a job that has a first winner is
+            handed back until all waiting jobs have one.
     """
+
+    compiles = True
 
     def __init__(
         self, settings: Settings, store: Store, device: Device, queue: Queue | None = None
@@ -114,7 +121,7 @@ class Tuning:
             leased.release("this GPU is party to the dispute", delay_s=THIRD_LOOKS_S)
             return None
         try:
-            winner = TuningRun(
+            tuning = TuningRun(
                 problem=job.problem,
                 device=self._device,
                 store=store,
@@ -123,7 +130,11 @@ class Tuning:
                 job=job.id,
                 on_event=_reporter(leased),
                 should_stop=partial(self._idle.should_stop, leased),
-            ).tune()
+            )
+            promises = tuning.first() is not None and tuning.further() is not None
+            if promises and self.compiles and leased.put_off(names(self._device)):
+                return None
+            winner = tuning.finish()
         finally:
             self._worked_at = time.monotonic()  # KEEP_DEVICE_S counts from here
             if self._builder is not None:
@@ -169,6 +180,11 @@ class Tuning:
         return self._builder
 
 
+def names(device: Device) -> list[str]:
+    """What a worker on the device answers to."""
+    return [device.model.slug, device.name]
+
+
 def run(settings: Settings, *, until_idle: bool = False) -> int:
     """Work until SIGTERM or SIGINT, or with `until_idle` until the queue is empty.
 
@@ -186,7 +202,7 @@ def run(settings: Settings, *, until_idle: bool = False) -> int:
             worker = Worker(
                 Queue(store),
                 tuning,
-                devices=[device.model.slug, device.name],
+                devices=names(device),
                 on_idle=tuning.idle,
             )
             log.info(

@@ -17,6 +17,9 @@ from gemmsmith.core.kernel import AnyKernel
 from tuner.backends import variety
 from tuner.errors import CompileFailed
 
+Family = tuple[str, tuple[object, ...]]
+"""A family and a variety of it: such kernels share most of their time in one unit."""
+
 JOBS_VARIABLE = "GEMMSMITH_COMPILE_JOBS"
 """Environment variable that overrides how many units compile at once."""
 
@@ -85,6 +88,19 @@ def cost(unit: Sequence[AnyKernel]) -> float:
     """Seconds to compile a unit on the machine of the constants."""
     varieties = len(_varieties(unit))
     return BASE_COST + VARIETY_COST * varieties + KERNEL_COST * (len(unit) - varieties)
+
+
+def share(*, known: bool) -> float:
+    """Seconds that a kernel adds; `known` if one `alike` is compiled with it.
+
+    Else it bears its part of a unit's fixed cost.
+    """
+    return KERNEL_COST if known else VARIETY_COST + BASE_COST / MOST_VARIETIES
+
+
+def alike(kernel: AnyKernel) -> Family:
+    """Equal for kernels of one family and variety."""
+    return kernel.family, variety(kernel)
 
 
 def _varieties(kernels: Sequence[AnyKernel]) -> dict[tuple[object, ...], list[AnyKernel]]:

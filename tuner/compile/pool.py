@@ -69,7 +69,12 @@ class Builder:
         self.toolchain = toolchain
         self._workers = workers
         self._time_limit_s = time_limit_s
-        self._run: _CompileRun | None = None
+        self._runs: set[_CompileRun] = set()
+
+    @property
+    def parallel(self) -> int:
+        """Units that are compiled at once."""
+        return plan.workers(self._workers)
 
     def has(self, kernel: AnyKernel) -> bool:
         return compiles(kernel) and self._find(kernel) is not None
@@ -98,21 +103,23 @@ class Builder:
                 missing.append(kernel)
         if not missing:
             return
-        parallel = plan.workers(self._workers)
-        self._run = run = _CompileRun(self.store, self.toolchain, parallel, self._time_limit_s)
+        parallel = self.parallel
+        run = _CompileRun(self.store, self.toolchain, parallel, self._time_limit_s)
         run.start(plan.units(missing, parallel))
+        self._runs.add(run)
         try:
             yield from run.results(len(missing))
         finally:
+            self._runs.discard(run)
             run.stop()
 
     def stop(self) -> None:
-        """Kill the compilers of a `build` in another thread, if one is running.
+        """Kill the compilers of every `build` that runs in another thread.
 
         The builder can build again afterwards.
         """
-        if self._run is not None:
-            self._run.stop()
+        for run in list(self._runs):
+            run.stop()
 
 
 class _CompileRun:

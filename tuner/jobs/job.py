@@ -108,6 +108,16 @@ def is_leased() -> ColumnElement[bool]:
     return JobRow.state == JobState.RUNNING.value
 
 
+ANSWERED = "answered"
+"""The phase of a waiting job that has a first winner, and kernels to compile for a second one."""
+
+
+def turn() -> tuple[ColumnElement[Any], ...]:
+    """The order in which jobs are leased: within a priority, those without any answer first."""
+    stake = JobRow.calls * JobRow.saving_us
+    return JobRow.priority.desc(), JobRow.phase == ANSWERED, stake.desc(), JobRow.id.asc()
+
+
 def is_available() -> ColumnElement[bool]:
     """Of waiting jobs: a worker may take it now."""
     since = JobRow.available_at

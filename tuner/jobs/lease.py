@@ -12,19 +12,28 @@ order that joins the job may have moved it. The database's clock decides.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from math import inf
 from typing import Any, cast
 
-from sqlalchemy import Table, update
+from sqlalchemy import Table, select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from gemmsmith.core.tuning import JobState
 from tuner.errors import LeaseLost
-from tuner.jobs.job import Job, add_event, attempts_left, end, expire, requeue
+from tuner.jobs.job import (
+    ANSWERED,
+    Job,
+    add_event,
+    attempts_left,
+    end,
+    expire,
+    is_available,
+    requeue,
+)
 from tuner.store.database import Database
 from tuner.store.models import JobRow
 from tuner.store.sql import moment, now
@@ -181,6 +190,31 @@ class LeasedJob:
             row.phase = row.phase if phase is None else phase
             _hand_back(session, row, reason, delay_s, **(notes or {}))
         self.settled = True
+
+    def put_off(self, devices: Sequence[str]) -> bool:
+        """Hand the job back, which has a winner, if another one waits that has none yet.
+
+        Not a job with a deadline: its end would come while it waits.
+
+        Args:
+            devices: names that the worker answers to.
+
+        Returns:
+            Whether it was handed back.
+        """
+        with self._fenced() as (session, row):
+            others = select(JobRow.id).where(
+                is_available(),
+                JobRow.device.in_(["", *devices]),
+                JobRow.phase != ANSWERED,
+                JobRow.priority >= row.priority,
+            )
+            if row.deadline_at is not None or session.scalar(others.limit(1)) is None:
+                return False
+            row.phase = ANSWERED
+            _hand_back(session, row, "it has a first winner: jobs without one go first")
+        self.settled = True
+        return True
 
     def fence(self, session: Session) -> None:
         """Renew the lease in a write transaction that has just begun; the job's row is locked.

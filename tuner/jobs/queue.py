@@ -36,6 +36,7 @@ from tuner.jobs.job import (
     job_of,
     lapsed,
     recording,
+    turn,
 )
 from tuner.jobs.lease import LeasedJob
 from tuner.jobs.workers import Workers
@@ -314,12 +315,7 @@ class Queue:
         if ttl_s > LONGEST_S:
             raise ValueError(f"a lease of {ttl_s:g} s is longer than {LONGEST_S:g} s")
         due = self.takes(devices)
-        query = (
-            select(JobRow)
-            .where(due)
-            .order_by(JobRow.priority.desc(), (JobRow.calls * JobRow.saving_us).desc(), JobRow.id)
-            .limit(1)
-        )
+        query = select(JobRow).where(due).order_by(*turn()).limit(1)
         with self._database.read() as session:  # polling an empty queue must not block writers
             work = select(JobRow.id).where(or_(due, _is_overdue())).limit(1)
             if session.scalar(work) is None:

@@ -22,9 +22,8 @@ from gemmsmith.core.operation import Layout, Operation, layouts_of
 from gemmsmith.core.problem import DType, Problem
 from gemmsmith.core.tuning import Effort
 from tuner.backends import candidates as legal_candidates
-from tuner.backends import variety
 from tuner.backends.cutlass.operation import of_type
-from tuner.compile.plan import BASE_COST, KERNEL_COST, MOST_VARIETIES, VARIETY_COST
+from tuner.compile.plan import alike, share
 from tuner.errors import NoLegalCandidate
 from tuner.search.budget import BUDGETS
 from tuner.search.exploration import Proposals
@@ -135,7 +134,7 @@ def _elected(ballots: Sequence[_Ballot], limit: int | None, core_seconds: float)
         for kernel, weight in ballot:
             kernels[kernel.name] = kernel
             votes.setdefault(kernel.name, []).append((number, weight))
-    varieties = {name: (kernel.family, variety(kernel)) for name, kernel in kernels.items()}
+    varieties = {name: alike(kernel) for name, kernel in kernels.items()}
     served = [0.0] * len(ballots)
     compiled: set[object] = set()
     elected: list[AnyKernel] = []
@@ -146,7 +145,7 @@ def _elected(ballots: Sequence[_Ballot], limit: int | None, core_seconds: float)
     supported = {name: support(name) for name in votes}
     while votes and (limit is None or len(elected) < limit):
         # By whether the variety is compiled already: kernels of one variety share its front end.
-        cost = {True: KERNEL_COST, False: VARIETY_COST + BASE_COST / MOST_VARIETIES}
+        cost = {known: share(known=known) for known in (True, False)}
         name = min(
             votes,
             key=lambda name: (-supported[name] / cost[varieties[name] in compiled], name),

@@ -126,13 +126,15 @@ def planned(budget: Budget, built: Collection[str] | None = None) -> Strategy:
         default = recording.baseline_kernels
         field = field_of(recording.candidates, predicted, budget, default=default, built=built)
         tried: Order = []
-        plan: Proposals | None = field.plan(budget)
-        while plan is not None:
-            again = bool(tried)
+
+        def go(plan: Proposals) -> None:
             for step in (plan.kernels, plan.launches):
                 while proposed := step(_times(recording, tried)):
-                    tried += proposed
-            plan = None if again else field.further(budget, recording.speedup(tried))
+                    tried.extend(proposed)
+
+        go(field.plan(budget))
+        if (further := field.further(budget, recording.speedup(tried))) is not None:
+            go(further)
         return [tried]
 
     return orders

@@ -8,9 +8,9 @@ share three tiles, all slower by half than the best (NVIDIA H200, 2026-11-21). L
 batches, around the best launch so far of the kernels that did best.
 
 A kernel that is built is measured in milliseconds, any other costs half a minute of compiling
-first. So if enough kernels are built, a run tries those and names a winner within seconds. A second
-go compiles others only if that promises something: the default is still ahead, or the cost model
-expects a kernel that is clearly faster.
+first. So a run tries those that are built and names a winner within seconds. If they were enough to
+choose from, a second go compiles others only if that promises something: the default is still
+ahead, or the cost model expects a kernel that is clearly faster.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TURN = 0.02
 NOISE = 0.005
 """Gain of a batch of launches below which no more are tried. On the recordings a run took 26 trials
 instead of 42 at the mean, and no regret was another."""
-_SOONEST_US = 1e-3
+SOONEST_US = 1e-3
 """Below any real time: a model may predict 0."""
 
 _Trait = tuple[str, object]
@@ -75,7 +75,7 @@ class Proposals:
                 self._leaders[name] = candidate
                 self._first[name] = None
         self._expected = {
-            name: log(max(predicted[leader.key], _SOONEST_US))
+            name: log(max(predicted[leader.key], SOONEST_US))
             for name, leader in self._leaders.items()
         }
         self._taken: list[str] = []
@@ -252,46 +252,60 @@ class Field:
     built: Collection[str] | None = None
 
     def plan(self, budget: Budget) -> Proposals:
-        """The first go: the built kernels if they are enough for an answer, else all."""
-        if self.built is None or self._all_built():
+        """The first go: what needs no compiling. Without any such kernel it proposes nothing."""
+        if self.built is None:
             return self._plan(self.order, budget)
-        if self._suffices(budget):
-            return self._plan(self._here(), budget)
-        # No kernel is built that is worth an answer, and the caller waits for the compilers.
-        return self._plan(self.order, budget.in_one_wave(budget.cold))
+        return self._plan(self._here(), budget)
 
     def further(self, budget: Budget, speedup: float | None) -> Proposals | None:
         """The second go, among the kernels that are not built; None if it promises no gain.
 
+        Where enough kernels are built for an answer, `budget.further` kernels are compiled if they
+        promise a gain; else those of the `budget.cold` most promising that are not built.
+
         Args:
-            budget: the run's; `budget.further` kernels are compiled.
+            budget: the run's.
             speedup: of the first go's winner over the default; None if unknown.
         """
-        if self.built is None or self._all_built() or not self._suffices(budget):
+        if self.built is None:
             return None
-        best = self.predicted[self._here()[0].key]
+        others = [c for c in self.order if c.kernel.name not in self.built]
+        if not self._suffices(budget):
+            names = {c.kernel.name for c in self.favourites(budget)} - set(self.built)
+            return self.among(names, budget) if names else None
+        best_us = self.predicted[self._here()[0].key]
         behind = speedup is not None and speedup < 1 - BEHIND
-        others = [
-            candidate
-            for candidate in self.order
-            if candidate.kernel.name not in self.built
-            and (behind or self.predicted[candidate.key] < best)
-        ]
+        if not behind:
+            others = [c for c in others if self.predicted[c.key] < best_us]
         if budget.further == 0 or not others:
             return None
-        if not behind and self.predicted[others[0].key] * (1 + GAIN) >= best:
+        if not behind and self.predicted[others[0].key] * (1 + GAIN) >= best_us:
             return None
         more = replace(budget, waves=(budget.further,), trials=2 * budget.further)
         return self._plan(others, more)
 
-    def _all_built(self) -> bool:
-        return all(candidate.kernel.name in (self.built or ()) for candidate in self.order)
+    def favourites(self, budget: Budget) -> list[Candidate]:
+        """The first launches of the kernels that a run needs, as far as the model alone knows.
+
+        Those of the first go if enough kernels are built, else the `budget.cold` most promising.
+        """
+        if not self._suffices(budget):
+            return self._plan(self.order, budget.in_one_wave(budget.cold)).kernels({})
+        plan, chosen = self.plan(budget), list[Candidate]()
+        while wave := plan.kernels({}):  # as if every candidate took the predicted time
+            chosen += wave
+        return chosen
+
+    def among(self, names: Collection[str], budget: Budget) -> Proposals:
+        """A go among the kernels of these names, all at once."""
+        candidates = [c for c in self.order if c.kernel.name in names]
+        return self._plan(candidates, replace(budget, waves=(len(names),)))
 
     def _suffices(self, budget: Budget) -> bool:
         """Whether enough kernels are built to choose among them; an exhaustive run needs all."""
         kernels = by_kernel(self.order)
         ready = sum(name in (self.built or ()) for name in kernels)
-        return budget.kernels <= ready and budget.kernels < len(kernels)
+        return budget.kernels <= ready
 
     def _here(self) -> list[Candidate]:
         return [c for c in self.order if c.kernel.name in (self.built or ())]

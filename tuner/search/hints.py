@@ -271,9 +271,7 @@ def first_kernels(
             near=near_winners(store, problem, model.slug),
             built={kernel.name for kernel in kernels if builder.has(kernel)},
         )
-        plan, chosen = field.plan(budget), []
-        while wave := plan.kernels({}):  # as if every candidate took the predicted time
-            chosen += wave
+        chosen = field.favourites(budget)
     return list(dict.fromkeys(candidate.kernel for candidate in chosen))
 
 

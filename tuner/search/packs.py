@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.kernel import AnyKernel
@@ -33,6 +34,15 @@ class RunPacks:
     def add(self, built: Built) -> None:
         self._built[built.kernel.name] = built
 
+    def missing(self, kernels: Sequence[AnyKernel]) -> list[AnyKernel]:
+        """Those of the kernels that were not built for this run, each once."""
+        return [kernel for kernel in dict.fromkeys(kernels) if kernel.name not in self._built]
+
+    def built(self, kernels: Sequence[AnyKernel]) -> list[Built]:
+        """What came of those of the kernels that were built for this run."""
+        names = dict.fromkeys(kernel.name for kernel in kernels)
+        return [self._built[name] for name in names if name in self._built]
+
     def hash(self, candidate: Candidate) -> str | None:
         built = self._built.get(candidate.kernel.name)
         return built.pack.hash if built is not None and built.pack is not None else None
@@ -45,10 +55,7 @@ class RunPacks:
         return self._builder.store.get(pack_hash, afresh=True) is None
 
     def contender(self, candidate: Candidate) -> Contender:
-        """The candidate with its pack, which is built first if it is missing or damaged.
-
-        Not while the builder is at work.
-        """
+        """The candidate with its pack, which is built first if it is missing or damaged."""
         if self._builder is None:
             return Contender(candidate=candidate)
         if candidate.kernel.name not in self._built or self.is_damaged(candidate):
@@ -62,46 +69,64 @@ class RunPacks:
         return Contender(candidate=candidate, pack=pack.path if pack else None)
 
 
+class Compiling:
+    """Kernels that are built in the background.
+
+    A thread of its own waits for the builder's results, so that kernels are measured while others
+    compile, and a signal to stop is noticed. `close` kills the compilers if they still run.
+    """
+
+    def __init__(self, builder: Builder, kernels: Sequence[AnyKernel]) -> None:
+        self._builder = builder
+        self._kernels = kernels
+        self._results: queue.SimpleQueue[Built | BaseException | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._pump, name="gemmsmith-compile", daemon=True)
+        self._thread.start()
+        self.finished = False
+
+    def _pump(self) -> None:
+        try:
+            for built in self._builder.build(self._kernels):
+                self._results.put(built)
+            self._results.put(None)
+        except BaseException as error:  # noqa: BLE001 - raised again by `ready`
+            self._results.put(error)
+
+    def ready(self, should_stop: StopSignal, *, wait: bool = True) -> list[Built]:
+        """Kernels that were built since the last call; without `wait` there may be none yet.
+
+        Raises:
+            JobAborted: `should_stop` was true while it waited.
+            TunerError: the compiler does not work on this machine.
+        """
+        batch: list[Built] = []
+        while not self.finished and ((wait and not batch) or not self._results.empty()):
+            result = _next(self._results, should_stop)
+            if result is None:
+                self.finished = True
+                self._thread.join()
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                batch.append(result)
+        return batch
+
+    def close(self) -> None:
+        while self._thread.is_alive():  # again and again: it may be about to start the compilers
+            self._builder.stop()
+            self._thread.join(timeout=0.1)
+
+
 def in_batches(
     builder: Builder, kernels: Sequence[AnyKernel], should_stop: StopSignal
 ) -> Generator[list[Built], None, None]:
     """Batches of the kernels built since the batch before; compilation goes on meanwhile.
 
-    A thread of its own waits for the builder's results, so that kernels are measured while others
-    compile, and a signal to stop is noticed. Closing the generator kills the compilers.
+    Closing the generator kills the compilers.
     """
-    results: queue.SimpleQueue[Built | BaseException | None] = queue.SimpleQueue()
-
-    def pump() -> None:
-        try:
-            for built in builder.build(kernels):
-                results.put(built)
-            results.put(None)
-        except BaseException as error:  # noqa: BLE001 - handed to the consumer, which raises it
-            results.put(error)
-
-    thread = threading.Thread(target=pump, name="gemmsmith-compile", daemon=True)
-    thread.start()
-    try:
-        finished = False
-        while not finished:
-            batch: list[Built] = []
-            pending = [_next(results, should_stop)]
-            while not results.empty():
-                pending.append(results.get())
-            for result in pending:
-                if result is None:
-                    finished = True
-                elif isinstance(result, BaseException):
-                    raise result
-                else:
-                    batch.append(result)
-            if batch:
-                yield batch
-    finally:
-        while thread.is_alive():  # again and again: it may be about to start the compilers
-            builder.stop()
-            thread.join(timeout=0.1)
+    with closing(Compiling(builder, kernels)) as compiling:
+        while batch := compiling.ready(should_stop):
+            yield batch
 
 
 def _next(

@@ -5,17 +5,17 @@ most the candidate that was running; a run for a job that already has trials con
 the winner is decided by paired finals alone, never by screening times. A candidate that fails is a
 failed trial with its reason; the run fails only if nothing can be measured at all. A re-check
 begins with the finals of known candidates; the other steps follow only if those decide nothing.
+A winner among the compiled kernels is promoted first, and a second one after others were compiled:
+its finals hold the first one too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from gemmsmith.core.candidate import Candidate
-from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort
 from tuner.compile import Builder, Built
@@ -29,44 +29,11 @@ from tuner.search.finals import finalists, hold_finals, top_candidates
 from tuner.search.hints import field_of, near_winners
 from tuner.search.offered import Library, library_kernel, offered
 from tuner.search.packs import RunPacks, StopSignal, in_batches
+from tuner.search.progress import Listener, Progress, Step
 from tuner.search.promotion import decide, verdict
 from tuner.search.ranking import Ranker, predictions
 from tuner.store import Store
-from tuner.trial import Decision, Finals, Phase, Trial, Winner
-
-
-class Step(StrEnum):
-    """The steps of a tuning run, in order."""
-
-    ENUMERATE = "enumerate"  # candidates listed and ranked
-    COMPILE = "compile"  # kernels being built; measured ones overlap with it
-    SCREEN = "screen"  # candidates verified and timed briefly
-    FINALS = "finals"  # the best few against each other and the default
-    PROMOTE = "promote"  # the winner is stored
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """One report. `done` of `total` counts candidates, except while compiling: kernels.
-
-    Attributes:
-        best_us: microseconds per launch of the best so far: the fastest of the screening, and
-            after the finals their winner, or the default if it stays.
-        best: its key, or the default's name.
-        recorded: name of the GPU model whose recorded times these are; empty if a GPU measures.
-        message: one plain line for a log.
-    """
-
-    phase: Step
-    done: int
-    total: int
-    best_us: float | None = None
-    best: str | None = None
-    recorded: str = ""
-    message: str = ""
-
-
-Listener = Callable[[Progress], None]
+from tuner.trial import Finals, Phase, Trial, Winner
 
 
 @dataclass(kw_only=True)
@@ -77,7 +44,7 @@ class TuningRun:
     None only if the device needs no packs. `compiled_only` leaves out kernels that would have to
     be compiled first. `budget` replaces that of the `effort`. With `Effort.RECHECK` only the
     present winner and the candidates that came near it are measured again, unless that winner
-    drops out. `defer` gets the kernels that a second go would compile, in place of that go.
+    drops out. `tuner.search.together` tunes several problems at once, and compiles for all of them.
     """
 
     problem: Problem
@@ -88,7 +55,6 @@ class TuningRun:
     effort: Effort = Effort.DEFAULT
     budget: Budget | None = None
     compiled_only: bool = False
-    defer: Callable[[Sequence[AnyKernel]], None] | None = None
     job: str | None = None
     on_event: Listener = lambda _: None
     should_stop: StopSignal = lambda: False
@@ -99,11 +65,12 @@ class TuningRun:
         self.packs = RunPacks(self.builder if self.device.needs_packs else None)
         self.spoilt: dict[str, Candidate] = {}  # failed once because of a damaged pack
         self.library: set[str] = set()  # names of library kernels whose algorithms were screened
-        self.planned = 0  # candidates to screen, as far as known: for reports of progress
-        self.kernels = 0  # kernels to build, for the same
+        self.planned = self.kernels = 0  # candidates to screen, kernels to build: for `_say`
         self.fastest: Trial | None = None  # of the screening
-        self.decision: Decision | None = None  # of the last finals
         self.baseline_kernels: tuple[str, ...] = ()
+        self.offered: list[Candidate] = []  # as soon as they were enumerated
+        self.field = Field(order=(), predicted={})
+        self.winner: Winner | None = None  # of this job
         if self.job is not None:  # an earlier attempt at the job may have screened some
             done = self.store.trials(problem=self.problem, job=self.job, phase=Phase.SCREEN)
             for stored in done:
@@ -111,9 +78,6 @@ class TuningRun:
 
     def tune(self) -> Winner:
         """Return the winner, which is promoted.
-
-        The winner among the kernels that are built is promoted first; a second one may follow
-        after others were compiled (see `Field.further`). Then the second one is returned.
 
         Raises:
             NoLegalCandidate: the device's architecture is unknown, no candidate survived
@@ -123,21 +87,44 @@ class TuningRun:
                 kept.
             DeviceError: the device cannot take the problem at all.
         """
-        promoted = self.promoted()
-        if self.effort is Effort.RECHECK and (checked := promoted or self.recheck()) is not None:
-            return checked
-        choices = self.enumerate()
-        winner = promoted or self.go(choices.plan(self.bounds))
-        further = choices.further(self.bounds, winner.speedup.median if winner.speedup else None)
+        self.first()
+        return self.finish()
+
+    def finish(self) -> Winner:
+        """Compile what promises more than the first winner, if anything does. See `tune`."""
+        first, further = self.winner, self.further()
         if further is None:
-            return winner
-        if self.defer is not None:
-            self.defer([candidate.kernel for candidate in further.kernels({})])
-            return winner
+            return first or self.go(self.field.plan(self.bounds))
         try:
             return self.go(further)
         except JobAborted:
-            return winner  # the run was stopped, but it has a winner
+            if first is None:
+                raise
+            return first  # the run was stopped, but it has a winner
+
+    def first(self) -> Winner | None:
+        """Promote the best of what is compiled, within seconds; None if nothing is. See `tune`."""
+        self.winner = self.promoted()
+        if self.effort is Effort.RECHECK and (checked := self.winner or self.recheck()):
+            return checked
+        self.field = self.enumerate()
+        plan = self.field.plan(self.bounds)
+        if self.winner is None and (plan.most_kernels or not self.field.order):
+            self.go(plan)
+        return self.winner
+
+    def further(self) -> Proposals | None:
+        """The go with kernels that are not compiled yet; None if it promises nothing."""
+        speedup = self.winner.speedup if self.winner else None
+        return self.field.further(self.bounds, speedup.median if speedup else None)
+
+    def again(self, built: Sequence[Built]) -> Winner:
+        """Measure kernels that were compiled since; promote the best of the run. See `tune`."""
+        for item in built:
+            self.packs.add(item)
+        names = {item.kernel.name for item in built}
+        trials = min(self.bounds.trials, 2 * len(names) + self.bounds.batch)
+        return self.go(self.field.among(names, replace(self.bounds, trials=trials)))
 
     def promoted(self) -> Winner | None:
         """The winner that an earlier attempt at the job promoted before it died, if any."""
@@ -172,9 +159,21 @@ class TuningRun:
             self._keep(trial)
         return self.promote(finals)
 
+    def lacks_kernels(self) -> bool:
+        """Whether a kernel must be compiled before anything can be measured.
+
+        Raises: see `tune`.
+        """
+        if self.builder is None or not self.device.needs_packs or self.compiled_only:
+            return False
+        kernels = dict.fromkeys(candidate.kernel for candidate in self._offered())
+        return bool(kernels) and not any(map(self.builder.has, kernels))
+
     def _offered(self) -> list[Candidate]:
-        builder = self.builder if self.compiled_only else None
-        return offered(self.problem, self.device, level=self.bounds.level, built_by=builder)
+        if not self.offered:
+            level, builder = self.bounds.level, self.builder if self.compiled_only else None
+            self.offered = offered(self.problem, self.device, level=level, built_by=builder)
+        return self.offered
 
     def enumerate(self) -> Field:
         """The candidates, most promising first."""
@@ -186,6 +185,8 @@ class TuningRun:
         built = None  # nothing has to be compiled
         if self.builder is not None and self.device.needs_packs and not self.compiled_only:
             built = {name for name, kernel in kernels.items() if self.builder.has(kernel)}
+            if self.winner is not None:  # promoted before a restart: what came later is left
+                built &= {trial.candidate.kernel.name for trial in self.trials.values()}
         return field_of(
             candidates,
             predictions(self.problem, candidates, self.device.model, self.ranker),
@@ -240,6 +241,9 @@ class TuningRun:
     def finals(self) -> Finals:
         measured = [trial.candidate for trial in self._leaders()]
         chosen = finalists(measured, self.bounds.finalists)
+        before = self.winner.candidate if self.winner else None
+        if before in measured:
+            chosen = [before, *(candidate for candidate in chosen if candidate != before)]
         if not chosen and self.trials:
             reasons = sorted({t.failure.message for t in self.trials.values() if t.failure})
             raise NoLegalCandidate(
@@ -264,7 +268,6 @@ class TuningRun:
                 f"no kernel adds up {self.problem} in the order {order}"
                 + "".join(f"; {reason}" for reason in reasons[:3])
             )
-        self.decision = decision
         winner = self.store.promote(
             Winner(
                 **decision.decided(),
@@ -276,6 +279,7 @@ class TuningRun:
                 job=self.job,
             )
         )
+        self.winner = winner
         self._say(Step.PROMOTE, self.planned, self.planned, verdict(decision))
         return winner
 
@@ -287,7 +291,10 @@ class TuningRun:
             return
         # Packs of finished trials are needed again in the finals; those are built already.
         kernels = [c.kernel for c in leaders]
-        with closing(in_batches(self.builder, kernels, self.should_stop)) as batches:
+        if contenders := self._contenders(self.packs.built(kernels), todo):
+            yield contenders
+        missing = self.packs.missing(kernels)
+        with closing(in_batches(self.builder, missing, self.should_stop)) as batches:
             for built in batches:
                 contenders = self._contenders(built, todo)
                 message = f"{len(self.packs)} kernels built"
@@ -370,8 +377,9 @@ class TuningRun:
 
     def _say(self, step: Step, done: int, total: int, message: str) -> None:
         us, best = _speed(self.fastest) if self.fastest else (None, None)
-        if self.decision is not None:
-            us, best = _decided(self.decision, self.problem)
+        if self.winner is not None:
+            runs, us = self.winner.runs, self.winner.runs_us
+            best = runs.key if runs else self.problem.operation.default
         recorded = self.device.model.name if self.device.replayed else ""
         self.on_event(
             Progress(
@@ -384,14 +392,6 @@ class TuningRun:
                 message=message,
             )
         )
-
-
-def _decided(decision: Decision, problem: Problem) -> tuple[float | None, str]:
-    """What callers run: its median microseconds, and the winner's key or the default's name."""
-    if decision.runs is not None:
-        return decision.time_us, decision.runs.key
-    baseline = decision.baseline
-    return baseline.median_us if baseline else None, problem.operation.default
 
 
 def _speed(trial: Trial) -> tuple[float, str]:

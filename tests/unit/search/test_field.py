@@ -48,14 +48,18 @@ def test_where_nothing_needs_compiling_there_is_one_go(built: set[str] | None) -
     assert chosen.further(DEFAULT, 0.5) is None
 
 
-@pytest.mark.parametrize("built", [set(), names(KERNELS[: DEFAULT.kernels - 1])])
-def test_where_too_little_is_built_fewer_kernels_compile_side_by_side(built: set[str]) -> None:
+@pytest.mark.parametrize("count", [0, 1, DEFAULT.kernels - 1])
+def test_where_too_little_is_built_it_answers_first_and_a_dozen_kernels_in_all_are_compiled(
+    count: int,
+) -> None:
+    built = names(KERNELS[:count])
     chosen = field(RISING, built)
-    plan = chosen.plan(DEFAULT)
-    assert plan.most_kernels == DEFAULT.cold < DEFAULT.kernels
-    assert len(plan.kernels({})) == DEFAULT.cold
-    assert plan.kernels({}) == []
-    assert chosen.further(DEFAULT, 0.5) is None
+    assert set(proposed(chosen.plan(DEFAULT))) == built
+    favourites = {candidate.kernel.name for candidate in chosen.favourites(DEFAULT)}
+    assert len(favourites) == DEFAULT.cold < DEFAULT.kernels
+    further = chosen.further(DEFAULT, 1.2)
+    compiled = set() if further is None else {c.kernel.name for c in further.kernels({})}
+    assert compiled == favourites - built
 
 
 def test_built_kernels_answer_alone_where_no_other_is_expected_to_gain() -> None:
@@ -87,8 +91,12 @@ def test_the_second_go_compiles_a_few_kernels_at_most() -> None:
     assert len(set(proposed(further))) == DEFAULT.further
 
 
-@pytest.mark.parametrize(
-    "budget", [BUDGETS[Effort.QUICK], replace(DEFAULT, further=0), BUDGETS[Effort.EXHAUSTIVE]]
-)
-def test_quick_runs_never_look_twice_and_exhaustive_ones_need_not(budget: Budget) -> None:
+@pytest.mark.parametrize("budget", [BUDGETS[Effort.QUICK], replace(DEFAULT, further=0)])
+def test_quick_runs_never_look_twice(budget: Budget) -> None:
     assert field(FALLING, names(KERNELS[:16])).further(budget, 0.5) is None
+
+
+def test_exhaustive_runs_compile_all_that_is_left() -> None:
+    further = field(FALLING, names(KERNELS[:16])).further(BUDGETS[Effort.EXHAUSTIVE], 2.0)
+    assert further is not None
+    assert set(proposed(further)) == names(KERNELS[16:])

@@ -31,7 +31,8 @@ from tuner.errors import JobAborted, NoLegalCandidate, NotRecorded
 from tuner.measure.policy import Policy
 from tuner.search.budget import BUDGETS
 from tuner.search.finals import hold_finals
-from tuner.search.run import Progress, Step, TuningRun
+from tuner.search.progress import Progress, Step
+from tuner.search.run import TuningRun
 from tuner.store import Store
 from tuner.store.statement import is_believed, is_intact
 from tuner.trial import Failure, FailureKind, Finals, Phase, Trial
@@ -408,21 +409,74 @@ def test_what_is_built_answers_first_and_a_second_go_finds_what_is_not(
     assert builder.has(best.kernel)
 
 
-def test_a_second_go_can_be_put_off_and_its_kernels_are_told(
+def test_few_compiled_kernels_answer_before_others_are_compiled(
     device: Device, store: Store, tmp_path: Path
 ) -> None:
-    builder, put_off = partly_built(tmp_path), []
-    winner = run(
-        Compiling(device),
-        store,
+    builder = partly_built(tmp_path)
+    budget = replace(FEW, waves=(100,))  # more than are compiled
+    first = TuningRun(
+        problem=PROBLEM, device=Compiling(device), store=store, builder=builder, budget=budget
+    ).first()
+    assert first is not None
+    assert not builder.has(best_of(PROBLEM).kernel)
+    winner = run(Compiling(device), store, builder=builder, budget=budget)
+    assert winner.candidate == best_of(PROBLEM)  # type: ignore[attr-defined]
+
+
+def test_where_nothing_is_compiled_there_is_no_first_answer(
+    device: Device, store: Store, tmp_path: Path
+) -> None:
+    builder = Builder(ArtifactStore(tmp_path / "packs"), fake_nvcc.toolchain(tmp_path / "nvcc"))
+    tuning = TuningRun(problem=PROBLEM, device=Compiling(device), store=store, builder=builder)
+    assert tuning.lacks_kernels()
+    assert tuning.first() is None
+    assert store.winners() == []
+    assert tuning.tune().candidate == best_of(PROBLEM)
+    assert not tuning.lacks_kernels()
+
+
+class Finalists(Compiling):
+    """A device that keeps who was in the finals."""
+
+    def __init__(self, inner: Device) -> None:
+        super().__init__(inner)
+        self.finalists: list[Candidate] = []
+
+    def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
+        self.finalists = [contender.candidate for contender in contenders]
+        return self._inner.finals(problem, contenders, policy)
+
+
+def test_a_winner_stays_in_the_finals_of_what_is_compiled_later(
+    device: Device, store: Store, tmp_path: Path
+) -> None:
+    """Even if screening puts it behind: only finals compare."""
+    builder, finals = partly_built(tmp_path), Finalists(device)
+    tuning = TuningRun(
+        problem=PROBLEM,
+        device=finals,
+        store=store,
         builder=builder,
         ranker=expecting,
-        budget=FEW,
-        defer=put_off.extend,
+        budget=replace(FEW, finalists=1),
     )
-    assert winner.revision == 1  # type: ignore[attr-defined]
-    assert put_off == [best_of(PROBLEM).kernel]
-    assert not builder.has(best_of(PROBLEM).kernel)
+    first = tuning.first()
+    assert first is not None
+    assert finals.finalists == [first.candidate]
+    tuning.again(list(builder.build([best_of(PROBLEM).kernel])))
+    assert finals.finalists == [first.candidate, best_of(PROBLEM)]
+
+
+def test_a_run_that_died_while_it_compiled_measures_what_was_compiled_since(
+    device: Device, store: Store, tmp_path: Path
+) -> None:
+    builder = partly_built(tmp_path)
+    options = {"builder": builder, "ranker": expecting, "budget": FEW, "job": "j"}
+    died = TuningRun(problem=PROBLEM, device=Compiling(device), store=store, **options)  # type: ignore[arg-type]
+    assert died.first() is not None
+    assert len(list(builder.build([best_of(PROBLEM).kernel]))) == 1
+    winner = run(Compiling(device), store, **options)
+    assert winner.candidate == best_of(PROBLEM)  # type: ignore[attr-defined]
 
 
 def test_stopping_in_the_second_go_keeps_the_first_answer(
