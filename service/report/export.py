@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from gemmsmith.answers.answer import Regime, Statistics
+from service.report import headroom
 from service.report.problem_rows import DeviceReport, ReportRow, Side
 from service.report.reasons import default_note, notes, why
 from service.tables import inert
@@ -138,5 +139,6 @@ def _device(report: DeviceReport) -> dict[str, Any]:
         "notes": notes(report),
         "ceilings": document(report.ceilings) if report.ceilings else None,
         "summary": [asdict(summary) for summary in report.summaries],
+        "headroom": headroom.document(report.headroom),
         "problems": [record(row) for row in report.rows],
     }

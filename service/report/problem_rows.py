@@ -16,6 +16,7 @@ from gemmsmith.answers.answer import Statistics
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.operation import Layout, in_order
 from gemmsmith.core.problem import Problem
+from service.report.headroom import HeadroomReport, headroom_report
 from service.report.roofs import Reached, reached
 from tuner.explain.competitors import Bound
 from tuner.measure.ceilings import Ceilings
@@ -152,6 +153,7 @@ class DeviceReport:
     ceilings: Ceilings | None
     rows: tuple[ReportRow, ...]
     summaries: tuple[Summary, ...]
+    headroom: HeadroomReport
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -168,7 +170,11 @@ def device_report(winners: Sequence[Winner], ceilings: Ceilings | None) -> Devic
     limits = reached(winners, ceilings)
     rows = tuple(row_of(winner, ceilings, limits) for winner in ordered)
     return DeviceReport(
-        device=winners[0].device, ceilings=ceilings, rows=rows, summaries=summaries(rows)
+        device=winners[0].device,
+        ceilings=ceilings,
+        rows=rows,
+        summaries=summaries(rows),
+        headroom=headroom_report(ordered),
     )
 
 
