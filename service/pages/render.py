@@ -168,4 +168,5 @@ _TEMPLATES.globals.update(
     waiting=waiting,
     uses={"cutlass": "CUTLASS", "cublaslt": "cuBLASLt", "cublas": "the default"},
     list_href=addresses.winners_of,
+    model_href=addresses.model,
 )
