@@ -75,7 +75,7 @@ def report(
 ) -> Result:
     """Compare what is served with the default, and with the limits of the GPU.
 
-    Writes report.html, report.csv and report.json. What is left to gain is in the first and last.
+    Writes report.html, report.csv and report.json. All have what is left to gain.
     """
     from gemmsmith.files import write
     from service.pages.report import page

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gemmsmith.core.operands import DType, Grouping, Scaling
 from gemmsmith.core.operation import Operation
 from service.report.verdict import NONE
-from tuner.explain.headroom import BY_HAND, Cause, Headroom, headroom
-from tuner.trial import Winner
+from tuner.explain.headroom import BY_HAND, Cause, Headroom
 
 WORTH = 0.1
 """A kernel by hand is listed from this share of the time on. Less is within the estimate's error:
@@ -61,9 +60,8 @@ class HeadroomReport:
     by_hand: tuple[Headroom, ...]
 
 
-def headroom_report(winners: Iterable[Winner]) -> HeadroomReport:
-    """Sum up the winners of one device model; those whose limits are not known are left out."""
-    items = [item for winner in winners if (item := headroom(winner))]
+def headroom_report(items: Sequence[Headroom]) -> HeadroomReport:
+    """Sum up problems of one device model."""
     families: dict[str, list[Headroom]] = {}
     for item in items:
         families.setdefault(family(item.problem.operation), []).append(item)
@@ -161,16 +159,5 @@ def document(report: HeadroomReport) -> dict[str, Any]:
             }
             for item in report.families
         ],
-        "by_hand": [
-            {
-                "problem": str(item.problem),
-                "time_us": item.time_us,
-                "default_us": item.default_us,
-                "floor_us": item.floor_us,
-                "by_hand_us": item.by_hand_us,
-                "tile": "x".join(map(str, item.tile)) if item.tile else None,
-                "causes_us": {cause.value: us for cause, us in item.causes.items()},
-            }
-            for item in report.by_hand
-        ],
+        "by_hand": [str(item.problem) for item in report.by_hand],
     }

@@ -19,6 +19,7 @@ from gemmsmith.core.problem import Problem
 from service.report.headroom import HeadroomReport, headroom_report
 from service.report.roofs import Reached, reached
 from tuner.explain.competitors import Bound
+from tuner.explain.headroom import Headroom, headroom
 from tuner.measure.ceilings import Ceilings
 from tuner.trial import Winner
 from tuner.workloads.footprint import least_bytes
@@ -88,6 +89,7 @@ class ReportRow:
     Attributes:
         intensity: FLOP per byte of operands, each moved once.
         ridge: intensity at which the limits meet.
+        headroom: of the candidate; None if it is not known.
     """
 
     winner: Winner
@@ -96,6 +98,7 @@ class ReportRow:
     ridge: float | None
     cutlass: Side | None
     cublas: Side | None
+    headroom: Headroom | None
 
     @property
     def problem(self) -> Problem:
@@ -174,7 +177,7 @@ def device_report(winners: Sequence[Winner], ceilings: Ceilings | None) -> Devic
         ceilings=ceilings,
         rows=rows,
         summaries=summaries(rows),
-        headroom=headroom_report(ordered),
+        headroom=headroom_report([row.headroom for row in rows if row.headroom]),
     )
 
 
@@ -206,6 +209,7 @@ def row_of(winner: Winner, ceilings: Ceilings | None, limits: Reached | None = N
         ridge=peak / limits.bandwidth if limits and peak else None,
         cutlass=side(winner.statistics),
         cublas=side(winner.baseline),
+        headroom=headroom(winner),
     )
 
 

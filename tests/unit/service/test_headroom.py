@@ -11,7 +11,7 @@ from gemmsmith.core.operation import of_dtype
 from service.report.headroom import LISTED, WORTH, family, headroom_report, problem_cells
 from tests.support.commands import run
 from tests.unit.service.test_report_rows import SHIPPED
-from tuner.explain.headroom import headroom
+from tuner.explain.headroom import Cause, headroom
 
 FAMILIES = {
     "bf16": "plain products, bf16 and fp16",
@@ -46,8 +46,8 @@ def test_every_family_has_a_name_for_people(dtype: str) -> None:
 
 
 def test_families_are_sums_and_the_list_has_a_cut_off() -> None:
-    report = headroom_report(SHIPPED)
     items = [item for winner in SHIPPED if (item := headroom(winner))]
+    report = headroom_report(items)
     assert sum(summed.problems for summed in report.families) == len(items)
     for summed in report.families:
         members = [item for item in items if family(item.problem.operation) == summed.family]
@@ -73,8 +73,10 @@ def test_the_command_the_page_and_the_document_agree(
     files = sorted((root / "configs" / "winners").glob("nvidia-h200-132sm.*.jsonl"))
     printed = run("report", "--winners", *files, "-o", tmp_path, "--headroom").stdout
     html = (tmp_path / "report.html").read_text(encoding="utf-8").replace("&#39;", "'")
-    document = json.loads((tmp_path / "report.json").read_bytes())["devices"][0]["headroom"]
-    report = headroom_report(SHIPPED)
+    device = json.loads((tmp_path / "report.json").read_bytes())["devices"][0]
+    document = device["headroom"]
+    items = [item for winner in SHIPPED if (item := headroom(winner))]
+    report = headroom_report(items)
     assert [item["family"] for item in document["families"]] == [
         summed.family for summed in report.families
     ]
@@ -83,10 +85,16 @@ def test_the_command_the_page_and_the_document_agree(
         assert summed.family in printed
         assert f"<td>{summed.family}</td>" in html
     lines = [" ".join(line.split()) for line in printed.splitlines()]
-    for item, written in zip(report.by_hand, document["by_hand"], strict=True):
-        assert written["problem"] == str(item.problem)
-        assert written["by_hand_us"] == item.by_hand_us
+    assert document["by_hand"] == [str(item.problem) for item in report.by_hand]
+    for item in report.by_hand:
         is_listed = " ".join(problem_cells(item)) in lines
         assert is_listed == (item in report.by_hand[:LISTED])
+    written = {row["problem"]: row for row in device["problems"]}
+    for item in items:
+        row = written[str(item.problem)]
+        assert row["floor_us"] == item.floor_us
+        assert row["by_hand_us"] == item.by_hand_us
+        causes = {cause: row[f"headroom_{cause.value.lower()}_us"] for cause in Cause}
+        assert causes == item.causes
     assert f"{LISTED} of {len(report.by_hand)}" in printed
     assert "geometric mean" not in printed
