@@ -99,19 +99,31 @@ def by_model() -> dict[str, tuple[Layer, ...]]:
     Without `_SINGLE`: with these, a model's products would be counted twice.
     """
     models: dict[str, dict[tuple[Any, ...], Layer]] = {}
-    for path in sorted(shipped().glob("*.toml")):
-        layers = [] if path.stem in _SINGLE else tomllib.loads(read_text(path)).get("layer", [])
-        for entry in layers:
-            layer = Layer(
-                name=entry["name"],
-                out=entry["out"],
-                inner=entry["in"],
-                groups=entry.get("groups"),
-                stored=Stored(entry.get("weight", Stored.OUT_IN)),
-            )
-            key = (layer.out, layer.inner, layer.groups, layer.stored)
-            models.setdefault(entry["model"], {}).setdefault(key, layer)
+    for entry in _entries():
+        layer = Layer(
+            name=entry["name"],
+            out=entry["out"],
+            inner=entry["in"],
+            groups=entry.get("groups"),
+            stored=Stored(entry.get("weight", Stored.OUT_IN)),
+        )
+        key = (layer.out, layer.inner, layer.groups, layer.stored)
+        models.setdefault(entry["model"], {}).setdefault(key, layer)
     return {name: tuple(models[name].values()) for name in sorted(models)}
+
+
+@functools.cache
+def tokens_of(name: str) -> tuple[int, ...]:
+    """The numbers of tokens for which the shipped suites have a layer of the model, in order."""
+    lists = (entry["tokens"] for entry in _entries() if entry["model"] == name)
+    return tuple(sorted({tokens for numbers in lists for tokens in numbers}))
+
+
+def _entries() -> Iterator[dict[str, Any]]:
+    """The layers in the shipped suites' files, as they are written there."""
+    for path in sorted(shipped().glob("*.toml")):
+        if path.stem not in _SINGLE:
+            yield from tomllib.loads(read_text(path)).get("layer", [])
 
 
 def of_config(path: Path) -> list[Layer]:

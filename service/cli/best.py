@@ -41,6 +41,7 @@ from service.cli.output import CommandError, MisuseError, Result, note, say, tab
 from service.cli.session import connect, existing_store, made_store, model_of
 from service.cli.tasks import TaskOptions, TuningOptions
 from service.report import regimes
+from service.report.of_model import rows_of
 from service.report.verdict import why_cublas_stays
 from tuner import places
 
@@ -104,8 +105,8 @@ def _of_model(
             gpu = model_of(settings, device, store)
             answers = find.find_many(store, problems, gpu, accepted=find.EXACT)
     where = next((f" on {answer.device.name}" for answer in answers.values()), "")
-    answered = [(product, answers.get(product.problem)) for product in products]
-    return listing(f"{options.name} at {options.tokens} tokens{where}", answered)
+    title = f"{options.name} at {options.tokens} tokens{where}"
+    return listing(title, rows_of(products, answers))
 
 
 def _from_database(

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemmsmith.answers.answer import Answer
 from service.cli.options import OptionalProblemOptions
 from service.cli.output import MisuseError, Result, counted, microseconds, note, ratio, say, table
+from service.report.of_model import ModelRow, step_time
 
 if TYPE_CHECKING:
     from tuner.models import LayerProduct
-
-Answered = Sequence[tuple["LayerProduct", Answer | None]]
-"""Each product with the answer of its own winner; None if it was not tuned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,27 +60,25 @@ class WholeModelOptions:
         return models.products(layers, self.tokens, shape.dtype)
 
 
-def listing(title: str, answered: Answered) -> Result:
+def listing(title: str, rows: Sequence[ModelRow]) -> Result:
     """The products with their answers, and the sums over those that were tuned."""
-    rows = [_row(product, answer) for product, answer in answered]
-    tuned = [row for row in rows if row["default_us"] is not None]
-    before, after = (
-        sum(row["count"] * row[name] for row in tuned) / 1e3 for name in ("default_us", "us")
-    )
+    written = [_written(row) for row in rows]
+    time = step_time(rows)
     document = {
         "model": title,
-        "products": rows,
-        "tuned": len(tuned),
-        "default_ms": before,
-        "ms": after,
+        "products": written,
+        "tuned": time.tuned,
+        "default_ms": time.default_ms,
+        "ms": time.ms,
     }
 
     def show() -> None:
         columns = ("layer", "pass", "problem", "times", "run", "ratio", "default µs", "µs")
-        table(title, columns, map(_cells, rows), left=3)
-        if tuned:
-            say(f"{before:.3f} ms by default, {after:.3f} ms as served: {before / after:.3f} ×")
-        if missing := len(rows) - len(tuned):
+        table(title, columns, map(_cells, written), left=3)
+        if time.tuned:
+            times = f"{time.default_ms:.3f} ms by default, {time.ms:.3f} ms as served"
+            say(f"{times}: {ratio(time.ratio)} ×")
+        if missing := time.products - time.tuned:
             note(
                 f"{counted(missing, 'product')} without a winner: not in the sums. Tune them with "
                 "`gemmsmith tune M N K`"
@@ -92,13 +87,8 @@ def listing(title: str, answered: Answered) -> Result:
     return Result(document, show)
 
 
-def _row(product: LayerProduct, answer: Answer | None) -> dict[str, Any]:
-    default_us = us = gain = None
-    if answer is not None and answer.baseline is not None:
-        default_us = us = answer.baseline.median_us
-        if not answer.use.is_default and answer.speedup is not None:
-            gain = answer.speedup.median
-            us = default_us / gain  # the paired ratio is more precise than two medians
+def _written(row: ModelRow) -> dict[str, Any]:
+    product, answer = row.product, row.answer
     return {
         "layer": product.layer,
         "pass": product.which.value,
@@ -106,9 +96,9 @@ def _row(product: LayerProduct, answer: Answer | None) -> dict[str, Any]:
         "count": product.count,
         "use": answer.use.value if answer is not None else None,
         "kernel": answer.config.kernel.name if answer is not None and answer.config else None,
-        "ratio": gain,
-        "default_us": default_us,
-        "us": us,
+        "ratio": row.ratio,
+        "default_us": row.default_us,
+        "us": row.us,
     }
 
 

@@ -65,11 +65,17 @@ def report(
     ceilings: Annotated[
         Path | None, typer.Option(help="Folder of measured ceilings (see `gemmsmith ceilings`).")
     ] = None,
+    headroom: Annotated[
+        bool,
+        typer.Option(
+            "--headroom", help="Print what is left to gain, and where a kernel by hand would pay."
+        ),
+    ] = False,
     database: Database = None,
 ) -> Result:
     """Compare what is served with the default, and with the limits of the GPU.
 
-    Writes report.html, report.csv and report.json.
+    Writes report.html, report.csv and report.json. All have what is left to gain.
     """
     from gemmsmith.files import write
     from service.pages.report import page
@@ -95,7 +101,10 @@ def report(
 
     def show() -> None:
         for item in reports:
-            _print(item)
+            if headroom:
+                _print_headroom(item)
+            else:
+                _print(item)
             for line in notes(item):
                 note(line)
         for file in files.values():
@@ -176,6 +185,23 @@ def _print(report: DeviceReport) -> None:
         rows.append((summary.dtype, summary.title, summary.problems, *ratios, kept))
     columns = ("types", "problems", "count", "geometric mean", "median", "minimum", "not served")
     table(f"{report.device.slug}: what is served against the default", columns, rows, left=2)
+
+
+def _print_headroom(report: DeviceReport) -> None:
+    from service.report.headroom import LISTED, family_cells, problem_cells
+    from tuner.explain.headroom import Cause
+
+    slug, left = report.device.slug, report.headroom
+    columns = ("family", "problems", "reached", "ms", "above the floor", *Cause)
+    table(f"{slug}: what is left to gain", columns, map(family_cells, left.families), left=1)
+    shown = left.by_hand[:LISTED]
+    say("")
+    table(
+        f"where a kernel by hand would pay most: {len(shown)} of {len(left.by_hand)}",
+        ("problem", "tile", "largest cause", "µs", "floor", "saved at most", "share"),
+        map(problem_cells, shown),
+        left=3,
+    )
 
 
 def ceilings(

@@ -14,6 +14,7 @@ OVERVIEW = "/ui"
 PROBLEMS = "/ui/problems"
 JOBS = "/ui/jobs"
 MAP = "/ui/map"
+MODELS = "/ui/models"
 TUNE = "/ui/tune"
 DEVICES = "/ui/devices"
 
@@ -52,6 +53,10 @@ def tune(shown: Problem, device: str = "") -> str:
 def winners_of(dtype: str, device: str) -> str:
     types, _, suffix = dtype.partition(".")
     return with_query(PROBLEMS, dtype=types, operation=suffix or PLAIN, device=device)
+
+
+def model(name: str, **query: Any) -> str:
+    return with_query(f"{MODELS}/{quote(name, safe='')}", **query)
 
 
 def with_query(path: str, **values: Any) -> str:

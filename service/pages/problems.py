@@ -18,7 +18,7 @@ from service.http.state import Service
 from service.pages import addresses, operations
 from service.pages.fields import Reader, page_query_of
 from service.pages.render import page
-from service.pages.search import ACCEPTED, SearchError, parse
+from service.pages.search import ACCEPTED, SearchError, models_named, parse
 from tuner.store.listing import NARROW, Order, Search
 
 router = APIRouter(include_in_schema=False)
@@ -95,6 +95,7 @@ def problems(
         nav=addresses.PROBLEMS,
         caller=caller,
         q=filters.q,
+        models=models_named(filters.q),
         error=error,
         chosen={name: query[name] for name in ("operation", "dtype", "layout", "use")},
         filters={

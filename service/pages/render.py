@@ -174,4 +174,5 @@ _TEMPLATES.globals.update(
         "cublas": "the default",
     },
     list_href=addresses.winners_of,
+    model_href=addresses.model,
 )

@@ -13,9 +13,11 @@ from service.charts import rooflines
 from service.charts.ratios import classes, ratios
 from service.pages.render import html
 from service.report import regimes
+from service.report.headroom import LISTED, family_cells, problem_cells
 from service.report.problem_rows import LOW, DeviceReport, ReportRow
 from service.report.reasons import default_note, notes, why
 from service.report.roofs import Roof, reached
+from tuner.explain.headroom import Cause
 
 
 def page(reports: Sequence[DeviceReport]) -> str:
@@ -30,6 +32,10 @@ def page(reports: Sequence[DeviceReport]) -> str:
         roofline=_roofline,
         slowest_first=_slowest_first,
         remarks=_remarks,
+        causes=tuple(Cause),
+        listed=LISTED,
+        family_cells=family_cells,
+        problem_cells=problem_cells,
     )
 
 

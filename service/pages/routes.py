@@ -5,14 +5,26 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
-from service.pages import devices, heat, jobs, login, overview, problem, problems, reference, tune
+from service.pages import (
+    devices,
+    heat,
+    jobs,
+    login,
+    models,
+    overview,
+    problem,
+    problems,
+    reference,
+    tune,
+)
 from service.pages.errors import ErrorPages
 from service.pages.render import STATIC
 
 
 def install(app: FastAPI) -> None:
     """Add the pages to `app`."""
-    for module in (overview, problems, problem, heat, jobs, devices, tune, login, reference):
+    parts = (overview, problems, problem, heat, models, jobs, devices, tune, login, reference)
+    for module in parts:
         app.include_router(module.router)
     app.mount("/ui/static", StaticFiles(directory=STATIC), name="static")
     app.add_middleware(ErrorPages)

@@ -49,7 +49,7 @@ def parse(text: str, known: Sequence[Operation] = ()) -> Search:
     """
     fields: dict[str, Any] = {"extents": ()}
     suffix = None
-    for word in text.lower().replace("×", "x").replace(",", " ").split():
+    for word in _words(text):
         dtype, layout = named_layout(word)
         if dtype.partition(".")[0] in list(DType):
             fields["dtype"] = _dtype(dtype)
@@ -83,9 +83,26 @@ def parse(text: str, known: Sequence[Operation] = ()) -> Search:
     return Search(**fields)
 
 
+def models_named(text: str) -> list[str]:
+    """The models of the suites that words of a search text mean."""
+    words = [word for word in _words(text) if len(word) > 2 and not _has_other_meaning(word)]
+    return [name for name in by_model() if any(word in name for word in words)]
+
+
+def _words(text: str) -> list[str]:
+    return text.lower().replace("×", "x").replace(",", " ").split()
+
+
+def _has_other_meaning(word: str) -> bool:
+    """Whether a word is a type, a layout, an operation or sizes, even if a model's name has it."""
+    types = named_layout(word)[0].partition(".")[0]
+    is_size = word.isdigit() or _NAMED.fullmatch(word) or _SIZES.fullmatch(word)
+    return bool(is_size) or types in list(DType) or word in list(Layout) or _is_suffix(word)
+
+
 def _layers(word: str) -> tuple[tuple[int, int], ...]:
     """Out and in features of all layers of the models whose name contains the word."""
-    models = [layers for name, layers in by_model().items() if word in name and len(word) > 2]
+    models = [by_model()[name] for name in models_named(word)]
     return tuple({(layer.out, layer.inner): None for layers in models for layer in layers})
 
 

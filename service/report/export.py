@@ -15,9 +15,11 @@ from typing import Any
 import msgspec
 
 from gemmsmith.answers.answer import Regime, Statistics
+from service.report.headroom import document as headroom_document
 from service.report.problem_rows import DeviceReport, ReportRow, Side
 from service.report.reasons import default_note, notes, why
 from service.tables import inert
+from tuner.explain.headroom import Cause, Headroom
 from tuner.measure.ceilings import document
 from tuner.trial import Winner
 
@@ -51,6 +53,7 @@ def record(row: ReportRow) -> dict[str, Any]:
         "flop_per_byte": row.intensity,
         "ridge_flop_per_byte": row.ridge,
         "bound": row.bound.value if row.bound else None,
+        **_headroom(row.headroom),
         **_candidate(row),
         "sm_clock_mhz": conditions.sm_clock_mhz if conditions else None,
         "power_w": conditions.power_w if conditions else None,
@@ -88,6 +91,19 @@ def _side(name: str, side: Side | None) -> dict[str, Any]:
         f"{name}_peak_share": side.peak_share if side else None,
         f"{name}_bandwidth_share": side.bandwidth_share if side else None,
         f"{name}_copy_share": side.copy_share if side else None,
+    }
+
+
+def _headroom(item: Headroom | None) -> dict[str, Any]:
+    """Return the columns of what is left to gain, in the sustained regime."""
+    return {
+        "sustained_us": item.time_us if item else None,
+        "floor_us": item.floor_us if item else None,
+        **{
+            f"headroom_{cause.value.lower()}_us": item.causes[cause] if item else None
+            for cause in Cause
+        },
+        "by_hand_us": item.by_hand_us if item else None,
     }
 
 
@@ -138,5 +154,6 @@ def _device(report: DeviceReport) -> dict[str, Any]:
         "notes": notes(report),
         "ceilings": document(report.ceilings) if report.ceilings else None,
         "summary": [asdict(summary) for summary in report.summaries],
+        "headroom": headroom_document(report.headroom),
         "problems": [record(row) for row in report.rows],
     }

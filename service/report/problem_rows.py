@@ -16,8 +16,10 @@ from gemmsmith.answers.answer import Statistics
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.operation import Layout, in_order
 from gemmsmith.core.problem import Problem
+from service.report.headroom import HeadroomReport, headroom_report
 from service.report.roofs import Reached, reached
 from tuner.explain.competitors import Bound
+from tuner.explain.headroom import Headroom, headroom
 from tuner.measure.ceilings import Ceilings
 from tuner.trial import Winner
 from tuner.workloads.footprint import least_bytes
@@ -87,6 +89,7 @@ class ReportRow:
     Attributes:
         intensity: FLOP per byte of operands, each moved once.
         ridge: intensity at which the limits meet.
+        headroom: of the candidate; None if it is not known.
     """
 
     winner: Winner
@@ -95,6 +98,7 @@ class ReportRow:
     ridge: float | None
     cutlass: Side | None
     cublas: Side | None
+    headroom: Headroom | None
 
     @property
     def problem(self) -> Problem:
@@ -152,6 +156,7 @@ class DeviceReport:
     ceilings: Ceilings | None
     rows: tuple[ReportRow, ...]
     summaries: tuple[Summary, ...]
+    headroom: HeadroomReport
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -168,7 +173,11 @@ def device_report(winners: Sequence[Winner], ceilings: Ceilings | None) -> Devic
     limits = reached(winners, ceilings)
     rows = tuple(row_of(winner, ceilings, limits) for winner in ordered)
     return DeviceReport(
-        device=winners[0].device, ceilings=ceilings, rows=rows, summaries=summaries(rows)
+        device=winners[0].device,
+        ceilings=ceilings,
+        rows=rows,
+        summaries=summaries(rows),
+        headroom=headroom_report([row.headroom for row in rows if row.headroom]),
     )
 
 
@@ -200,6 +209,7 @@ def row_of(winner: Winner, ceilings: Ceilings | None, limits: Reached | None = N
         ridge=peak / limits.bandwidth if limits and peak else None,
         cutlass=side(winner.statistics),
         cublas=side(winner.baseline),
+        headroom=headroom(winner),
     )
 
 

@@ -21,7 +21,7 @@ def test_every_command_prints_what_the_page_shows(tmp_path: Path) -> None:
                 import_winners(store, file, TRUSTED)
     session = Session(tmp_path, {**settings.environment(), **tools(), "GEMMSMITH_URL": ""}, {})
     commands = steps(PAGE)
-    assert len(commands) == 5
+    assert len(commands) == 6
     for step in commands:
         printed = session.run(step)
         for line in step.shown.splitlines():

@@ -34,6 +34,8 @@ DEVICE = "nvidia-h200-132sm"
 TUNED = Problem(m=1024, n=6144, k=1024)
 COMPARED = Problem(m=256, n=4096, k=14336)
 """A problem with shipped winners for both GPUs, which is also tuned on the recorded GPU."""
+EXPLAINED = Problem(m=4096, n=6144, k=1024)
+"""The first example of docs/explain.md."""
 ALSO_TUNED = (COMPARED, Problem(m=16, n=4096, k=4096))
 NARROW = 390
 NOT_RECORDED = Problem(m=77, n=4096, k=4096)
@@ -71,11 +73,15 @@ def _pictures(folder: Path, chromium: Browser, origin: str, settings: Settings) 
         _save(page.screenshot(), folder / "problems.png")
         page.goto(addresses.problem(COMPARED, DEVICE))
         _parts(page, folder, {"problem": ("", "Roofline"), "snippets": ("Request this answer", "")})
+        page.goto(addresses.problem(EXPLAINED, DEVICE))
+        _parts(page, folder, {"why": ("Why", "Regimes")})
         page.goto(tuned)
         search = ("The latest search", "Trials")
         _parts(page, folder, {"search": search, "trials": ("Trials", "Measured on")})
         page.goto("/ui/map?k=4096")
         _save(page.screenshot(full_page=True), folder / "map.png")
+        page.goto(addresses.model("gpt-oss-20b", tokens=16384, device=DEVICE))
+        _save(page.screenshot(full_page=True), folder / "model.png")
         page.goto("/ui/devices")
         _save(page.screenshot(clip=_clip(page, 640)), folder / "devices.png")
         page.goto("/docs")
@@ -114,7 +120,8 @@ def _job(page: Page, folder: Path, settings: Settings) -> None:
             _save(page.screenshot(clip=_clip(page, 860)), folder / "job.png")
             expect(page.locator("#state")).to_have_text("done", timeout=60_000)
             page.goto("/ui")
-            _save(page.screenshot(full_page=True), folder / "overview.png")
+            _save(page.screenshot(), folder / "overview.png")
+            _parts(page, folder, {"suites": ("Time saved for the suites", "Workers")})
         finally:
             worker.terminate()
 

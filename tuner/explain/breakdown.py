@@ -1,9 +1,9 @@
 """An estimate of where a launch's time goes, from the grid and from the cost model's constants.
 
 The parts of a time: the roofline's floor, then what is lost to padding, waves, L2, the epilogue,
-sums of split tiles and other kernels; the rest is what these do not explain. It may be negative.
-Both sides of a comparison are estimated in the same way, so that their difference says more than
-each of them.
+sums of split tiles, other kernels and a lower clock; the rest is what these do not explain. It may
+be negative. Both sides of a comparison are estimated in the same way, so that their difference says
+more than each of them.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class TimePart(StrEnum):
     SPLIT = "split"  # adding up the parts of tiles that are split along K
     LAUNCH = "launch"  # start of the kernel, and loads into an empty pipeline
     KERNELS = "other kernels"  # what runs before and after the product
+    POWER = "power"  # the clock is too low for the highest rate on record; sustained regime only
     REST = "rest"  # what the estimate does not explain
 
 
@@ -103,8 +104,13 @@ def breakdown(
     *,
     candidate: Candidate | None = None,
     kernels: Kernels,
+    clock_mhz: float = 0.0,
 ) -> dict[TimePart, float]:
-    """Microseconds of each part; `candidate` is None for the default."""
+    """Microseconds of each part.
+
+    `candidate` is None for the default. `clock_mhz` is the SMs' clock in the sustained rounds, 0 if
+    it is not on record.
+    """
     moved_us = least_bytes(problem) / roofline.bandwidth.rate * _US
     tensor_us = problem.flops / roofline.peak.rate * _US
     parts = {TimePart.FLOOR: max(moved_us, tensor_us)}
@@ -127,6 +133,9 @@ def breakdown(
         size = problem.m * problem.columns * problem.operation.d.bytes
         moving_us = kernels.passes * size / roofline.bandwidth.rate * _US
         parts[TimePart.KERNELS] = moving_us + kernels.others * REDUCE_LAUNCH_US
+    if clock_mhz and roofline.flops_per_clock:
+        at_clock_us = problem.flops / (roofline.flops_per_clock * clock_mhz)
+        parts[TimePart.POWER] = max(0.0, at_clock_us - parts[TimePart.FLOOR])
     parts[TimePart.REST] = time_us - sum(parts.values())
     return parts
 

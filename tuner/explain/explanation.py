@@ -18,9 +18,8 @@ from tuner.explain.competitors import Competitor, Energy, Work, work_of
 from tuner.explain.grid import Grid, of_candidate
 from tuner.explain.named_grid import of_names
 from tuner.explain.resources import Resources, resources
-from tuner.explain.roofline import Limit, Roofline, regime_of, roofline_of
+from tuner.explain.roofline import regime_of, roofline_of
 from tuner.trial import Winner
-from tuner.workloads.footprint import least_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +57,10 @@ def explain(winner: Winner, pack: Path | None = None, near: Sequence[Winner] = (
     `pack` is its compiled kernel, if that is on this machine; `near` are tuned neighbours.
     """
     problem, regime = winner.problem, regime_of(winner)
-    roofline = _within(roofline_of(problem, winner.device, regime), winner)
+    roofline = roofline_of(problem, winner.device, regime)
+    times = [time.median_us for time in (winner.statistics, winner.baseline) if time]
+    if roofline is not None and times:  # so that no share is above 1
+        roofline = roofline.raised(problem, min(times))
     work = work_of(problem, roofline)
     candidate = None
     if winner.candidate is not None and winner.statistics is not None:
@@ -97,22 +99,6 @@ def explain(winner: Winner, pack: Path | None = None, near: Sequence[Winner] = (
     )
 
 
-def _within(roofline: Roofline | None, winner: Winner) -> Roofline | None:
-    """The roofline, raised to what this winner or its default reached: no share is above 1."""
-    times = [time.median_us for time in (winner.statistics, winner.baseline) if time]
-    if roofline is None or not times:
-        return roofline
-    problem, least_us = winner.problem, min(times)
-    own_peak = Limit(rate=problem.flops / least_us * 1e6, source=str(problem))
-    own_bandwidth = Limit(rate=least_bytes(problem) / least_us * 1e6, source=str(problem))
-    return Roofline(
-        peak=max(roofline.peak, own_peak, key=lambda limit: limit.rate),
-        bandwidth=max(roofline.bandwidth, own_bandwidth, key=lambda limit: limit.rate),
-        nominal_peak=roofline.nominal_peak,
-        nominal_bandwidth=roofline.nominal_bandwidth,
-    )
-
-
 def _side(
     winner: Winner,
     work: Work,
@@ -128,7 +114,13 @@ def _side(
     parts: Mapping[TimePart, float] = {}
     if work.roofline is not None:
         parts = breakdown(
-            winner.problem, work.roofline, time_us, grid, candidate=candidate, kernels=kernels
+            winner.problem,
+            work.roofline,
+            time_us,
+            grid,
+            candidate=candidate,
+            kernels=kernels,
+            clock_mhz=conditions.sm_clock_mhz if conditions else 0.0,
         )
     energy = None
     if conditions is not None and conditions.power_w:

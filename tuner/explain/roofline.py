@@ -26,6 +26,8 @@ from tuner.trial import Winner
 from tuner.workloads.footprint import CACHE_FACTOR, MAX_SETS, footprint, least_bytes
 
 NOMINAL = "nominal"
+_Key = tuple[str, Regime | None]
+"""Element types, or "" for bytes, with a regime, or None for FLOP in a clock cycle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,17 +49,35 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Roofline:
-    """Roofline of products of some element types in one regime on a device model."""
+    """Roofline of products of some element types in one regime on a device model.
+
+    Attributes:
+        flops_per_clock: the highest on record in a cycle of the SMs' clock. The clock is recorded
+            in the sustained regime only; 0 in others.
+    """
 
     peak: Limit
     bandwidth: Limit
     nominal_peak: float
     nominal_bandwidth: float
+    flops_per_clock: float = 0.0
 
     @property
     def ridge(self) -> float:
         """FLOP per byte above which the peak is the limit, and below which the bandwidth."""
         return self.peak.rate / self.bandwidth.rate
+
+    def raised(self, problem: Problem, time_us: float) -> Roofline:
+        """The same roofline, raised to what a launch that took `time_us` reached."""
+        peak = Limit(rate=problem.flops / time_us * 1e6, source=str(problem))
+        bandwidth = Limit(rate=least_bytes(problem) / time_us * 1e6, source=str(problem))
+        return Roofline(
+            peak=max(self.peak, peak, key=lambda limit: limit.rate),
+            bandwidth=max(self.bandwidth, bandwidth, key=lambda limit: limit.rate),
+            nominal_peak=self.nominal_peak,
+            nominal_bandwidth=self.nominal_bandwidth,
+            flops_per_clock=self.flops_per_clock,
+        )
 
 
 def regime_of(winner: Winner) -> Regime:
@@ -76,6 +96,7 @@ def roofline_of(problem: Problem, device: DeviceModel, regime: Regime) -> Roofli
     known = _highest(device.slug)
     peak = known.get((types, regime)) or _nominal(nominal_peak)
     bandwidth = known.get(("", regime)) or _nominal(nominal_bandwidth)
+    per_clock = known.get((types, None))
     if peak is None or bandwidth is None:
         return None
     return Roofline(
@@ -83,6 +104,7 @@ def roofline_of(problem: Problem, device: DeviceModel, regime: Regime) -> Roofli
         bandwidth=bandwidth,
         nominal_peak=nominal_peak,
         nominal_bandwidth=nominal_bandwidth,
+        flops_per_clock=per_clock.rate if per_clock and regime is Regime.SUSTAINED else 0.0,
     )
 
 
@@ -111,16 +133,16 @@ def highest_bandwidth(device: str) -> float | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _highest(device: str) -> dict[tuple[str, Regime], Limit]:
-    """The highest FLOP rate of each type and regime, and under "" the highest byte rate."""
-    highest: dict[tuple[str, Regime], Limit] = {}
+def _highest(device: str) -> dict[_Key, Limit]:
+    """The highest rate of each type and regime, and of each type in a clock cycle."""
+    highest: dict[_Key, Limit] = {}
     for key, limit in _rates(device):
         if key not in highest or limit.rate > highest[key].rate:
             highest[key] = limit
     return highest
 
 
-def _rates(device: str) -> Iterator[tuple[tuple[str, Regime], Limit]]:
+def _rates(device: str) -> Iterator[tuple[_Key, Limit]]:
     yield from _of_ceilings(device)
     for path in sorted(places.shipped("configs/winners").glob("*.jsonl")):
         if path.name.partition(".")[0] == device:
@@ -128,7 +150,7 @@ def _rates(device: str) -> Iterator[tuple[tuple[str, Regime], Limit]]:
                 yield from _of_winner(winner)
 
 
-def _of_ceilings(device: str) -> Iterator[tuple[tuple[str, Regime], Limit]]:
+def _of_ceilings(device: str) -> Iterator[tuple[_Key, Limit]]:
     path = path_for(device)
     try:
         ceilings = read_ceilings(path)
@@ -142,7 +164,7 @@ def _of_ceilings(device: str) -> Iterator[tuple[tuple[str, Regime], Limit]]:
         yield (types, Regime.SUSTAINED), limit
 
 
-def _of_winner(winner: Winner) -> Iterator[tuple[tuple[str, Regime], Limit]]:
+def _of_winner(winner: Winner) -> Iterator[tuple[_Key, Limit]]:
     problem = winner.problem
     times = [
         (item.regime, us)
@@ -151,11 +173,15 @@ def _of_winner(winner: Winner) -> Iterator[tuple[tuple[str, Regime], Limit]]:
         if us
     ]
     cold = is_cold(problem, winner.device)
+    types, source = problem.operation.types.value, str(problem)
+    clock_mhz = winner.conditions.sm_clock_mhz if winner.conditions else 0.0
     for regime, us in times:
         rate = problem.flops / us * 1e6
-        yield (problem.operation.types.value, regime), Limit(rate=rate, source=str(problem))
+        yield (types, regime), Limit(rate=rate, source=source)
+        if regime is Regime.SUSTAINED and clock_mhz:
+            yield (types, None), Limit(rate=rate / (clock_mhz * 1e6), source=source)
         if cold:
-            moved = Limit(rate=least_bytes(problem) / us * 1e6, source=str(problem))
+            moved = Limit(rate=least_bytes(problem) / us * 1e6, source=source)
             yield ("", regime), moved
 
 

@@ -37,6 +37,7 @@ _PHRASES = {
     TimePart.SPLIT: "the split along K",
     TimePart.LAUNCH: "the launch",
     TimePart.KERNELS: "what runs beside the product",
+    TimePart.POWER: "the clock at the power limit",
     TimePart.REST: "what the estimate does not explain",
 }
 

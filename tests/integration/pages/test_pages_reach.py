@@ -42,7 +42,7 @@ def test_every_link_of_every_page_leads_somewhere(site: Site, page: Page, watch:
         asked.add(url)
         assert url.startswith(site.origin), f"a link to another host: {url}"
         path = url.removeprefix(site.origin)
-        kind = re.sub("[0-9]+|=[^&]*", "", path)
+        kind = re.sub("[0-9]+|=[^&]*|(?<=/models/)[^?]*", "", path)
         if path not in special and (opened[kind] >= ALIKE or not path.startswith(PAGES)):
             answer = site.http.get(url, follow_redirects=True)
             assert answer.status_code == 200, url
@@ -83,6 +83,8 @@ def kinds_of_pages(site: Site) -> list[str]:
         TRIED_PAGE,
         addresses.problem(HOPELESS, H200.slug),
         "/ui/map?dtype=bf16&k=4096",
+        "/ui/models",
+        "/ui/models/llama-3-8b?tokens=4096",
         "/ui/jobs",
         *(addresses.job(site.jobs[state]) for state in ("running", "failed", "done")),
         "/ui/devices",
@@ -216,6 +218,8 @@ def test_errors_are_pages_too(page: Page, watch: Watch) -> None:
         (f"/ui/problems/{H200.slug}/bf16/tn/1x1", 422, "4096x6144x4096"),
         (f"/ui/problems/{H200.slug}/int4/tn/1x1x1", 422, "fp8_e4m3"),
         (f"/ui/problems/{H200.slug}/fp8_e4m3/nn/1x1x1", 422, "layout tn"),
+        ("/ui/models/nothing", 404, "no model 'nothing'"),
+        ("/ui/models/llama-3-8b?tokens=0", 422, "1 … 2147483647"),
         ("/ui/map?k=0", 422, "1 … 2147483647"),
         ("/ui/problems?sort=colour", 422, "'gain'"),
     ):
