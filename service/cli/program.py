@@ -14,18 +14,21 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
+from gemmsmith.core.numerics import Numerics, demands_order
 from gemmsmith.program.captured import Captured
 from gemmsmith.program.variables import (
     CAPTURE_VARIABLE,
     LOADED,
+    NUMERICS_VARIABLE,
     PRODUCTS,
     SEEN,
     STEPS_VARIABLE,
@@ -45,7 +48,7 @@ STEPS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How the products of `run --tune` are tuned, and where."""
+    """How the program's products run, and how `run --tune` tunes them, and where."""
 
     effort: Annotated[
         str,
@@ -57,6 +60,13 @@ class RunOptions:
     time_limit: Annotated[
         float | None,
         typer.Option(min=0, help="With --tune: seconds after which no further problem is started."),
+    ] = None
+    numerics: Annotated[
+        str | None,
+        typer.Option(
+            help="invariant: a row of a product has the same bits at every M, or the program ends "
+            "with an error."
+        ),
     ] = None
     url: Url = None
     device: DeviceName = None
@@ -103,6 +113,10 @@ def run(
     from tuner.devices import local_gpu
 
     effort_of(options.effort)  # refused before the program runs
+    try:
+        is_invariant = demands_order(options.numerics, "--numerics")
+    except ValueError as error:
+        raise MisuseError(str(error)) from None
     if rehearse and not tune:
         raise MisuseError("--rehearse goes with --tune")
     if output is not None:
@@ -115,13 +129,28 @@ def run(
     def winners() -> str | None:
         return url or (str(kept) if kept.is_file() else None)
 
-    ended = run_captured(command, winners=winners(), steps=steps, stop=rehearse)
+    has_winners = winners() is not None or bool(os.environ.get(VARIABLE))
+    if is_invariant and not has_winners:
+        if not tune:
+            raise CommandError(
+                "there are no winners yet: `gemmsmith run --tune --numerics invariant -- …` tunes "
+                "them"
+            )
+        note("gemmsmith: there are no winners yet: this run is not invariant")
+    demanded = {NUMERICS_VARIABLE: Numerics.INVARIANT} if is_invariant else {}
+    ended = run_captured(
+        command,
+        winners=winners(),
+        steps=steps,
+        stop=rehearse,
+        variables=demanded if has_winners else {},
+    )
     # Imported only now: a database and all that goes with it take a second.
     from gemmsmith.errors import GemmsmithError
     from service.cli import of_run
     from tuner.errors import TunerError
 
-    captured = ended.captured
+    captured = ended.captured.in_order() if is_invariant else ended.captured
     if output is not None and captured.problems:
         ended.save(output)
     if ended.status:
@@ -135,7 +164,7 @@ def run(
     if tune:
         status = of_run.tune(kept_winners, captured, options.effort, options.time_limit)
         if ended.stopped:
-            status = run_program(command, winners()) or status
+            status = run_program(command, winners(), **demanded) or status
         elif rehearse:
             note(f"gemmsmith: the program ended before step {steps}, and is not run again")
         raise typer.Exit(status)
@@ -233,7 +262,12 @@ class Ended:
 
 
 def run_captured(
-    command: Sequence[str], *, winners: str | None = None, steps: int = 0, stop: bool = False
+    command: Sequence[str],
+    *,
+    winners: str | None = None,
+    steps: int = 0,
+    stop: bool = False,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
     """Run a command to its end, with a capture of its products.
 
@@ -242,6 +276,7 @@ def run_captured(
         winners: the value of `GEMMSMITH` in it; None leaves the variable as it is.
         steps: how many are captured; 0 captures all.
         stop: end the program after them.
+        variables: further environment variables.
 
     Raises:
         MisuseError: there is no such program.
@@ -250,12 +285,12 @@ def run_captured(
     with tempfile.TemporaryDirectory(
         prefix="gemmsmith-capture-", ignore_cleanup_errors=True
     ) as folder:
-        variables = {
+        captures = {
             CAPTURE_VARIABLE: folder,
             STEPS_VARIABLE: str(steps),
             STOP_VARIABLE: "1" if stop else "0",
         }
-        status = run_program(command, winners, **variables)
+        status = run_program(command, winners, **variables, **captures)
         return _ended(status, Path(folder))
 
 

@@ -24,11 +24,12 @@ from gemmsmith.core.legality import launch_refusal
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.forms import Form, Spec, shapes
+from gemmsmith.ops.engine.operands import present
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.platform import Cuda
 from gemmsmith.runtime.pack import LoadedPack
-from tests.gpu.support.building import build
-from tests.gpu.support.families import CHECKED, PLAIN_KINDS
+from tests.gpu.support.building import build, plan_of
+from tests.gpu.support.families import CHECKED, GROUPED, PLAIN_KINDS, check, problem_of
 from tests.support.replacing import replace
 from tuner.backends import kernels, refusal
 from tuner.devices.base import Contender
@@ -74,6 +75,11 @@ def chosen(dtype: str) -> tuple[CutlassKernel, ...]:
 @pytest.fixture(scope="module")
 def built() -> dict[str, Path]:
     return build([kernel for dtype in OUTPUTS for kernel in chosen(dtype)])[1]
+
+
+@pytest.fixture(scope="module")
+def grouped() -> dict[str, Path]:
+    return GROUPED.built()
 
 
 def one_slice(kernel: CutlassKernel) -> Launch:
@@ -173,3 +179,39 @@ def test_screening_finds_no_other_bits(
     assert len(trials) == len(contenders) >= 2
     wrong = [f"{t.candidate.key}: {t.failure.message}" for t in trials if t.failure is not None]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("operation", GROUPED.operations, ids=lambda operation: operation.key)
+def test_groups_have_the_same_bits_in_every_spread(
+    operation: Operation, grouped: dict[str, Path], device: CudaDevice, model: DeviceModel
+) -> None:
+    """The tuner's own comparison: tokens of experts, and experts' gradients."""
+    ordered = replace(operation, summation="sequential")
+    for size in GROUPED.sizes[:2]:
+        check(problem_of(ordered, size), GROUPED.chosen(operation), grouped, device, model)
+
+
+def test_tokens_have_the_bits_of_single_products(
+    built: dict[str, Path], grouped: dict[str, Path]
+) -> None:
+    tokens, n, k, experts = 700, 1024, 4096, 8
+    torch.manual_seed(41)
+    draw = random.Random(41)
+    x = torch.randn(tokens, k, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(experts, n, k, device="cuda", dtype=torch.bfloat16) * k**-0.5
+    single = chosen("bf16")[0]
+    rows = [product(single, one_slice(single), x, weight, built) for weight in w]
+    (shape, *_) = shapes(Form.GROUPED, Spec.of(x), Spec.of(w.mT), groups=experts)
+    spreads = [
+        [tokens] * experts,  # all in the first
+        [0] * (experts - 1) + [tokens],  # all in the last
+        *(sorted(draw.randrange(tokens + 1) for _ in range(experts)) for _ in range(10)),
+    ]
+    for kernel in GROUPED.chosen(Operation.of("bf16.group_rows")):
+        assert refusal(kernel, shape.problem) is None
+        for ends in spreads:
+            offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
+            d = plan_of(kernel, shape, grouped)(x, w.mT, present(offsets=offsets))
+            assert d is not None
+            for group, (first, last) in enumerate(zip([0, *ends], ends, strict=False)):
+                assert torch.equal(d[first:last], rows[group][first:last]), (kernel.name, ends)

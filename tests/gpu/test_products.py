@@ -21,7 +21,8 @@ from tuner.backends.cublaslt.proposals import propose, shape_of
 
 torch = pytest.importorskip("torch")
 gemmsmith = pytest.importorskip("gemmsmith")
-engines = pytest.importorskip("gemmsmith.ops.engine.engine")
+engine = pytest.importorskip("gemmsmith.ops.engine.engine")
+in_use = pytest.importorskip("gemmsmith.ops.engine.in_use")
 stand_in = pytest.importorskip("tests.support.stand_in")
 
 M, N, K = 64, 96, 128
@@ -65,9 +66,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def library(path: Path) -> Iterator[Library]:
     torch.manual_seed(20261123)
     chooser = Library(path)
-    before = engines.install(engines.Engine(chooser, stand_in.Packs(path)))
+    before = in_use.install(engine.Engine(chooser, stand_in.Packs(path)))
     yield chooser
-    engines.install(before)
+    in_use.install(before)
 
 
 def randn(*size: int) -> Any:
@@ -139,10 +140,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str | None]] = {
 def test_a_call_gives_what_torchs_gives(library: Library, name: str, answers: bool) -> None:
     library.answers = answers
     call, dtype = CALLS[name]
-    engines.install(None)
+    in_use.install(None)
     torch.manual_seed(1)
     expected = call()
-    engines.install(engines.Engine(library, stand_in.Packs(Path(library.pack.path))))
+    in_use.install(engine.Engine(library, stand_in.Packs(Path(library.pack.path))))
     torch.manual_seed(1)
     with gemmsmith.patch():
         found = call()

@@ -31,7 +31,8 @@ from torch.utils.checkpoint import checkpoint
 
 import gemmsmith
 from gemmsmith.ops.below.dispatch import Dispatch
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import install
 from tests.support.stand_in import Chooser, Host, Packs
 
 WIDTH, ROWS, STEPS = 32, 16, 3

@@ -20,7 +20,8 @@ from gemmsmith.core.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSch
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.operation import Epilogue, Operation, layouts_of
 from gemmsmith.core.problem import DType, Layout, Problem
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import install
 
 SOURCE = Path(__file__).parents[1] / "unit" / "ops" / "kernels.c"
 
@@ -147,7 +148,7 @@ KERNELS = (
 """The kernels that compute: bf16 in every layout, E4M3 (also row-scaled), grouped and fused."""
 
 
-def config(name: str, dtype: str, layout: Layout, *, pack: str = "a" * 64) -> Config:
+def config(name: str, dtype: str, layout: Layout, *, pack: str | None = "a" * 64) -> Config:
     return Config(kernel=kernel(name, dtype, layout), launch=Launch(), pack=pack)
 
 

@@ -191,18 +191,19 @@ class Winners:
         """
         # Read from the indexes alone: winners' rows are large.
         query = (
-            select(ProblemRow.id, ProblemRow.m, ProblemRow.n, ProblemRow.k)
+            select(ProblemRow.id, ProblemRow.m, ProblemRow.n, ProblemRow.k, ProblemRow.batch)
             .join(WinnerRow, WinnerRow.problem_id == ProblemRow.id)
             .join(DeviceRow, DeviceRow.id == WinnerRow.device_id)
             .where(CURRENT, DeviceRow.slug == device)
             .where(ProblemRow.operation == problem.operation.key)
-            .where(ProblemRow.batch == problem.batch)
         )
+        if problem.operation.summation is None:
+            query = query.where(ProblemRow.batch == problem.batch)
         around = Neighbourhood[None]()
         with self._database.read() as session:
-            for row_id, m, n, k in session.execute(query):
+            for row_id, m, n, k, batch in session.execute(query):
                 there = Problem.unchecked(
-                    m, n, k, batch=problem.batch, dtype=problem.dtype, layout=problem.layout
+                    m, n, k, batch=batch, dtype=problem.dtype, layout=problem.layout
                 )
                 around.put(there, row_id, None)
         near = [there for there, _ in around.nearest(problem, limit, reach)]

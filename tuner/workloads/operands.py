@@ -31,10 +31,13 @@ POISON_32 = POISON << 16 | POISON
 _POISONS = {1: POISON_8, 2: POISON, 4: POISON_32}
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
+Indices = tuple[slice | torch.Tensor, ...]
+"""Parts of an output, [matrices, rows, columns]."""
+
 HOST = -1
 """The ordinal of the host, where tests check the arithmetic without a GPU."""
 
-__all__ = ["HOST", "POISON", "OperandSet", "Operands", "bits", "poison", "untouched"]
+__all__ = ["HOST", "POISON", "Indices", "OperandSet", "Operands", "bits", "poison", "untouched"]
 
 
 class Operands:
@@ -94,13 +97,13 @@ class Operands:
         else:
             output.copy_(self._start)
 
-    def ready_rows(self, output: torch.Tensor, rows: torch.Tensor) -> None:
-        """As `ready`, for an output whose first rows are these rows of the problem."""
+    def ready_parts(self, output: torch.Tensor, at: Indices, of: Indices) -> None:
+        """As `ready`, for an output whose parts `at` are parts `of` of the problem's."""
         if self._start is None:
             poison(output)
         else:
             output.zero_()
-            output[:, : len(rows)] = self._start[:, rows]
+            output[at] = self._start[of]
 
     def restart(self, operands: OperandSet) -> None:
         if operands.amax is not None:

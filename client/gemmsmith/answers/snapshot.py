@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -178,15 +178,14 @@ class Snapshot:
 
         The exact winner, else that of the nearest problem within MAX_DISTANCE whose kernel is
         legal here, if that is run where it was not measured (`gemmsmith.core.neighbours`). For an
-        operation that demands an order of sums, torch's own operator has other bits, so None means
-        that nothing may run.
+        operation that demands an order of sums, any winner of the operation that is compiled and
+        legal here. Torch's own operator has other bits, so None means that nothing may run.
         Returns None without either, if the winner is the default, and if its kernel is not
         compiled: then no farther neighbour replaces it, as in `GET /best`.
         """
-        row = self.row_for(problem)
-        if row is None or row.use.is_default or row.config is None:
-            return None
-        if row.config.pack is None:
+        has_order = problem.operation.summation is not None
+        row = self._row(problem, _is_compiled) if has_order else self.row_for(problem)
+        if row is None or row.use.is_default or row.config is None or not _is_compiled(row):
             return None
         return Choice(
             config=row.config,
@@ -203,15 +202,19 @@ class Snapshot:
 
         Returns None if the problem is not tuned and no neighbour's kernel is to be run.
         """
+        return self._row(problem, lambda _: True)
+
+    def _row(self, problem: Problem, may_answer: Callable[[Row], bool]) -> Row | None:
         exact, reach = self._exact.get(problem), run_reach(problem)
-        if exact is not None or not reach:
+        if not reach or (exact is not None and may_answer(exact)):
             return exact
         near = self._alike.nearest(problem, NEIGHBOURS, reach)
-        answer = answering(
-            problem,
-            near,
-            lambda row: row.config is not None and refusal(row.config, problem) is None,
-        )
+
+        def is_legal(row: Row) -> bool:
+            is_kernel = row.config is not None and refusal(row.config, problem) is None
+            return is_kernel and may_answer(row)
+
+        answer = answering(problem, near, is_legal)
         if answer is None:
             return None
         _, row, use = answer
@@ -240,6 +243,10 @@ class Snapshot:
 
     def __repr__(self) -> str:
         return f"<Snapshot {self.revision[:16]} of {self.device}: {len(self.rows)} winners>"
+
+
+def _is_compiled(row: Row) -> bool:
+    return row.config is not None and row.config.pack is not None
 
 
 class Shelf:

@@ -195,14 +195,17 @@ class CutlassTraits(Kernel, frozen=True, kw_only=True):
         return not self.splits_sums(launch) or self.scheduler is not TileScheduler.STREAM_K
 
     def summation(self, launch: Launch) -> str | None:
+        # A grouped kernel adds a tile's terms as a single product's kernel does. Rows of other
+        # groups in a tile do not enter a row's sum, and terms behind a group's last are zeros.
         cut = launch.decomposition
-        is_our_store = self.scheduler in SLICED
-        is_sliced = cut is Decomposition.SPLIT_K and is_our_store
+        is_sliced = cut is Decomposition.SPLIT_K and self.scheduler in SLICED
         if self.operation.a.is_integer or not (cut is Decomposition.DATA_PARALLEL or is_sliced):
             return None
+        is_our_store = self.scheduler in SLICED or self.operation.is_grouped
         if self.operation.scaling is Scaling.ROW and not (self.swapped or is_our_store):
             # CUTLASS's epilogue multiplies by the kernel's columns' factors first, which rounds
             # otherwise. If it is swapped, these are the problem's rows', as in our own stores.
+            # Grouped products with factors have stores of our own only.
             return None
         if self.mainloop is MainloopSchedule.MULTISTAGE:
             return MMA

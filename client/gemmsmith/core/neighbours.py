@@ -20,9 +20,10 @@ two of 61 were slower, one of them by a factor of two. Beyond what was tuned not
 kernel fares.
 
 An operation that demands an order of sums is answered otherwise, because torch's own operator does
-not have that order: every number of tokens is answered, near or far, and the kernel is run. It is
-the kernel of the most tokens tuned below, else of the fewest above, of the same weight. Kernels of
-one order give the same bits, so this costs time at most.
+not have that order: every problem is answered, near or far, and the kernel is run. It is the kernel
+of the most tokens tuned below, else of the fewest above, of the same weight. Where no kernel of the
+weight is legal, it is that of the nearest other weight. Kernels of one order give the same bits, so
+this costs time at most.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ RUN_FLOPS = 16e9
 
 _Kind = tuple[str | int, ...]
 _Octaves = tuple[int, int, int]
-_Sizes = tuple[int, int, int]
+_Sizes = tuple[int, int, int, int]
 
 
 class Measured(Protocol):
@@ -93,9 +94,12 @@ def _of_the_order(
     extent = problem.operation.free_extent
     here = getattr(problem, extent)
 
-    def preference(item: tuple[Problem, W]) -> tuple[bool, int]:
-        tokens = getattr(item[0], extent)
-        return tokens > here, abs(tokens - here)
+    def preference(item: tuple[Problem, W]) -> tuple[bool, bool, float]:
+        there, _ = item
+        if there.weight != problem.weight:
+            return True, there.batch != problem.batch, problem.distance(there)
+        tokens = getattr(there, extent)
+        return False, tokens > here, abs(tokens - here)
 
     for there, winner in sorted(near, key=preference):
         if not winner.use.is_default and is_legal(winner):
@@ -142,7 +146,7 @@ class Neighbourhood(Generic[T]):
 
     def put(self, problem: Problem, order: int, item: T) -> None:
         """Add a problem, or replace its item. Of equal distances, the lower `order` is nearer."""
-        sizes = problem.m, problem.n, problem.k
+        sizes = problem.m, problem.n, problem.k, problem.batch
         octaves = problem.m.bit_length(), problem.n.bit_length(), problem.k.bit_length()
         cells = self._kinds.setdefault(problem.kind, {})
         cells.setdefault(octaves, {})[sizes] = order, item
@@ -181,7 +185,8 @@ class Neighbourhood(Generic[T]):
 
 
 def _of_sizes(sizes: _Sizes, like: Problem) -> Problem:
-    return Problem.unchecked(*sizes, batch=like.batch, dtype=like.dtype, layout=like.layout)
+    m, n, k, batch = sizes
+    return Problem.unchecked(m, n, k, batch=batch, dtype=like.dtype, layout=like.layout)
 
 
 def _gap(here: tuple[float, float, float], octaves: _Octaves) -> float:

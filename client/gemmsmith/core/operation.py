@@ -92,8 +92,8 @@ class Operation(Plain):
             )
         if self.summation is not None:
             rows = self.scaling is Scaling.ROW and self.is_narrow_float
-            single = not self.is_grouped and not self.epilogue.sums_rows
-            check(self.summation, exists=single and (rows or self.a.bits == 16), promotes=rows)
+            exists = (rows or self.a.bits == 16) and not self.epilogue.sums_rows
+            check(self.summation, exists=exists, promotes=rows, is_grouped=self.is_grouped)
 
     def _check_grouping(self) -> None:
         # A group may start at any token, so groups divide K only if K is not contiguous.
@@ -309,16 +309,16 @@ class Operation(Plain):
         """The extents that are equal for all neighbours of a problem.
 
         For grouped products, those that the groups do not divide: the model fixes them. With an
-        order of sums, all but `free_extent`.
+        order of sums, none: every winner of the operation may answer.
         """
         if self.summation is not None:
-            return tuple(name for name in ("m", "n", "k") if name != self.free_extent)
+            return ()
         return {Grouping.ROWS: ("n", "k"), Grouping.DEPTH: ("m", "n")}.get(self.grouping, ())
 
     @property
     def free_extent(self) -> str:
         """The number of tokens, which differs from batch to batch: M, or K of weight gradients."""
-        return "k" if self.layout is Layout.NT else "m"
+        return "k" if self.layout is Layout.NT or self.grouping is Grouping.DEPTH else "m"
 
     @property
     def is_narrow_float(self) -> bool:

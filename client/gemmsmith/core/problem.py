@@ -220,10 +220,19 @@ class Problem(Plain):
     def kind(self) -> tuple[str | int, ...]:
         """What neighbours have in common: winners answer only for problems of the same kind.
 
-        Everything except M, N and K, but including extents that the operation fixes.
+        Everything except M, N and K, but including extents that the operation fixes. With an order
+        of sums, the operation alone.
         """
+        if self.operation.summation is not None:
+            return (self.dtype, self.layout)
         fixed = (getattr(self, name) for name in self.operation.fixed_extents)
         return (self.dtype, self.layout, self.batch, *fixed)
+
+    @property
+    def weight(self) -> tuple[int, ...]:
+        """The batch or number of groups, and the two extents that no number of tokens changes."""
+        free = self.operation.free_extent
+        return (self.batch, *(getattr(self, name) for name in ("m", "n", "k") if name != free))
 
     @property
     def log_extents(self) -> tuple[float, float, float]:

@@ -13,7 +13,13 @@ of those sums:
 - `promoted_split_S`: the same of promoted sums.
 
 Of FP8 with factors of rows and columns, sums are multiplied by the row's factor, then by the
-column's. Kernels that multiply the other way round have no order here.
+column's. Kernels that multiply the other way round have no order here. All grouped kernels multiply
+the two factors first, so their rows may differ from a single product's in the last bit.
+
+Grouped products are `sequential`. By rows, a token's row is added as that of a single product,
+whatever group its tile is in and whatever is in the tile's other rows; 16-bit rows have the bits of
+the single product with the group's matrix. By depth, a group's tokens are the terms: they are added
+in their order from the group's first, so the bits depend on them and on no other group's.
 
 A class holds on one architecture: an order says nothing about a GPU of another one.
 """
@@ -49,14 +55,15 @@ def splits_of(order: str) -> int | None:
     return splits if 2 <= splits <= MOST_SPLITS else None
 
 
-def check(order: str, *, exists: bool, promotes: bool) -> None:
+def check(order: str, *, exists: bool, promotes: bool, is_grouped: bool) -> None:
     """Raise InvalidProblem if an operation cannot demand the order.
 
     Args:
         order: the order.
-        exists: whether the operation has orders. Sums of rows have none; grouped products and
-            other types could have one, but nothing verifies it yet.
-        promotes: whether there are kernels of the operation that promote sums.
+        exists: whether the operation has orders. Sums of rows have none; other types could have
+            one, but nothing verifies it yet.
+        promotes: whether there are kernels of such operands that promote sums.
+        is_grouped: whether the product is grouped: its kernels neither split K nor promote sums.
     """
     if splits_of(order) is None:
         raise not_one_of("dtype", (f"sum_{name}" for name in EXAMPLES), f"sum_{order}")
@@ -64,7 +71,11 @@ def check(order: str, *, exists: bool, promotes: bool) -> None:
         raise InvalidProblem(
             "dtype",
             f"sum_{order} does not exist for this operation: products of bf16 and fp16, and of FP8 "
-            "with factors of rows, have an order of sums, single or batched, without sums of rows",
+            "with factors of rows, have an order of sums, without sums of rows",
+        )
+    if is_grouped and order != SEQUENTIAL:
+        raise InvalidProblem(
+            "dtype", f"sum_{order} does not exist for grouped products: sum_{SEQUENTIAL} does"
         )
     if order.startswith(PROMOTED) and not promotes:
         raise InvalidProblem("dtype", f"sum_{order} does not exist for 16 bits: for FP8 it does")

@@ -32,7 +32,8 @@ from gemmsmith.http.requests import problem_of
 from gemmsmith.http.sending import ask
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import source
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import install
 from gemmsmith.ops.engine.planning import PackSource
 from gemmsmith.ops.models.automatic import every_model, every_norm
 from gemmsmith.ops.models.patching import patch
@@ -62,8 +63,10 @@ MATTERS = 0.05
 """Smallest share, of the operations of all different products, of a product that is reported."""
 
 
-def start(value: str) -> None:
+def start(value: str, numerics: str | None = None) -> None:
     """Run the winners that `value` names from now on. A further call fetches them again.
+
+    `numerics` is as of `gemmsmith.patch`.
 
     Raises:
         GemmsmithError, OSError, ValueError: there are no winners; torch's own operators run.
@@ -79,7 +82,7 @@ def start(value: str) -> None:
         )
         ((lookup, engine),) = engines
         stack.callback(install, install(engine))
-        stack.enter_context(patch())
+        stack.enter_context(patch(numerics=numerics))
         stack.enter_context(every_model() if _fuses(snapshot) else every_norm())
         _State.running = stack.pop_all()
     source.on_use(_State.running.close)

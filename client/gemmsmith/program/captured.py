@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from gemmsmith.core.numerics import Numerics, with_numerics
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.files import write
@@ -59,6 +61,17 @@ class Captured:
         self.problems.update(other.problems)
         self.skipped.update(other.skipped)
         self.unseen.update(other.unseen)
+
+    def in_order(self) -> Captured:
+        """The same products under `numerics="invariant"`. Those without an order stay."""
+        ordered = Captured()
+        for problem, calls in self.problems.items():
+            with suppress(InvalidProblem):
+                problem = with_numerics(problem, Numerics.INVARIANT)
+            ordered.problems[problem] += calls
+        ordered.skipped.update(self.skipped)
+        ordered.unseen.update(self.unseen)
+        return ordered
 
     @property
     def document(self) -> bytes:

@@ -9,6 +9,9 @@ import os
 VARIABLE = "GEMMSMITH"
 """Where winners come from: a service's URL, a bundle's path, or `auto`. `off` disables them."""
 
+NUMERICS_VARIABLE = "GEMMSMITH_NUMERICS"
+"""`invariant`: products run kernels of one order of sums, or the program ends with an error."""
+
 CAPTURE_VARIABLE = "GEMMSMITH_CAPTURE"
 """The folder to which every process writes its products. `gemmsmith capture` sets it."""
 

@@ -1,14 +1,15 @@
 """Makes programs that do not use gemmsmith run winners or a capture, by environment variables.
 
 `gemmsmith.pth`, which is installed with the package, calls `install` when Python starts, if one of
-the variables is set. `GEMMSMITH` says where winners come from, `GEMMSMITH_CAPTURE` is the folder
-for a capture; child processes inherit both. At the start only this module is imported. It waits
-until the program has imported torch.
+the variables is set. `GEMMSMITH` says where winners come from, `GEMMSMITH_NUMERICS` whether a row
+has the same bits at every M, and `GEMMSMITH_CAPTURE` is the folder for a capture. Child processes
+inherit them. At the start only this module is imported. It waits until the program has imported
+torch.
 
 A process that never uses a GPU runs no kernel. So winners are fetched when CUDA is initialized and,
 in a job of several ranks, when the process group is initialized as well: all ranks pass these two
 points. Until then torch's own operators run. Any failure here is a single warning, and the program
-continues.
+continues. With `GEMMSMITH_NUMERICS` it is an error that ends the program.
 """
 
 from __future__ import annotations
@@ -21,13 +22,21 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from gemmsmith.program.variables import CAPTURE_VARIABLE, SEEN, VARIABLE, is_first_rank
+from gemmsmith.program.variables import (
+    CAPTURE_VARIABLE,
+    NUMERICS_VARIABLE,
+    SEEN,
+    VARIABLE,
+    is_first_rank,
+)
 
 _SAID = "GEMMSMITH_SAID"
 _OFF = ("", "0", "off", "none")
 _GROUP = "init_process_group"
 
 log = logging.getLogger("gemmsmith")
+
+_Attempt = Callable[[Callable[[], None], str], None]
 
 
 class _Installed:
@@ -98,8 +107,24 @@ def _begin() -> None:
     folder, value = os.environ.get(CAPTURE_VARIABLE, ""), os.environ.get(VARIABLE, "").strip()
     if folder:
         _quietly(lambda: _capture(folder), CAPTURE_VARIABLE)
+    numerics = _numerics(value)
     if value.lower() not in _OFF:
-        _quietly(lambda: _wait_for_devices(value), VARIABLE)
+        attempt = _or_end if numerics else _quietly
+        attempt(lambda: _wait_for_devices(value, numerics, attempt), VARIABLE)
+
+
+def _numerics(winners: str) -> str | None:
+    """The value of `GEMMSMITH_NUMERICS`.
+
+    Raises:
+        ValueError: it is another word, or `winners` is not set.
+    """
+    from gemmsmith.core.numerics import demands_order
+
+    numerics = os.environ.get(NUMERICS_VARIABLE, "").strip() or None
+    if demands_order(numerics, NUMERICS_VARIABLE) and not winners:
+        raise ValueError(f"{NUMERICS_VARIABLE}={numerics} needs winners: set {VARIABLE} as well")
+    return numerics
 
 
 def _capture(folder: str) -> None:
@@ -108,7 +133,7 @@ def _capture(folder: str) -> None:
     begin(Path(folder))
 
 
-def _wait_for_devices(value: str) -> None:
+def _wait_for_devices(value: str, numerics: str | None, attempt: _Attempt) -> None:
     """Run `value`'s winners as soon as CUDA and the ranks' process group are initialized."""
     import torch
 
@@ -128,15 +153,15 @@ def _wait_for_devices(value: str) -> None:
     def start() -> None:
         from gemmsmith.ops.autouse import start
 
-        start(value)
+        start(value, numerics)
 
     def on_devices() -> None:
         if not _waits_for_others():
-            _quietly(start, VARIABLE)
+            attempt(start, VARIABLE)
 
     def on_group() -> None:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            _quietly(start, VARIABLE)
+            attempt(start, VARIABLE)
 
     torch.cuda._lazy_call(on_devices)  # type: ignore[no-untyped-call]
     if torch.distributed.is_available():
@@ -169,6 +194,15 @@ def _after_group(react: Callable[[], None]) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.distributed") and vars(module).get(_GROUP) is original:
             setattr(module, _GROUP, init_process_group)
+
+
+def _or_end(do: Callable[[], None], variable: str) -> None:
+    """Do what a variable asks for. If that fails, raise: the program must not run otherwise."""
+    try:
+        do()
+    except Exception as error:
+        value = os.environ.get(variable)
+        raise RuntimeError(f"{NUMERICS_VARIABLE} needs {variable}={value}: {error}") from error
 
 
 def _quietly(do: Callable[[], None], variable: str) -> None:

@@ -26,7 +26,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import Kernel
 from gemmsmith.core.problem import DType, Layout, Problem
-from gemmsmith.ops.engine.engine import current, install
+from gemmsmith.ops.engine.in_use import current, install
 from tests.gpu import selection
 from tests.gpu.support.building import build
 from tests.gpu.support.counting import launches

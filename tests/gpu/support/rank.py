@@ -20,7 +20,7 @@ from torch.nn import functional
 import gemmsmith
 from gemmsmith import Client
 from gemmsmith.ops.engine import source
-from gemmsmith.ops.engine.engine import current
+from gemmsmith.ops.engine.in_use import current
 from tests.gpu.support.counting import launches
 
 STEPS = 6

@@ -223,3 +223,26 @@ program.run_captured = lambda *_, **__: sys.exit("sqlalchemy" in sys.modules)
 main.app(["run", "--", "true"])
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_numerics_are_passed_on_where_there_are_winners(
+    settings: Settings, tuned: list[Captured], capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = Path("program.py")
+    program.write_text('import os; print(os.environ.get("GEMMSMITH_NUMERICS"))\n' + PROGRAM)
+    command = ("--numerics", "invariant", "--", "python", "program.py", "0")
+    done = run("run", *command, code=1)
+    assert "`gemmsmith run --tune --numerics invariant -- …` tunes them" in done.output
+    assert capfd.readouterr().out == ""
+    assert "this run is not invariant" in run("run", "--tune", *command).output
+    assert capfd.readouterr().out.startswith("None\n")
+    assert [str(problem) for problem in tuned[0].problems] == [
+        "4096×4096×4096 bf16.sum_sequential tn"
+    ]
+    run("run", *command)
+    assert capfd.readouterr().out.startswith("invariant\n")
+
+
+def test_numerics_have_one_value(settings: Settings) -> None:
+    done = run("run", "--numerics", "exact", "--", "python", "program.py", "0", code=2)
+    assert "--numerics must be one of invariant, got" in done.output

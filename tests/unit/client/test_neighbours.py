@@ -116,19 +116,70 @@ ORDERED = Problem(m=512, n=4096, k=14336, dtype="bf16.sum_sequential")
         ([], [], 600, None),
     ],
 )
-@pytest.mark.parametrize("extent", ["m", "k"])
+@pytest.mark.parametrize(
+    ("extent", "of_weight"),
+    [
+        ("m", ORDERED),
+        ("k", replace(ORDERED, layout="nt")),
+        ("m", replace(ORDERED, batch=8, dtype="bf16.group_rows.sum_sequential")),
+        ("m", replace(ORDERED, batch=8, dtype="bf16.group_rows.then_silu_gate.sum_sequential")),
+        ("k", replace(ORDERED, batch=8, dtype="bf16.group_depth.sum_sequential", layout="nt")),
+    ],
+)
 def test_an_order_is_answered_at_every_number_of_tokens(
-    extent: str, tuned: list[int], legal: list[int] | None, asked: int, answer: int | None
+    extent: str,
+    of_weight: Problem,
+    tuned: list[int],
+    legal: list[int] | None,
+    asked: int,
+    answer: int | None,
 ) -> None:
-    of_weight = replace(ORDERED, layout="nt") if extent == "k" else ORDERED
     here = replace(of_weight, **{extent: asked})
     around = Neighbourhood[Won]()
     for order, tokens in enumerate(tuned):
         around.put(replace(of_weight, **{extent: tokens}), order, Won(kernel_name=str(tokens)))
-        around.put(replace(of_weight, n=64, **{extent: tokens}), order, Won(kernel_name="other"))
     near = around.nearest(here, 1, MAX_DISTANCE)
     found = answering(here, near, lambda won: legal is None or int(won.kernel_name or 0) in legal)
     assert (found and getattr(found[0], extent)) == answer
+    if found:
+        assert found[2] is Use.CUTLASS
+
+
+@pytest.mark.parametrize(
+    ("tuned", "illegal", "answer"),
+    [
+        # The nearest, of any number of tokens.
+        (["512 4096 7168", "512 64 64"], "", "512 4096 7168"),
+        (["64 4096 7168", "512 2048 14336", "4096 4096 14328"], "", "512 2048 14336"),
+        (["1 8 8"], "", "1 8 8"),  # no distance is too far
+        # Never before the same weight.
+        (["1 4096 14336", "512 4096 14328"], "", "1 4096 14336"),
+        (["1 4096 14336", "512 4096 14328"], "1 4096 14336", "512 4096 14328"),
+        # A batch of as many before another, and another before none.
+        (["2 512 4096 14336", "1 8 8"], "", "1 8 8"),
+        (["2 512 4096 14336"], "", "2 512 4096 14336"),
+        (["512 4096 7168", "1 8 8"], "512 4096 7168", "1 8 8"),
+        (["1 8 8"], "1 8 8", None),
+    ],
+)
+def test_another_weight_answers_for_an_order(
+    tuned: list[str], illegal: str, answer: str | None
+) -> None:
+    around = Neighbourhood[Won]()
+    for order, text in enumerate(tuned):
+        *batch, m, n, k = map(int, text.split())
+        other = replace(ORDERED, m=m, n=n, k=k, batch=batch[0] if batch else 1)
+        around.put(other, order, Won(kernel_name=text))
+        for dtype in (
+            "bf16",
+            "bf16.sum_mma",
+            "fp16.sum_sequential",
+            "bf16.then_bias.sum_sequential",
+        ):
+            around.put(replace(ORDERED, dtype=dtype), order, Won(kernel_name="another class"))
+    near = around.nearest(ORDERED, 1, MAX_DISTANCE)
+    found = answering(ORDERED, near, lambda won: won.kernel_name != illegal)
+    assert (found and found[1].kernel_name) == answer
     if found:
         assert found[2] is Use.CUTLASS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.core.operation import Operation
+from gemmsmith.core.operation import Operation, of_dtype
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.summation import split, splits_of
 from gemmsmith.errors import InvalidProblem
@@ -32,13 +32,21 @@ def test_orders_are_written_in_one_way() -> None:
         "bf16.then_bias_gelu.sum_sequential",
         "bf16.then_silu_gate_aux.sum_sequential",
         "bf16.then_dsilu_gate_act.sum_sequential",
+        "bf16.group_rows.sum_sequential",
+        "bf16.out_f32.group_rows.sum_sequential",
+        "fp16.group_rows.then_silu_gate.sum_sequential",
+        "bf16.group_rows.then_silu_gate_aux.sum_sequential",
+        "bf16.group_rows.then_dsilu_gate_act.sum_sequential",
+        "bf16.group_depth.sum_sequential",
+        "bf16.out_f32.group_depth.accumulate.sum_sequential",
+        "fp8_e4m3.scale_row.group_rows.sum_sequential",
         "fp8_e4m3.scale_row.sum_promoted",
         "fp8_e4m3.scale_row.sum_sequential",
         "fp8_e5m2.scale_row.sum_promoted_split_2",
     ],
 )
 def test_an_order_is_a_part_of_the_operation(dtype: str) -> None:
-    operation = Operation.of(dtype)
+    operation = of_dtype(dtype)
     assert operation.dtype == dtype
     assert Operation.parse(operation.key) == operation
     order = operation.summation
@@ -48,7 +56,8 @@ def test_an_order_is_a_part_of_the_operation(dtype: str) -> None:
     assert operation != plain
     assert operation.of_kernels == plain.of_kernels
     assert operation.of_kernels.summation is None
-    assert Operation.of(dtype, accumulate=operation.accumulate) == operation
+    again = Operation.of(dtype, operation.layout, accumulate=operation.accumulate)
+    assert again == operation
 
 
 @pytest.mark.parametrize(
@@ -64,7 +73,9 @@ def test_an_order_is_a_part_of_the_operation(dtype: str) -> None:
         ("int8.sum_sequential", "does not exist"),
         ("tf32.sum_sequential", "does not exist"),
         ("fp8_e4m3.sum_promoted", "does not exist"),
-        ("bf16.group_rows.sum_sequential", "does not exist"),
+        ("bf16.group_rows.sum_mma", "for grouped products: sum_sequential does"),
+        ("bf16.group_rows.sum_split_4", "for grouped products: sum_sequential does"),
+        ("fp8_e4m3.scale_row.group_rows.sum_promoted", "for grouped products: sum_sequential does"),
         ("bf16.then_dgelu_bgrad.sum_sequential", "without sums of rows"),
     ],
 )
@@ -74,14 +85,27 @@ def test_what_has_no_order_is_refused(dtype: str, says: str) -> None:
     assert raised.value.field == "dtype"
 
 
-def test_neighbours_of_an_ordered_problem_differ_in_the_number_of_tokens() -> None:
-    here = Problem(512, 4096, 1024, dtype="bf16.sum_sequential")
-    assert here.kind == replace(here, m=1).kind
-    for change in ({"n": 4104}, {"k": 1032}, {"batch": 2}, {"dtype": "bf16.sum_mma"}):
-        assert here.kind != replace(here, **change).kind
-    gradient = Problem(4096, 1024, 512, dtype="bf16.sum_sequential", layout="nt")
-    assert gradient.kind == replace(gradient, k=8).kind
-    assert gradient.kind != replace(gradient, m=8).kind
+@pytest.mark.parametrize(
+    ("dtype", "layout", "free"),
+    [
+        ("bf16.sum_sequential", "tn", "m"),
+        ("bf16.sum_sequential", "tt", "m"),
+        ("bf16.sum_sequential", "nt", "k"),
+        ("bf16.group_rows.sum_sequential", "tn", "m"),
+        ("bf16.group_depth.sum_sequential", "nt", "k"),
+    ],
+)
+def test_neighbours_of_an_ordered_problem_have_its_operation(
+    dtype: str, layout: str, free: str
+) -> None:
+    """Weights differ in all but the number of tokens."""
+    here = Problem(512, 4096, 1024, batch=8, dtype=dtype, layout=layout)
+    for name in ("m", "n", "k", "batch"):
+        other = replace(here, **{name: 16})
+        assert here.kind == other.kind
+        assert (here.weight == other.weight) == (name == free)
+    for other in (replace(here, dtype="bf16.sum_mma"), replace(here, dtype="bf16")):
+        assert here.kind != other.kind
 
 
 def test_short_forms_and_suggestions() -> None:

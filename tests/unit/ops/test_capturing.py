@@ -15,7 +15,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import gemmsmith
 from gemmsmith.core.problem import Layout, Problem
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import install
 from gemmsmith.program.captured import Captured
 from tuner.suites import load
 

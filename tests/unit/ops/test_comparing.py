@@ -13,7 +13,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 import gemmsmith
 from gemmsmith.answers.answer import Ratio
 from gemmsmith.ops.below.dispatch import Dispatch
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import install
 from gemmsmith.ops.models import comparing
 from gemmsmith.ops.models.comparing import WARM_STEPS, paired
 from tests.support.stand_in import Chooser, Host

@@ -20,8 +20,9 @@ from gemmsmith.core.kernel import CublasLtKernel
 from gemmsmith.core.launch import Algorithm, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.errors import PackCorrupt
-from gemmsmith.ops.engine.engine import Engine, current
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.runtime.abi import Arguments
 from gemmsmith.signing import Signer
 from gemmsmith.winners.bundle import Bundle, write_bundle

@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gemmsmith.core.epilogue import Epilogue
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import install
 from gemmsmith.ops.products import (  # noqa: F401 - registers gemmsmith::…
     feedforward,
     integer,

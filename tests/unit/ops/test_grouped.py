@@ -23,8 +23,9 @@ from gemmsmith.core.config import Use
 from gemmsmith.core.problem import Problem
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import engine as engines
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.in_use import install
 from gemmsmith.winners.lookup import Lookup
 from tests.support.replacing import replace
 from tests.support.stand_in import Chooser, Host, Packs, config

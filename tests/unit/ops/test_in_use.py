@@ -21,7 +21,8 @@ from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import Layout
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import settings
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import install
 from tests.support import stand_in
 from tests.support.stand_in import Chooser, Host, Packs
 from tests.unit.ops.test_layers import FeedForward

@@ -22,7 +22,8 @@ import gemmsmith
 from gemmsmith.core.activations import ACTIVATIONS
 from gemmsmith.core.epilogue import Activation
 from gemmsmith.core.operation import Epilogue
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import install
 from tests.support.stand_in import Chooser, Host, Packs, deterministic, installed
 from tests.unit.ops.test_layers import close
 

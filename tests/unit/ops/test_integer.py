@@ -9,7 +9,8 @@ import torch
 
 import gemmsmith
 from gemmsmith.ops.engine import fallback
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import install
 from tests.support.stand_in import Chooser
 
 Runs = Callable[[], int]

@@ -28,7 +28,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 import gemmsmith
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import install
 from gemmsmith.ops.models import expert_layers
 from gemmsmith.ops.products import norms
 from tests.support.programs import data, parameters, same

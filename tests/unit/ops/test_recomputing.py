@@ -28,7 +28,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 import gemmsmith
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import engine as engines
-from gemmsmith.ops.engine.engine import Engine, in_use, install
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import _Pinned, in_use, install
 from tests.support.below import Swapping
 from tests.support.stand_in import Host, Packs, installed
 from tests.unit.ops.test_layers import FeedForward
@@ -354,7 +355,7 @@ def test_nothing_is_kept_with_a_region(world: World) -> None:
     model, x = model_of("mlp")
     with gemmsmith.patch(model):
         out = once(model, x)
-        (kept,) = [held for held in gc.get_objects() if type(held) is engines._Pinned]
+        (kept,) = [held for held in gc.get_objects() if type(held) is _Pinned]
         reference = weakref.ref(kept)
         del kept
         gradients(model, x, out)

@@ -23,7 +23,9 @@ from tuner.trial import Winner
 
 WEIGHT = Problem(64, 4096, 4096, dtype="bf16.sum_sequential")
 GRADIENT = Problem(4096, 4096, 512, dtype="bf16.out_f32.sum_sequential", layout="nt")
-TUNED = (WEIGHT, replace(WEIGHT, m=4096), GRADIENT)
+EXPERTS = Problem(512, 1536, 2048, batch=8, dtype="bf16.group_rows.sum_sequential")
+TUNED = (WEIGHT, replace(WEIGHT, m=4096), GRADIENT, EXPERTS)
+OF_EXPERTS = {"n": EXPERTS.n, "k": EXPERTS.k, "batch": EXPERTS.batch, "dtype": EXPERTS.dtype}
 ASKED = {"m": 64, "n": 4096, "k": 4096, "dtype": WEIGHT.dtype}
 
 
@@ -53,14 +55,22 @@ def settings(tmp_path: Path) -> Settings:
         ({"m": 1}, TUNED[0]),
         ({"m": 4095}, TUNED[0]),
         ({"m": 2**20}, TUNED[1]),
-        ({"n": 4104}, None),
-        ({"k": 4088}, None),
-        ({"batch": 2}, None),
+        ({"n": 4104}, TUNED[0]),  # another weight: the nearest
+        ({"k": 4088}, TUNED[0]),
+        ({"m": 3000, "k": 4088}, TUNED[1]),
+        ({"n": 64, "k": 64}, TUNED[0]),
+        ({"k": 4087}, None),  # no kernel reads such rows
+        ({"batch": 2}, TUNED[0]),
         ({"dtype": "bf16.sum_split_2"}, None),
         ({"dtype": "fp16.sum_sequential"}, None),
         ({"dtype": "bf16.then_bias.sum_sequential"}, None),
         ({"m": 4096, "k": 7, "dtype": GRADIENT.dtype, "layout": "nt"}, TUNED[2]),
-        ({"m": 4104, "dtype": GRADIENT.dtype, "layout": "nt"}, None),
+        ({"m": 4104, "dtype": GRADIENT.dtype, "layout": "nt"}, TUNED[2]),
+        (OF_EXPERTS | {"m": 1}, TUNED[3]),
+        (OF_EXPERTS | {"m": 100_000}, TUNED[3]),
+        (OF_EXPERTS | {"batch": 4}, TUNED[3]),
+        (OF_EXPERTS | {"n": 768}, TUNED[3]),
+        (OF_EXPERTS | {"layout": "tt"}, None),
     ],
 )
 def test_a_weight_is_answered_at_every_number_of_tokens(
@@ -104,9 +114,11 @@ def test_clients_choose_as_the_service_does(settings: Settings, tmp_path: Path) 
             assert answer.match is (Match.EXACT if m in (64, 4096) else Match.NEAREST)
             assert (choice.config, choice.measured) == (answer.config, answer.measured)
             assert choice.deterministic
-        with pytest.raises(NotTuned, match=r"dtype='bf16\.sum_sequential'"):
-            client.best(64, 4096, 1024, dtype=WEIGHT.dtype, device=H200.slug)
-    assert fetched.find(replace(WEIGHT, k=1024)) is None
+        other = client.best(64, 4096, 1024, dtype=WEIGHT.dtype, device=H200.slug)
+        assert other.config == present(fetched.find(replace(WEIGHT, k=1024))).config
+        with pytest.raises(NotTuned, match=r"dtype='fp16\.sum_sequential'"):
+            client.best(64, 4096, 1024, dtype="fp16.sum_sequential", device=H200.slug)
+    assert fetched.find(replace(WEIGHT, dtype="fp16.sum_sequential")) is None
 
 
 def test_who_cannot_run_the_kernel_gets_no_cublas_in_its_place(settings: Settings) -> None:

@@ -37,6 +37,13 @@ OPERATIONS = (
     "bf16.then_dgelu.tt",
     "fp8_e4m3.scale_row.tn",
     "fp8_e5m2.scale_row.tn",
+    *(f"bf16.group_rows.{layout}" for layout in ("tn", "tt")),
+    "fp16.out_f32.group_rows.tn",
+    "bf16.group_rows.then_silu_gate_aux.tn",
+    "bf16.group_rows.then_dsilu_gate_act.tt",
+    "bf16.group_depth.nt",
+    "bf16.out_f32.group_depth.accumulate.nt",
+    "fp8_e4m3.scale_row.group_rows.tn",
 )
 SHAPES = ((64, 4096, 4096), (4096, 4096, 14336), (50, 4096, 4100), (63, 4094, 4097))
 
@@ -47,7 +54,8 @@ def expected(kernel: CutlassKernel, launch: Launch) -> str | None:
         launch.decomposition is not Decomposition.SPLIT_K or "split_k" not in kernel.scheduler
     ):
         return None
-    if "scale_row" in kernel.dtype and not kernel.swapped and "split_k" not in kernel.scheduler:
+    ours = "split_k" in kernel.scheduler or "group" in kernel.dtype
+    if "scale_row" in kernel.dtype and not (kernel.swapped or ours):
         return None
     if kernel.mainloop is MainloopSchedule.MULTISTAGE:
         order = "mma"

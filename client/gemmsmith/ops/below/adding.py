@@ -12,6 +12,9 @@ that is broadcast or not FP32.
 Linear layers with a bias become plain `addmm` of a row. Python passes it on to the binding, which
 decides and launches as for `mm`. This costs every such layer some microseconds, so `addmm` is only
 overridden when a winner adds a bias.
+
+While rows must have the same bits at every M, torch must not compute any of these, nor add in place
+or multiply vectors. Then a sum with other factors is added after the product.
 """
 
 from __future__ import annotations
@@ -23,9 +26,12 @@ from typing import Any
 import torch
 
 from gemmsmith.core.operation import Epilogue
+from gemmsmith.errors import NotInvariant
 from gemmsmith.ops.below.overriding import override
-from gemmsmith.ops.engine.engine import Engine, in_use
+from gemmsmith.ops.engine.copying import written
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.in_use import in_use
 from gemmsmith.ops.engine.operands import present
 
 PRODUCTS = (("mm", 2, False), ("bmm", 3, False), ("addmm", 2, True), ("baddbmm", 3, True))
@@ -89,16 +95,20 @@ def install_biases(kind: str) -> None:
 
 
 def install_sums(kind: str) -> None:
-    """Override torch's `baddbmm` too, and `addmm` of everything. Does nothing the second time.
+    """Override all other products too, also of vectors. Does nothing the second time.
 
-    Torch must not compute their products while rows must have the same bits at every M.
+    Torch must not compute them while rows must have the same bits at every M.
+
+    Raises:
+        NotInvariant: this torch cannot call its own kernel of one of them.
     """
     key = f"{kind} sums"
     install_biases(kind)
     if key not in _Active.installed:
+        names = [name for name in _SUMS if not override(kind, name, _SUMS[name])]
+        if names:
+            raise NotInvariant(f"numerics='invariant' cannot replace {names[0]}: update torch")
         _Active.installed.add(key)
-        for name in ("baddbmm", "baddbmm.out"):
-            override(kind, name, _over_bias)
 
 
 def install(kind: str, *, without_mm: bool) -> None:
@@ -128,9 +138,10 @@ def _over(name: str, dims: int, adds: bool, original: Any) -> Callable[..., torc
                 d = by_kernel(engine, a, b, out_dtype, added, factors, out)
                 if d is not None:
                     return d
-                if engine.is_invariant:
-                    reason = "kernels add a sum of FP32 with factors of 1"
-                    engine.refuse(Form.MATMUL, Spec.of(a), Spec.of(b), out_dtype, reason=reason)
+                if added is not None:
+                    d = _in_order(added, a, b, out, factors, out_dtype)
+                    if d is not None:
+                        return d
         if original is None:
             raise NotImplementedError(f"torch has no {name} for these tensors")
         rest = factors if out is None else {**factors, "out": out}
@@ -139,45 +150,58 @@ def _over(name: str, dims: int, adds: bool, original: Any) -> Callable[..., torc
     return call
 
 
+def _demanding(a: torch.Tensor, b: torch.Tensor) -> Engine | None:
+    """The engine, if it must multiply these in one order. Returns None if they do not fit."""
+    engine, takes = in_use(), _Active.takes
+    if engine is None or not engine.is_invariant or takes is None or not takes(a, b):
+        return None
+    fits = a.dim() == b.dim() and a.shape[-1] == b.shape[-2] and a.dtype is b.dtype
+    return engine if fits else None
+
+
 def _in_order(
     added: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
     out: torch.Tensor | None,
     factors: Mapping[str, Any],
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | None:
     """The sum of a product in one order and of what is added, rounded in between.
 
+    A row is added by the kernel, if a winner does so. `added` of one dimension less than the
+    product is added to each of its rows, or to each element of a product with a vector.
+
     Returns None if rows need not have the same bits at every M.
     """
-    engine, takes = in_use(), _Active.takes
-    if engine is None or not engine.is_invariant or takes is None or not takes(a, b):
-        return None
-    if a.dim() != b.dim() or a.shape[-1] != b.shape[-2] or a.dtype is not b.dtype:
-        return None  # torch raises
-    if _is_row(added, b) and all(value == 1 for value in factors.values()):
-        # Its kernel adds the row at every other M.
-        plan = engine.plan(Form.MATMUL, a, b, epilogue=Epilogue.BIAS)
-        if plan is not None:
-            reason = "operands or output do not lie as its kernel needs them"
-            engine.refuse(Form.MATMUL, Spec.of(a), Spec.of(b), reason=reason)
-    d = engine.product(Form.MATMUL, a, b)
-    if d is None:
+    engine = _demanding(a, b)
+    if engine is None:
         return None
     alpha, beta = factors.get("alpha", 1), factors.get("beta", 1)
+    row = _row(added, a, b) if alpha == beta == 1 and out_dtype is None else None
+    if row is not None and engine.plan(Form.MATMUL, a, b, epilogue=Epilogue.BIAS) is not None:
+        d = engine.product(Form.MATMUL, a, b, {"bias": row}, epilogue=Epilogue.BIAS)
+        return d if d is None else written(d, out)
+    d = engine.product(Form.MATMUL, a, b, output=out_dtype)
+    if d is None:
+        return None
     if alpha != 1:
         d.mul_(alpha)
     if beta != 0:
         d.add_(added, alpha=beta)
-    return d if out is None else out.copy_(d)
+    return written(d, out)
 
 
-def _is_row(added: torch.Tensor, b: torch.Tensor) -> bool:
-    is_vector = added.dim() == 1 and b.dim() == 2 and added.shape[0] == b.shape[1]
-    return is_vector and added.dtype is b.dtype and added.stride(0) == 1
+def _row(added: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
+    """The row that is added to all rows of a product. Returns None for another addend."""
+    if b.dim() != 2 or added.dtype is not b.dtype or added.shape[-1:] != b.shape[1:]:
+        return None
+    if added.dim() == 2 and added.stride(0) == 0 and added.shape[0] == a.shape[0]:
+        added = added[0]
+    return added if added.dim() == 1 else None
 
 
-def _over_bias(original: Any) -> Callable[..., torch.Tensor]:
+def _over_bias(original: Any, *, in_place: bool = False) -> Callable[..., torch.Tensor]:
     def call(
         keys: Any,
         added: torch.Tensor,
@@ -187,14 +211,79 @@ def _over_bias(original: Any) -> Callable[..., torch.Tensor]:
         out: torch.Tensor | None = None,
         **factors: Any,
     ) -> Any:
-        biased = _Active.biased
+        biased = None if in_place else _Active.biased
         if biased is not None and all(value == 1 for value in factors.values()):
             d = biased(added, a, b, out)
             if d is not None:
                 return d
-        if (d := _in_order(added, a, b, out, factors)) is not None:
+        d = _in_order(added, a, b, added if in_place else out, factors)
+        if d is not None:
             return d
         rest = factors if out is None else {**factors, "out": out}
         return original.call_boxed(keys, added, a, b, **rest)
 
     return call
+
+
+def _over_vector(original: Any, *, in_place: bool = False) -> Callable[..., torch.Tensor]:
+    """`addmv`, which `mv` calls: a product with one column."""
+
+    def call(
+        keys: Any,
+        added: torch.Tensor,
+        a: torch.Tensor,
+        vector: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        **factors: Any,
+    ) -> Any:
+        if a.dim() == 2 and vector.dim() == 1:
+            column = added.unsqueeze(-1)
+            d = _in_order(column, a, vector.unsqueeze(1), None, factors)
+            if d is not None:
+                return written(d.squeeze(1), added if in_place else out)
+        rest = factors if out is None else {**factors, "out": out}
+        return original.call_boxed(keys, added, a, vector, **rest)
+
+    return call
+
+
+def _over_dot(original: Any) -> Callable[..., torch.Tensor]:
+    def call(keys: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+        if a.dim() == b.dim() == 1:
+            row, column = a.unsqueeze(0), b.unsqueeze(1)
+            engine = _demanding(row, column)
+            d = None if engine is None else engine.product(Form.MATMUL, row, column)
+            if d is not None:
+                return d.reshape(())
+        return original.call_boxed(keys, a, b)
+
+    return call
+
+
+def _over_activation(original: Any) -> Callable[..., torch.Tensor]:
+    """`_addmm_activation`: the library's own fusion, which no kernel of ours has."""
+
+    def call(keys: Any, added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **rest: Any) -> Any:
+        engine = _demanding(a, b)
+        if engine is not None:
+            reason = "the library adds an activation; call addmm"
+            engine.refuse(Form.MATMUL, Spec.of(a), Spec.of(b), reason=reason)
+        return original.call_boxed(keys, added, a, b, **rest)
+
+    return call
+
+
+_SUMS: dict[str, Callable[[Any], Callable[..., torch.Tensor]]] = {
+    "baddbmm": _over_bias,
+    "baddbmm.out": _over_bias,
+    "addmm_": partial(_over_bias, in_place=True),
+    "baddbmm_": partial(_over_bias, in_place=True),
+    "addmv": _over_vector,
+    "addmv.out": _over_vector,
+    "addmv_": partial(_over_vector, in_place=True),
+    "dot": _over_dot,
+    "vdot": _over_dot,
+    "_addmm_activation": _over_activation,
+    "_addmm_activation.out": _over_activation,
+}

@@ -55,6 +55,7 @@ struct gs_torch {
   int32_t (*empty_strided)(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t,
                            Tensor*);
   int32_t (*delete_tensor)(Tensor);
+  int32_t (*new_handle)(Tensor, Tensor*); /* a further one of the same tensor */
   int32_t (*library_init)(const char*, const char*, const char*, uint32_t, void**);
   int32_t (*library_impl)(void*, const char*, Boxed);
   int32_t (*mm_out)(Tensor, Tensor, Tensor);
@@ -89,9 +90,12 @@ struct gs_plan {
 };
 
 /* The plan for a product; null: torch computes it under these settings; 1: torch, and ask again next
- * time; 2: the product is refused, for the reason that was passed to gs_dispatch_refuse. The last word
- * is no part of the question. */
+ * time; 2: the product is refused, for the reason that was passed to gs_dispatch_refuse; 3: Python
+ * computes it, because operands are copied first. The last word is no part of the question. */
 typedef const gs_plan* (*gs_resolve)(const int64_t words[kWords]);
+/* Computes a product by Python, in `out`. All handles are Python's. 0: done; 1: torch computes it; 2:
+ * it is refused. */
+typedef int32_t (*gs_by_python)(Tensor a, Tensor b, Tensor out, int32_t dtype);
 typedef void (*gs_failed)(const gs_plan*, int32_t status);
 
 }  // extern "C"
@@ -102,10 +106,12 @@ struct Decision;
 
 const gs_plan* const kAskAgain = reinterpret_cast<const gs_plan*>(1);
 const gs_plan* const kRefused = reinterpret_cast<const gs_plan*>(2);
+const gs_plan* const kByPython = reinterpret_cast<const gs_plan*>(3);
 
 gs_torch torch_;
 gs_resolve resolve_;
 gs_failed failed_;
+gs_by_python by_python_;
 int32_t device_type_;
 std::atomic<bool> enabled_{false};
 std::atomic<bool> strict_{false}; /* torch must not compute what has a plan */
@@ -333,12 +339,18 @@ bool launch(const gs_plan* plan, Decision* decision, Tensor a, Tensor b, Tensor 
   return false;
 }
 
-/* Torch is to compute a product that has a plan: not if it must have the plan's bits. */
-void check_strict(const gs_plan* plan, const char* reason) {
-  if (plan && strict_.load(std::memory_order_relaxed)) {
-    throw std::runtime_error(std::string("gemmsmith: numerics='invariant': a kernel cannot run: ") +
-                             reason);
+/* A product that has a plan and cannot run it as it is: torch must not compute it if it must have the
+ * plan's bits. Whether Python has computed it in `out`. */
+bool by_python(Tensor a, Tensor b, Tensor out, int32_t dtype) {
+  if (!strict_.load(std::memory_order_relaxed)) return false;
+  Owned left, right, into;
+  if (torch_.new_handle(a, left.address()) != 0 || torch_.new_handle(b, right.address()) != 0 ||
+      torch_.new_handle(out, into.address()) != 0) {
+    throw std::runtime_error("gemmsmith: torch could not hand on a product's operands");
   }
+  const int32_t status = by_python_(left.release(), right.release(), into.release(), dtype);
+  if (status == 2) throw std::runtime_error("gemmsmith: " + refusal_);
+  return status == 0;
 }
 
 /* Whether `out` is what kernels write: contiguous, of the right size, type and device. */
@@ -388,12 +400,13 @@ void product(uint64_t* stack, uint64_t, uint64_t) {
                                      out.address()) != 0) {
     throw std::runtime_error("gemmsmith: torch could not allocate a product's output");
   }
-  if (plan && kInto && !writable(View(out.get()), left, size, stride, kDim, plan->dtype)) {
-    check_strict(plan, "its output is not contiguous, or of another size or type");
-    plan = nullptr;
-  }
-  if (!plan || !launch(plan, decision, a.get(), b.get(), out.get(), left.device)) {
-    check_strict(plan, "operands are not aligned, or the launch failed");
+  const bool is_writable =
+      !kInto || !plan || plan == kByPython ||
+      writable(View(out.get()), left, size, stride, kDim, plan->dtype);
+  const bool is_done =
+      plan && plan != kByPython && is_writable &&
+      launch(plan, decision, a.get(), b.get(), out.get(), left.device);
+  if (!is_done && !(plan && by_python(a.get(), b.get(), out.get(), dtype))) {
     if (fallback<kDim, kOutput>(out.get(), left, a.get(), right, b.get(), dtype) != 0) {
       throw std::runtime_error("torch's own product failed; the reason is on standard error");
     }
@@ -430,8 +443,9 @@ bool add_row(Owned const& row, Owned const& a, Owned const& b, Owned& out) {
                 : torch_.empty_strided(2, size, stride, left.dtype, left.device_type, left.device,
                                        out.address()) == 0;
   if (!is_there) return false;
-  const bool is_done = plan && launch(plan, decision, a.get(), b.get(), out.get(), left.device,
-                                      {&gs_plan::at_bias, row.get()});
+  const bool is_done = plan && plan != kByPython &&
+                       launch(plan, decision, a.get(), b.get(), out.get(), left.device,
+                              {&gs_plan::at_bias, row.get()});
   if (is_done || strict_.load()) return is_done; /* Python raises, or adds the row to a product */
   return (torch_.addmm_out &&
           torch_.addmm_out(out.get(), row.get(), a.get(), b.get(), 1.0, 1.0) == 0);
@@ -450,7 +464,7 @@ bool multiply_groups(Owned const& a, Owned const& b, Owned const& offs, Owned& o
   const int64_t groups = ends.sizes[0], m = left.sizes[0], n = right.sizes[right.dim - 1];
   Decision* decision = nullptr;
   const gs_plan* plan = decide(Key(left, right, left.dtype, false, groups), &decision);
-  if (!plan) return false;
+  if (!plan || plan == kByPython) return false;
   /* By rows one matrix of all tokens, by depth one for each group. */
   const int64_t size[kDims] = {groups, m, n}, stride[kDims] = {m * n, n, 1};
   const int first = right.dim == 3 ? 1 : 0;
@@ -469,11 +483,13 @@ GS_API uint64_t gs_dispatch_bytes(void) { return sizeof(gs_plan) + sizeof(gs_tor
 
 /* Puts the products in the place of torch's for `dispatch_key`. Once a process; a torch status. */
 GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,
-                                   const char* dispatch_key, gs_resolve resolve, gs_failed failed) {
+                                   const char* dispatch_key, gs_resolve resolve, gs_failed failed,
+                                   gs_by_python by_python) {
   torch_ = *torch;
   device_type_ = device_type;
   resolve_ = resolve;
   failed_ = failed;
+  by_python_ = by_python;
   void* library = nullptr; /* torch keeps it for ever */
   int32_t status = torch_.library_init("aten", dispatch_key, __FILE__, __LINE__, &library);
   const bool ints = torch_.int_mm_out != nullptr;

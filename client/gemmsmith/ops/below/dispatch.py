@@ -26,7 +26,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -36,8 +35,18 @@ from gemmsmith.errors import LaunchFailed, NotInvariant
 from gemmsmith.ops.below import adding
 from gemmsmith.ops.below.binding import binding
 from gemmsmith.ops.below.blocks import Blocks, Weights
-from gemmsmith.ops.engine.engine import Engine, in_use, on_install
+from gemmsmith.ops.below.shim import (
+    MM_DTYPE,
+    ShimTable,
+    capsules_of,
+    functions_for,
+    owned,
+    pointer_of,
+)
+from gemmsmith.ops.engine.copying import CopyingPlan, written
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.in_use import in_use, on_install
 from gemmsmith.ops.engine.plan import Plan, RawPlan
 from gemmsmith.ops.engine.settings import allows_tf32
 from gemmsmith.runtime.abi import status_text
@@ -48,6 +57,7 @@ log = logging.getLogger("gemmsmith")
 _DIMS = 3
 _ASK_AGAIN = 1
 _REFUSED = 2
+_BY_PYTHON = 3
 _DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 _DTYPES = {
     torch.bfloat16: 15,
@@ -59,64 +69,15 @@ _DTYPES = {
 """c10::ScalarType of the element types that kernels read and write."""
 _BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
 
-_SHIM = (
-    "aoti_torch_get_dim",
-    "aoti_torch_get_sizes",
-    "aoti_torch_get_strides",
-    "aoti_torch_get_dtype",
-    "aoti_torch_get_device_type",
-    "aoti_torch_get_device_index",
-    "aoti_torch_get_data_ptr",
-    "aoti_torch_empty_strided",
-    "aoti_torch_delete_tensor_object",
-    "aoti_torch_library_init_impl",
-    "aoti_torch_library_impl",
-    "aoti_torch_{kind}_mm_out",
-    "aoti_torch_{kind}_bmm_out",
-    "_ZN2at13globalContextEv",  # at::globalContext()
-    "_ZNK2at7Context23deterministicAlgorithmsEv",  # at::Context::deterministicAlgorithms() const
-    "_ZNK2at7Context24allowBF16ReductionCuBLASEv",  # … allowBF16ReductionCuBLAS() const
-    "_ZNK2at7Context24allowFP16ReductionCuBLASEv",  # … allowFP16ReductionCuBLAS() const
-)
-"""Functions of torch's C shim and, for its settings, of its C++, in the order of `gs_torch`; the
-stream's follows them."""
-
-_MM_DTYPE = "aoti_torch_{kind}_mm_dtype_out"
-_OPTIONAL = (
-    "aoti_torch_{kind}__int_mm_out",
-    _MM_DTYPE,
-    "aoti_torch_{kind}_addmm_out",
-    # at::Context::float32Precision(Float32Backend, Float32Op) const, since torch 2.10
-    "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE",
-    "_ZN2at11NoTF32Guard19should_disable_tf32Ev",  # at::NoTF32Guard::should_disable_tf32()
-)
-"""Further functions, which a torch may lack. Then it computes the products that need them."""
-
 _BIASED = 1 << 24
 """In the first word of a question from C: a row is added to the product."""
 
 _Resolve = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
 _Failed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
+_ByPython = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3, ctypes.c_int32)
 _Biased = ctypes.PYFUNCTYPE(ctypes.c_void_p, *[ctypes.py_object] * 3, ctypes.c_void_p)
 _Grouped = ctypes.PYFUNCTYPE(ctypes.c_void_p, *[ctypes.py_object] * 3)
 _Stream = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
-
-
-_capsules_of = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
-# Not the one for a single tensor, which keeps it for ever (torch 2.13).
-_tensors_of = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
-_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-_capsule_of = ctypes.pythonapi.PyCapsule_New
-_capsule_of.restype = ctypes.py_object
-_capsule_of.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-
-
-class _Torch(ctypes.Structure):
-    _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1 + len(_OPTIONAL) + 1)]
-
-    def has(self, optional: str) -> bool:
-        return bool(getattr(self, f"f{len(_SHIM) + 1 + _OPTIONAL.index(optional)}"))
 
 
 class Dispatch:
@@ -138,13 +99,17 @@ class Dispatch:
         self._plans: dict[int, tuple[RawPlan, Plan]] = {}
         self._addresses: dict[Plan, int] = {}
         # Callbacks must outlive every call.
-        self._callbacks = (_Resolve(self._resolve), _Failed(self._failed))
+        self._callbacks = (
+            _Resolve(self._resolve),
+            _Failed(self._failed),
+            _ByPython(self._by_python),
+        )
         self._get_stream = _Stream(_stream_of(stream)) if stream else None
         count = getattr(library, "gs_dispatch_bytes", None)  # an older binding returns another
         is_old = not hasattr(library, "gs_dispatch_strict")
-        if count is None or is_old or count() != ctypes.sizeof(RawPlan) + ctypes.sizeof(_Torch):
+        if count is None or is_old or count() != ctypes.sizeof(RawPlan) + ctypes.sizeof(ShimTable):
             raise OSError("the compiled binding is another gemmsmith's; install gemmsmith again")
-        functions = _functions(kind, self._get_stream)
+        functions = functions_for(kind, self._get_stream)
         status = _quietly(
             lambda: library.gs_dispatch_install(
                 ctypes.byref(functions),
@@ -157,7 +122,7 @@ class Dispatch:
             raise OSError(f"torch did not take the kernels (status {status})")
         self._add_row: Any = _Biased(("gs_dispatch_biased", library))
         self._by_groups: Any = _Grouped(("gs_dispatch_grouped", library))
-        adding.install(kind, without_mm=functions.has(_MM_DTYPE) or kind == "cpu")
+        adding.install(kind, without_mm=functions.has(MM_DTYPE) or kind == "cpu")
         on_install(self._switch)
         atexit.register(library.gs_dispatch_enable, 0)  # no callback into a Python that ends
 
@@ -231,8 +196,8 @@ class Dispatch:
         """`adding.Biased`."""
         into = None
         if out is not None:
-            into = _pointer_of(_capsules_of([out])[0], None)
-        return _owned(self._add_row(*_capsules_of([row, a, b]), into))
+            into = pointer_of(capsules_of([out])[0], None)
+        return owned(self._add_row(*capsules_of([row, a, b]), into))
 
     @property
     def is_on(self) -> bool:
@@ -240,21 +205,41 @@ class Dispatch:
 
     def grouped(self, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor | None:
         """A grouped product of any layers. Returns None if torch must compute it."""
-        d = _owned(self._by_groups(*_capsules_of([a, b, offs])))
-        if d is None and self._engine is not None and self._engine.is_invariant:
-            self._engine.refuse(Form.GROUPED, Spec.of(a), Spec.of(b), None, offs.shape[0])
-        return d
+        return owned(self._by_groups(*capsules_of([a, b, offs])))
 
     def _resolve(self, words: Any) -> int | None:
         """`gs_resolve`. Nothing may be raised into C."""
         try:
             return self._decide(words)
-        except NotInvariant as error:
-            self._library.gs_dispatch_refuse(str(error).encode())
-            return _REFUSED
-        except Exception:
+        except Exception as error:
+            engine = self._engine
+            if isinstance(error, NotInvariant) or (engine is not None and engine.is_invariant):
+                return self._refuse(error)
             log.warning("torch's own operator runs instead of a tuned kernel", exc_info=True)
             return None
+
+    def _refuse(self, error: Exception) -> int:
+        self._library.gs_dispatch_refuse(str(error).encode())
+        return _REFUSED
+
+    def _by_python(self, a: int, b: int, out: int, dtype: int) -> int:
+        """`gs_by_python`. Nothing may be raised into C."""
+        try:
+            with torch._C._AutoDispatchBelowAutograd():
+                left, right, into = (owned(handle) for handle in (a, b, out))
+                return self._copied(left, right, into, _BY_CODE.get(dtype))
+        except Exception as error:  # noqa: BLE001 - it becomes torch's error
+            return self._refuse(error)
+
+    def _copied(self, a: Any, b: Any, out: Any, dtype: torch.dtype | None) -> int:
+        engine = self._engine
+        if engine is None:
+            return _ASK_AGAIN
+        d = engine.product(Form.MATMUL, a, b, output=None if dtype is a.dtype else dtype)
+        if d is None:
+            return _ASK_AGAIN
+        written(d, out)
+        return 0
 
     def _decide(self, words: Any) -> int | None:
         engine = self._engine
@@ -290,6 +275,8 @@ class Dispatch:
         plan = engine.plan(form, a, b, other, groups, epilogue)
         if plan is None:  # for good, unless TF32 was just forbidden
             return _ASK_AGAIN if dtype is torch.float32 and not allows_tf32() else None
+        if isinstance(plan, CopyingPlan):
+            return _BY_PYTHON
         address = self._addresses.get(plan)
         if address is None:
             raw = plan.raw(_DTYPES[torch_dtype(plan.config.kernel.operation.d)])
@@ -305,10 +292,6 @@ class Dispatch:
         if self._engine is not None:
             error = LaunchFailed(f"{name}: {status_text(status)}", status)
             self._engine.give_up(plan, error)
-
-
-def _owned(handle: int | None) -> torch.Tensor | None:
-    return None if handle is None else _tensors_of([_capsule_of(handle, None, None)])[0]
 
 
 def _quietly(install: Callable[[], int]) -> int:
@@ -335,36 +318,3 @@ def _stream_of(stream: Callable[[int], int]) -> Callable[[int, Any], int]:
         return 0
 
     return give
-
-
-def _functions(kind: str, stream: Any) -> _Torch:
-    """Addresses of torch's C shim in the libraries that torch has loaded.
-
-    Raises:
-        AttributeError: this torch has no such function.
-        OSError: there is no such library.
-    """
-    folder = Path(torch.__file__).parent / "lib"
-    libraries = [ctypes.CDLL(str(folder / "libtorch_cpu.so"))]
-    if kind == "cuda":
-        libraries.insert(0, ctypes.CDLL(str(folder / "libtorch_cuda.so")))
-
-    def find(name: str) -> int | None:
-        for library in libraries:
-            if hasattr(library, name):
-                return ctypes.cast(library[name], ctypes.c_void_p).value
-        return None
-
-    def need(name: str) -> int:
-        address = find(name)
-        if address is None:
-            raise AttributeError(f"torch {torch.__version__} has no {name}")
-        return address
-
-    addresses: list[int | None] = [need(name.format(kind=kind)) for name in _SHIM]
-    if stream is None:
-        addresses.append(need("aoti_torch_get_current_cuda_stream"))
-    else:
-        addresses.append(ctypes.cast(stream, ctypes.c_void_p).value)
-    addresses += [find(name.format(kind=kind)) for name in _OPTIONAL]
-    return _Torch(*addresses, ctypes.cast(_pointer_of, ctypes.c_void_p))

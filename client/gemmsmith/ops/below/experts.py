@@ -4,7 +4,8 @@
 expert, and offsets, the end of each expert's tokens. An operand of two dimensions times one of
 three is a layer's output or its input's gradient. Two dimensions times two are its weight's
 gradient. These run kernels where they have winners. torch computes a left operand of three
-dimensions, a bias, and everything else that no kernel takes.
+dimensions, a bias, and everything else that no kernel takes. Where one order of sums is demanded,
+two operands of three dimensions are a plain batch, and the others raise.
 
 Offsets stay on the device, unread: nothing waits for them, and a CUDA graph may be replayed with
 others. The decision depends on the numbers of tokens and experts, not on tokens per expert. The
@@ -22,8 +23,9 @@ from gemmsmith.ops.below.blocks import Weights
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.below.overriding import Overrides
 from gemmsmith.ops.below.scaling import ROWS, recipe
-from gemmsmith.ops.engine.engine import Engine, in_use
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.in_use import in_use
 from gemmsmith.ops.engine.operands import present
 
 
@@ -52,17 +54,20 @@ def by_kernel(
         or offsets.dtype is not torch.int32
         or offsets.dim() != 1
         or offsets.device != a.device
-        or not offsets.is_contiguous()
+        or not (offsets.is_contiguous() or engine.is_invariant)
     ):
         return None
+    offsets = offsets.contiguous()
     operands = present(offsets=offsets, scale_a=scale_a, scale_b=scale_b)
     return engine.product(form, a, b, operands)
 
 
 def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether torch's own grouped product of these is replaced at present."""
-    only, ours = _overrides.blocks.only, a.dim() == 2 and b.dim() in (2, 3)
-    return in_use() is not None and ours and (only is None or _of(only, a, b))
+    only, engine = _overrides.blocks.only, in_use()
+    if engine is None or b.dim() not in (2, 3) or not (a.dim() == 2 or engine.is_invariant):
+        return False
+    return only is None or (a.dim() == 2 and _of(only, a, b))
 
 
 def on(kind: str, only: Weights | None) -> AbstractContextManager[None]:
@@ -100,11 +105,16 @@ def _grouped(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | None:
-    if bias is not None or offs is None or out_dtype not in (None, a.dtype):
+    if bias is not None or out_dtype not in (None, a.dtype):
         return None
+    if offs is None or a.dim() == 3:
+        is_batch = engine.is_invariant and offs is None and a.dim() == b.dim() == 3
+        return engine.product(Form.MATMUL, a, b) if is_batch else None
     dispatch = _Binding.dispatch
     if dispatch is not None and dispatch.is_on and engine.watcher is None:
-        return dispatch.grouped(a, b, offs)
+        d = dispatch.grouped(a, b, offs)
+        if d is not None or not engine.is_invariant:
+            return d
     return by_kernel(engine, a, b, offs)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from gemmsmith.ops.below.blocks import Blocks, Weights
-from gemmsmith.ops.engine.engine import in_use
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.in_use import in_use
 
 ByKernel = Callable[..., torch.Tensor | None]
 """Takes the engine and an operator's arguments. Returns None if torch must compute the result."""
@@ -24,7 +24,7 @@ ByKernel = Callable[..., torch.Tensor | None]
 _libraries: dict[str, Any] = {}  # by kind of device; torch drops overrides with their library
 
 
-def override(kind: str, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+def override(kind: str, name: str, make: Callable[[Any], Callable[..., Any]]) -> bool:
     """Have `make(original)` called instead of `aten::name` for `kind` tensors.
 
     It gets the keys of the call, which `original.call_boxed` takes first, and the operator's
@@ -33,16 +33,17 @@ def override(kind: str, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     """
     packet, _, overload = name.partition(".")
     if not hasattr(getattr(torch.ops.aten, packet, None), overload or "default"):
-        return
+        return True
     key = kind.upper()
     original = _original(f"aten::{name}", key)
     if original is None and kind == "cuda":
-        return
+        return False
     if kind not in _libraries:
         _libraries[kind] = torch.library.Library("aten", "IMPL", key)  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of every override
         _libraries[kind].impl(name, make(original), with_keyset=True)
+    return True
 
 
 class Overrides:

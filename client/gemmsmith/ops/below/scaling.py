@@ -21,8 +21,9 @@ import torch
 from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.below.blocks import Weights
 from gemmsmith.ops.below.overriding import Overrides
-from gemmsmith.ops.engine.engine import Engine, in_use
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import SCALED_TYPES, Form
+from gemmsmith.ops.engine.in_use import in_use
 from gemmsmith.ops.engine.operands import present
 
 TENSORS, ROWS = 0, 1
@@ -91,17 +92,18 @@ def by_kernel(
         into: where to write; by default a new tensor.
     """
     by_rows = scales_rows(a, b, scale_a, scale_b)
-    if by_rows is None or not (scale_a.is_contiguous() and scale_b.is_contiguous()):
+    if by_rows is None:
         return None
+    if not (scale_a.is_contiguous() and scale_b.is_contiguous()):
+        if not engine.is_invariant:
+            return None
+        scale_a, scale_b = scale_a.contiguous(), scale_b.contiguous()
     form = Form.scaled(by_rows=by_rows, fast=fast)
     epilogue = Epilogue.NONE if bias is None else Epilogue.BIAS
-    operands = present(scale_a=scale_a, scale_b=scale_b, bias=bias, d=into)
-    plan = engine.plan(form, a, b, epilogue=epilogue)
-    if plan is not None and not plan.suits(operands):
-        plan = None
-    if plan is None and bias is not None:
+    if bias is not None and engine.plan(form, a, b, epilogue=epilogue) is None:
         return None
-    return engine.run(plan, form, a, b, operands)
+    operands = present(scale_a=scale_a, scale_b=scale_b, bias=bias, d=into)
+    return engine.product(form, a, b, operands, epilogue=epilogue)
 
 
 def takes(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
 
+from gemmsmith.core.numerics import Numerics, demands_order
 from gemmsmith.core.operation import Epilogue, Operation
 from gemmsmith.errors import GemmsmithError, NotInvariant
+from gemmsmith.ops.engine import copying
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.engine.numerics import INVARIANT, checked, in_order, is_demanded, refusal
+from gemmsmith.ops.engine.numerics import in_order, is_demanded, refusal
 from gemmsmith.ops.engine.operands import NO_OPERANDS, Operands
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.planning import Chooser, PackSource, Planner, Watcher, ways
 from gemmsmith.ops.engine.platform import Cuda, Platform
-from gemmsmith.ops.engine.recomputing import as_computed, saved_tensors_hooks
-from gemmsmith.ops.engine.settings import PERMISSIONS
 
 CAPACITY = 16_384
 """Decisions kept, 3.4 kB each. Beyond that all are dropped and made again: a mixture of experts
@@ -52,8 +53,8 @@ class Engine:
         platform: Platform | None = None,
         numerics: str | None = None,
     ) -> None:
-        self.is_invariant = checked(numerics)
-        self._chooser = chooser
+        self.is_invariant = demands_order(numerics)
+        self._chooser, self._packs = chooser, packs
         self._deterministic = deterministic
         self.platform = Cuda() if platform is None else platform
         self._planner = Planner(chooser, packs, deterministic, self.platform, self.is_invariant)
@@ -65,6 +66,19 @@ class Engine:
         # Only added to, never changed: `_Pinned` shares the dictionary and keeps its decisions.
         self._plans: dict[Any, Plan | None] = {}
 
+    @cached_property
+    def in_order(self) -> Engine:
+        """The same winners under `numerics="invariant"`. Keeps decisions of its own."""
+        if self.is_invariant:
+            return self
+        return Engine(
+            self._chooser,
+            self._packs,
+            deterministic=self._deterministic,
+            platform=self.platform,
+            numerics=Numerics.INVARIANT,
+        )
+
     def product(
         self,
         form: Form,
@@ -72,14 +86,16 @@ class Engine:
         b: torch.Tensor,
         operands: Operands = NO_OPERANDS,
         output: torch.dtype | None = None,
+        epilogue: Epilogue = Epilogue.NONE,
     ) -> torch.Tensor | None:
         """The product by a tuned kernel. Returns None where torch must compute it.
 
         `output` is the result's element type; by default torch's for such a product.
         """
-        offsets = operands.get("offsets")
-        plan = self.plan(form, a, b, output, 0 if offsets is None else offsets.shape[0])
+        plan = self.plan(form, a, b, output, _groups(operands), epilogue)
         if plan is not None and operands and not plan.suits(operands):
+            if self.is_invariant:
+                return self._apart(plan, form, a, b, operands)
             plan = None
         return self.run(plan, form, a, b, operands)
 
@@ -96,23 +112,64 @@ class Engine:
         Raises:
             NotInvariant: torch would have to, and must not.
         """
-        if _InUse.watcher is not None:
-            offsets = operands.get("offsets")
-            _InUse.watcher.saw(form, a, b, plan, 0 if offsets is None else offsets.shape[0])
+        if _Watched.watcher is not None:
+            _Watched.watcher.saw(form, a, b, plan, _groups(operands))
         if plan is None:
             if self.is_invariant:
                 self.refuse(form, Spec.of(a), Spec.of(b), reason="its operands do not suit kernels")
             return None
         try:
             d = plan(a, b, operands)
+            if d is None and self.is_invariant:
+                d = self._moved(plan, form, a, b, operands)
+        except NotInvariant:
+            raise
         except GemmsmithError as error:
             if self.is_invariant:
                 raise NotInvariant(f"numerics='invariant': {error}") from error
             self.give_up(plan, error)
             return None
-        if d is None and self.is_invariant:
-            self.refuse(form, Spec.of(a), Spec.of(b), reason="its operands are not aligned")
         return d
+
+    def _apart(
+        self, plan: Plan, form: Form, a: torch.Tensor, b: torch.Tensor, operands: Operands
+    ) -> torch.Tensor | None:
+        """The product with other operands than the plan suits: they are copied without gaps.
+
+        Raises:
+            NotInvariant: they have another size or type.
+        """
+        into, rest = operands.get("d"), copying.beside(operands)
+        if into is not None and form.adds:
+            rest.setdefault("c", into.contiguous())
+        if "up" in operands:
+            rest["up"] = operands["up"]
+        d = self.run(plan if plan.suits(rest) else None, form, a, b, rest)
+        if d is None or into is None:
+            return d
+        if (into.shape, into.dtype) != (d.shape, d.dtype):
+            self.refuse(form, Spec.of(a), Spec.of(b), reason="its output has another size or type")
+        return into.copy_(d)
+
+    def _moved(
+        self, plan: Plan, form: Form, a: torch.Tensor, b: torch.Tensor, operands: Operands
+    ) -> torch.Tensor | None:
+        """The product of copies, because an address is not aligned."""
+        if self.platform.capturing():
+            self.refuse(form, Spec.of(a), Spec.of(b))
+        into, rest = operands.get("d"), copying.beside(operands, moves=True)
+        if into is not None and form.adds:
+            rest.setdefault("c", into.clone())
+        a, b, up = copying.moved(a), copying.moved(b), operands.get("up")
+        if up is not None:  # both lie alike, before and after
+            b, rest["up"] = copying.copied(b), copying.copied(up)
+        if form is Form.LINEAR_BIAS and plan.epilogue is Epilogue.NONE:
+            form = Form.LINEAR  # the caller adds the bias
+        again = self.plan(form, a, b, plan.dtype, _groups(operands), plan.epilogue)
+        d = None if again is None else again(a, b, rest)
+        if d is None:
+            self.refuse(form, Spec.of(a), Spec.of(b), reason="its operands are not aligned")
+        return d if d is None or into is None else into.copy_(d)
 
     def plan(
         self,
@@ -169,14 +226,18 @@ class Engine:
         reason: str = "",
     ) -> None:
         """Raise NotInvariant, if the product is one that torch must not compute."""
-        is_here = self.platform.index(a.device) is not None
-        if not (is_here and is_demanded(a.dtype)) or 0 in (*a.size, *b.size):
+        if not self._demands(a, b):
             return
         if self.platform.capturing():
             reason = "it is new within a capture; run the model once before"
         sizes = f"{form.value} of {'×'.join(map(str, a.size))} and {'×'.join(map(str, b.size))}"
         shapes = ways(form, a, b, output, groups, Epilogue.NONE)
         raise refusal(form, shapes, sizes, reason)
+
+    def _demands(self, a: Spec, b: Spec) -> bool:
+        """Whether torch must not compute a product of these."""
+        is_here = self.platform.index(a.device) is not None
+        return is_here and is_demanded(a.dtype) and 0 not in (*a.size, *b.size)
 
     def _permits(self, plan: Plan) -> bool:
         return all(permission() for permission in plan.needs)
@@ -186,11 +247,16 @@ class Engine:
         with self._planning:
             if key not in self._plans:
                 a, b = Spec(*key[4:8]), Spec(*key[8:])
-                shapes = ways(form, a, b, *key[1:4])
-                if self.is_invariant:
-                    shapes = in_order(form, shapes)
-                plan, keep = self._planner.plan(shapes, form, a)
+                if self.is_invariant and self._demands(a, b):
+                    plan, keep = copying.planned(self._planner, form, a, b, *key[1:4])
+                else:
+                    shapes = ways(form, a, b, *key[1:4])
+                    if self.is_invariant:
+                        shapes = in_order(form, shapes)
+                    plan, keep = self._planner.plan(shapes, form, a)
                 if not keep:
+                    if self.is_invariant:  # a fused product must not become one that is not
+                        self.refuse(form, a, b)
                     return None
                 self._make_room()
                 self._plans[key] = plan
@@ -209,7 +275,7 @@ class Engine:
 
     @property
     def watcher(self) -> Watcher | None:
-        return _InUse.watcher
+        return _Watched.watcher
 
     @property
     def has_plans(self) -> bool:
@@ -226,7 +292,7 @@ class Engine:
         """A text that differs if decisions may differ. Returns None if that is not known."""
         revision = getattr(self.snapshot, "revision", None)
         deterministic = self._deterministic or torch.are_deterministic_algorithms_enabled()
-        numerics = f" {INVARIANT}" if self.is_invariant else ""
+        numerics = f" {Numerics.INVARIANT}" if self.is_invariant else ""
         return None if revision is None else f"{revision} {deterministic}{numerics}"
 
     def may_run(self, has: Callable[[Operation], bool]) -> bool:
@@ -255,94 +321,18 @@ class Engine:
             }
 
 
-class _Pinned(Engine):
-    """An engine as it is now: its decisions stay if winners, kernels or torch's settings change.
-
-    A kernel runs only if the engine would run it now. Otherwise the caller computes the product as
-    after a kernel that refused, and saves the same tensors.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        vars(self).update(vars(engine))
-        self._engine, self._refreshing = engine, None
-        self._kept = engine.watcher, engine.snapshot
-        self._permitted = {permission: permission() for permission in PERMISSIONS}
-
-    @property
-    def watcher(self) -> Watcher | None:
-        return self._kept[0]
-
-    @property
-    def snapshot(self) -> object:
-        return self._kept[1]
-
-    def run(self, plan: Plan | None, *product: Any) -> torch.Tensor | None:
-        """By the engine itself, if it may run the plan now."""
-        may_run = (
-            plan is not None
-            and not plan.has_failed
-            and self._engine is in_use()
-            and self._engine._permits(plan)
-        )
-        return self._engine.run(plan if may_run else None, *product)
-
-    def _permits(self, plan: Plan) -> bool:
-        return all(self._permitted[permission] for permission in plan.needs)
-
-    def _make_room(self) -> None:
-        """Keeps all: the decisions must stay, and regions of a model are few."""
+def _groups(operands: Operands) -> int:
+    offsets = operands.get("offsets")
+    return 0 if offsets is None else int(offsets.shape[0])
 
 
-class _InUse:
-    """The process's engine, which is None until `use` is called, and what follows it."""
+class _Watched:
+    """What sees the products of this process."""
 
-    engine: Engine | None = None
-    last: Engine | None = None
-    why_none = "call gemmsmith.use(...) first"
     watcher: Watcher | None = None
-    reactions: list[Callable[[], None]] = []  # noqa: RUF012 - one a process
-
-
-def in_use() -> Engine | None:
-    """Returns None without `use`."""
-    return _InUse.engine
-
-
-def current() -> Engine | None:
-    """The engine that decides here: the process's; in a checkpointed region, as it was at first."""
-    if torch.compiler.is_dynamo_compiling():
-        return _InUse.last
-    hooks = saved_tensors_hooks(True)  # in graphs that are traced, too
-    return _InUse.engine if hooks is None else as_computed(hooks[0], _pinned, _InUse.engine)
-
-
-def _pinned() -> Engine | None:
-    engine = _InUse.engine
-    return None if engine is None else _Pinned(engine)
-
-
-def why_none() -> str:
-    """Why the process has no engine, as a clause for people."""
-    return _InUse.why_none
-
-
-def install(engine: Engine | None, why_none: str = _InUse.why_none) -> Engine | None:
-    """Make `engine` the process's. None: everything runs torch, for this reason.
-
-    Returns the previous engine.
-    """
-    before, _InUse.engine, _InUse.why_none = _InUse.engine, engine, why_none
-    _InUse.last = engine or _InUse.last
-    for react in _InUse.reactions:
-        react()
-    return before
-
-
-def on_install(react: Callable[[], None]) -> None:
-    _InUse.reactions.append(react)
 
 
 def watch(watcher: Watcher | None) -> Watcher | None:
     """Have `watcher` see every product of any engine. Returns the previous watcher."""
-    before, _InUse.watcher = _InUse.watcher, watcher
+    before, _Watched.watcher = _Watched.watcher, watcher
     return before

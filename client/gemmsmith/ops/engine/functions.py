@@ -22,8 +22,10 @@ from torch.nn import functional
 from gemmsmith.core.operation import Epilogue
 from gemmsmith.ops.engine import fallback
 from gemmsmith.ops.engine.by_triton import by_triton
-from gemmsmith.ops.engine.engine import Engine, current
+from gemmsmith.ops.engine.copying import beside
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.engine.observers import (
     dense,
     is_dense,
@@ -88,9 +90,11 @@ def decide(
     if up is not None and not lie_alike(b, up):
         return None
     plan = engine.plan(form, a, b, output, epilogue=epilogue)
-    if plan is None or not plan.suits(operands):
+    if plan is None:
         return None
-    return Decided(engine, plan, form, a, b, operands)
+    if engine.is_invariant and not plan.suits(operands):
+        operands = {**operands, **beside(operands)}  # the kernel runs wherever they lie
+    return Decided(engine, plan, form, a, b, operands) if plan.suits(operands) else None
 
 
 def lie_alike(gate: torch.Tensor, up: torch.Tensor) -> bool:
@@ -186,8 +190,8 @@ def run_linear(
         d = engine.run(plan, Form.LINEAR_BIAS, x, weight)
         d = None if d is None else d.add_(bias)
     else:
-        # A bias of another type, or with gaps, is torch's.
-        operands = {"bias": bias}
+        # A bias of another type, or with gaps, is torch's, unless one order of sums is demanded.
+        operands = {"bias": bias.contiguous() if engine.is_invariant else bias}
         fitting = plan if plan.suits(operands) else None
         d = engine.run(fitting, Form.LINEAR_BIAS, x, weight, operands)
     return functional.linear(x, weight, bias) if d is None else d

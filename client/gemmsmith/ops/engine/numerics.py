@@ -1,9 +1,9 @@
 """Products whose rows have the same bits at every M: what the library demands and refuses.
 
-With `gemmsmith.use(..., numerics="invariant")` every product of bf16 and fp16, and of FP8 with
-factors of rows, runs a kernel of one order of sums, or raises `NotInvariant`. Torch's own operator,
-whose order is not known, never takes its place. Sums of integers are exact, so INT8 runs as usual.
-Products of FP32 and FP64 are torch's.
+With `numerics="invariant"` of `gemmsmith.patch` or `gemmsmith.use`, every product of bf16 and fp16,
+and of FP8 with factors of rows, runs a kernel of one order of sums, or raises `NotInvariant`.
+Torch's own operator, whose order is not known, never takes its place. Sums of integers are exact,
+so INT8 runs as usual. Products of FP32 and FP64 are torch's.
 """
 
 from __future__ import annotations
@@ -13,23 +13,12 @@ from dataclasses import replace
 
 import torch
 
-from gemmsmith.core.operation import Operation
-from gemmsmith.core.problem import Problem
-from gemmsmith.core.summation import PROMOTED, SEQUENTIAL
+from gemmsmith.core.numerics import invariant
 from gemmsmith.errors import InvalidProblem, NotInvariant
 from gemmsmith.ops.engine.forms import Form, Shape
 
-INVARIANT = "invariant"
-
 _DEMANDED = frozenset({torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
 """Types of operands whose products have an order, or raise."""
-
-
-def checked(numerics: str | None) -> bool:
-    """Whether rows must have the same bits at every M; raises ValueError for another word."""
-    if numerics not in (None, INVARIANT):
-        raise ValueError(f'numerics must be "{INVARIANT}" or None, got {numerics!r}')
-    return numerics is not None
 
 
 def is_demanded(a: torch.dtype) -> bool:
@@ -42,23 +31,18 @@ def in_order(form: Form, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
 
     Left out are operations that have no order, except those of integers.
     """
-    order = PROMOTED if form.is_precise else SEQUENTIAL
     ordered = []
     for shape in shapes:
-        operation = shape.problem.operation
-        if operation.a.is_integer:
+        problem = shape.problem
+        if problem.operation.a.is_integer:
             ordered.append(shape)
             continue
         try:
-            ordered.append(replace(shape, problem=_demanding(shape.problem, operation, order)))
+            operation = invariant(problem.operation, precise=form.is_precise)
         except InvalidProblem:
             continue
+        ordered.append(replace(shape, problem=replace(problem, dtype=operation.dtype)))
     return tuple(ordered)
-
-
-def _demanding(problem: Problem, operation: Operation, order: str) -> Problem:
-    dtype = replace(operation, summation=order).dtype
-    return replace(problem, dtype=dtype)
 
 
 def refusal(form: Form, shapes: Sequence[Shape], sizes: str, reason: str) -> NotInvariant:
@@ -81,7 +65,7 @@ def refusal(form: Form, shapes: Sequence[Shape], sizes: str, reason: str) -> Not
     problem = next((p for p in problems if not p.operation.is_fused), problems[0])
     batch = f" --batch {problem.batch}" if problem.batch > 1 else ""
     return NotInvariant(
-        f"numerics='invariant': no compiled kernel for {problem}. Tune it, or another number of "
-        f"tokens of its weight: gemmsmith tune {problem.m} {problem.n} {problem.k} "
+        f"numerics='invariant': no compiled kernel for {problem}. Tune it, or another product of "
+        f"this operation: gemmsmith tune {problem.m} {problem.n} {problem.k} "
         f"--dtype {problem.dtype} --layout {problem.layout}{batch}"
     )

@@ -246,6 +246,11 @@ class Plan:
         ctypes.memmove(raw.arguments, template, len(template))
         return raw
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of D."""
+        return self._dtype
+
     def suits(self, operands: Operands) -> bool:
         """Whether these are the epilogue's operands, and lie as the kernel reads and writes them.
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from gemmsmith.core.device import DeviceModel, called
+from gemmsmith.core.numerics import demands_order
 from gemmsmith.distributed import shared_snapshot
 from gemmsmith.errors import GemmsmithError, NotInvariant
 from gemmsmith.http.client import Client
-from gemmsmith.ops.engine.engine import Engine, install
-from gemmsmith.ops.engine.numerics import checked
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import install, is_demanded_now
 from gemmsmith.ops.engine.planning import Chooser, PackSource
 from gemmsmith.winners.bundle import Bundle
 from gemmsmith.winners.lookup import Lookup
@@ -59,15 +60,17 @@ def use(
     Raises:
         TypeError: `source` has another type.
         ValueError: the URL or `numerics` is invalid.
-        NotInvariant: there are no winners, and `numerics` demands them.
+        NotInvariant: there are no winners, and `numerics` or an open patch demands them.
         OSError: there is no such bundle.
     """
     while _before_use:
         _before_use.pop()()
+    is_invariant = demands_order(numerics) or is_demanded_now()
     if source is None:
+        if is_invariant:
+            raise NotInvariant("numerics='invariant' needs winners: undo its patch first")
         install(None, "gemmsmith.use(None) has switched winners off")
         return
-    is_invariant = checked(numerics)
     model = device or local_model()
     try:
         chooser, packs = _opened(source, pin, model)

@@ -23,9 +23,10 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.pattern_matcher import stable_topological_sort
 
 from gemmsmith.core.epilogue import GATES, Epilogue
-from gemmsmith.ops.engine.engine import Engine, current
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.functions import lie_alike
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.engine.operands import present
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.graphs.matching import (

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.models.forwards import has_no_global_hooks, is_plain
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.products import recording

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from gemmsmith.ops.below.adding import PRODUCTS, by_kernel
 from gemmsmith.ops.engine import observers
-from gemmsmith.ops.engine.engine import current
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.products import integer, operators
 from gemmsmith.ops.products.registry import wants_gradient
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from gemmsmith.core.epilogue import GATES
-from gemmsmith.ops.engine.engine import current
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, run_experts
 from gemmsmith.ops.models.forwards import Forwards, Run, has_no_global_hooks, is_plain
 from gemmsmith.ops.models.norms import NormRecipe, run_norm

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gemmsmith.ops.engine.engine import current
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import parsed
 from gemmsmith.ops.products import norms

@@ -43,8 +43,10 @@ import torch
 from gemmsmith.errors import NotInvariant
 from gemmsmith.ops.below import experts, scaling
 from gemmsmith.ops.below.dispatch import Dispatch
-from gemmsmith.ops.engine.engine import Engine, current, in_use, on_install, watch, why_none
+from gemmsmith.ops.engine.engine import Engine, watch
+from gemmsmith.ops.engine.in_use import current, demanded, in_use, on_install, why_none
 from gemmsmith.ops.engine.recomputing import Again, remember
+from gemmsmith.ops.graphs import one_order
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
@@ -54,7 +56,11 @@ from gemmsmith.ops.products import recording
 
 
 def patch(
-    model: torch.nn.Module | None = None, *, report: bool = False, file: TextIO | None = None
+    model: torch.nn.Module | None = None,
+    *,
+    report: bool = False,
+    file: TextIO | None = None,
+    numerics: str | None = None,
 ) -> Patch:
     """Run tuned kernels in `model`, or in the whole process.
 
@@ -78,17 +84,29 @@ def patch(
         report: print at the end which kernels ran, how often, what was fused, and the expected
             gain; for a patch that is never undone, at the end of the process.
         file: where to print; None is standard error.
+        numerics: "invariant": while the patch is open, a row of a product has the same bits at
+            every M. All products that open patches replace run kernels of one order of sums, in
+            every thread, or raise NotInvariant (docs/invariance.md).
+
+    Raises:
+        ValueError: `numerics` is another word.
+        NotInvariant: no winners are in use, or the compiled binding is missing, and `numerics`
+            demands them.
     """
-    if in_use() is None and not report and not recording.is_recording():
+    if in_use() is None and not (report or numerics or recording.is_recording()):
         _warn_once()
-    return open_patch(model, report=report, file=file)
+    return open_patch(model, report=report, file=file, numerics=numerics)
 
 
 def open_patch(
-    model: torch.nn.Module | None = None, *, report: bool = False, file: TextIO | None = None
+    model: torch.nn.Module | None = None,
+    *,
+    report: bool = False,
+    file: TextIO | None = None,
+    numerics: str | None = None,
 ) -> Patch:
     """As `patch`, without a warning if no winners are in use."""
-    new = Patch(model, file=file, report=report)
+    new = Patch(model, file=file, report=report, numerics=numerics)
     with _Patches.lock:
         for forgotten in [active for active in _Patches.open if active._is_forgotten]:
             forgotten.close()
@@ -110,10 +128,17 @@ def unpatch(model: torch.nn.Module | None = None) -> None:
 class Patch(AbstractContextManager[None]):
     """An active patch; it lasts until `close`, `unpatch`, or the end of its `with` block."""
 
-    def __init__(self, model: torch.nn.Module | None, *, report: bool, file: TextIO | None) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module | None,
+        *,
+        report: bool,
+        file: TextIO | None,
+        numerics: str | None,
+    ) -> None:
         # A weak reference: a patch must not keep a model alive.
         self._reference = None if model is None else weakref.ref(model)
-        self._file = file
+        self._file, self._numerics = file, numerics
         self._report = ProductsReport() if report else None
         self._engine: Engine | None = None
         self._why_none = ""
@@ -167,9 +192,10 @@ class Patch(AbstractContextManager[None]):
         model = self._model
         if self._reference is not None and model is None:
             return
-        self._engine, self._is_bound = current(), False
-        self._why_none = why_none() if self._engine is None else ""
         with ExitStack() as stack:
+            stack.enter_context(demanded(self._numerics))
+            self._engine, self._is_bound = current(), False
+            self._why_none = why_none() if self._engine is None else ""
             if self._report is not None:
                 stack.callback(watch, watch(self._report))
             has_binding = self._replace_below(stack)
@@ -199,6 +225,8 @@ class Patch(AbstractContextManager[None]):
             )
         if dispatch is None:
             return False
+        if engine.is_invariant:
+            one_order.install()
         sizes = None
         if model is not None:
             sizes = frozenset((layer.out_features, layer.in_features) for layer in _linears(model))
@@ -265,14 +293,17 @@ def _as_open_now() -> Again:
 
 @contextmanager
 def _open_again(patches: tuple[Patch, ...]) -> Iterator[None]:
-    """Open patches of models again that have been closed since.
+    """Open patches of models again that have been closed since, and those with `numerics`.
 
-    Patches without a model are not needed: they save the same tensors as torch.
+    Other patches without a model are not needed: they save the same tensors as torch.
     """
     with ExitStack() as stack:
         for earlier in patches:
-            if earlier not in _Patches.open and (model := earlier._model) is not None:
-                stack.enter_context(open_patch(model))
+            model, numerics = earlier._model, earlier._numerics
+            if earlier in _Patches.open or earlier._is_forgotten:
+                continue
+            if model is not None or numerics is not None:
+                stack.enter_context(open_patch(model, numerics=numerics))
         yield
 
 

@@ -20,8 +20,9 @@ import torch
 from gemmsmith.core.activations import check_activation
 from gemmsmith.core.epilogue import Activation, Backward, Epilogue
 from gemmsmith.ops.engine import fallback, functions, observers
-from gemmsmith.ops.engine.engine import Engine, current
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.engine.operands import present
 from gemmsmith.ops.products import backward, fused, gated, recording
 from gemmsmith.ops.products.registry import (

@@ -11,9 +11,9 @@ import torch
 
 from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine import observers
-from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.functions import Decided, Outputs
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.engine.operands import Operands, present
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.products import passes
@@ -50,7 +50,8 @@ def _fused_plan(
     """The plan of a product with its epilogue, or None.
 
     Such a kernel has won over torch's product and a pass. If a kernel for the product alone has won
-    too, the fused one must save as much time as the pass takes.
+    too, the fused one must save as much time as the pass takes. Where rows must have the same bits
+    at every M, times do not matter: a fused product is rounded otherwise.
 
     Args:
         rows: of the product.
@@ -63,8 +64,10 @@ def _fused_plan(
     if engine is None or not observers.unobserved():
         return None
     plan = engine.plan(Form.GROUPED, rows, weight, groups=groups, epilogue=epilogue)
-    product = None if plan is None else engine.plan(Form.GROUPED, rows, bare, groups=groups)
-    if plan is None or product is None:
+    if plan is None or engine.is_invariant:
+        return plan
+    product = engine.plan(Form.GROUPED, rows, bare, groups=groups)
+    if product is None:
         return plan
     if plan.time_us is None or product.time_us is None:
         return None

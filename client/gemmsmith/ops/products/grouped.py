@@ -11,8 +11,9 @@ from torch.autograd import forward_ad
 from gemmsmith.ops.below import experts
 from gemmsmith.ops.engine import functions, observers
 from gemmsmith.ops.engine.by_triton import is_derived
-from gemmsmith.ops.engine.engine import Engine, current
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.products.registry import CallWay, register, wants_gradient
 
 BEGIN = 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from gemmsmith.ops.engine import fallback
-from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.products.registry import refuse_gradient, register
 
 

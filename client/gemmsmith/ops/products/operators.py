@@ -15,8 +15,9 @@ from torch.nn import functional
 
 from gemmsmith.ops.below import scaling
 from gemmsmith.ops.engine import fallback, functions
-from gemmsmith.ops.engine.engine import Engine, current
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import SCALED_TYPES, Form
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.products.registry import CallWay, autocast, register, wants_gradient
 
 

@@ -12,8 +12,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from gemmsmith.ops.engine import observers
-from gemmsmith.ops.engine.engine import Engine, current
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Spec
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.engine.observers import DENSE, is_traced, keys_of
 
 _REAL = (torch.Tensor, torch.nn.Parameter)

@@ -16,8 +16,8 @@ import torch
 from gemmsmith.core.activations import ACTIVATIONS, check_activation
 from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine import functions
-from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.engine.operands import Operands, present
 from gemmsmith.ops.products import operators
 from gemmsmith.ops.products.recording import Multiplied

@@ -1,0 +1,97 @@
+"""Functions of torch's C shim and C++ for the compiled binding, by address; handles of tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_SHIM = (
+    "aoti_torch_get_dim",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
+    "aoti_torch_get_dtype",
+    "aoti_torch_get_device_type",
+    "aoti_torch_get_device_index",
+    "aoti_torch_get_data_ptr",
+    "aoti_torch_empty_strided",
+    "aoti_torch_delete_tensor_object",
+    "aoti_torch_new_tensor_handle",
+    "aoti_torch_library_init_impl",
+    "aoti_torch_library_impl",
+    "aoti_torch_{kind}_mm_out",
+    "aoti_torch_{kind}_bmm_out",
+    "_ZN2at13globalContextEv",  # at::globalContext()
+    "_ZNK2at7Context23deterministicAlgorithmsEv",  # at::Context::deterministicAlgorithms() const
+    "_ZNK2at7Context24allowBF16ReductionCuBLASEv",  # … allowBF16ReductionCuBLAS() const
+    "_ZNK2at7Context24allowFP16ReductionCuBLASEv",  # … allowFP16ReductionCuBLAS() const
+)
+"""Functions of torch's C shim and, for its settings, of its C++, in the order of `gs_torch`; the
+stream's follows them."""
+
+MM_DTYPE = "aoti_torch_{kind}_mm_dtype_out"
+_OPTIONAL = (
+    "aoti_torch_{kind}__int_mm_out",
+    MM_DTYPE,
+    "aoti_torch_{kind}_addmm_out",
+    # at::Context::float32Precision(Float32Backend, Float32Op) const, since torch 2.10
+    "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE",
+    "_ZN2at11NoTF32Guard19should_disable_tf32Ev",  # at::NoTF32Guard::should_disable_tf32()
+)
+"""Further functions, which a torch may lack. Then it computes the products that need them."""
+
+
+capsules_of = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+# Not the one for a single tensor, which keeps it for ever (torch 2.13).
+tensors_of = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+capsule_of = ctypes.pythonapi.PyCapsule_New
+capsule_of.restype = ctypes.py_object
+capsule_of.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+
+class ShimTable(ctypes.Structure):
+    _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1 + len(_OPTIONAL) + 1)]
+
+    def has(self, optional: str) -> bool:
+        return bool(getattr(self, f"f{len(_SHIM) + 1 + _OPTIONAL.index(optional)}"))
+
+
+def owned(handle: int | None) -> torch.Tensor | None:
+    return None if handle is None else tensors_of([capsule_of(handle, None, None)])[0]
+
+
+def functions_for(kind: str, stream: Any) -> ShimTable:
+    """Addresses of torch's C shim in the libraries that torch has loaded.
+
+    Raises:
+        AttributeError: this torch has no such function.
+        OSError: there is no such library.
+    """
+    folder = Path(torch.__file__).parent / "lib"
+    libraries = [ctypes.CDLL(str(folder / "libtorch_cpu.so"))]
+    if kind == "cuda":
+        libraries.insert(0, ctypes.CDLL(str(folder / "libtorch_cuda.so")))
+
+    def find(name: str) -> int | None:
+        for library in libraries:
+            if hasattr(library, name):
+                return ctypes.cast(library[name], ctypes.c_void_p).value
+        return None
+
+    def need(name: str) -> int:
+        address = find(name)
+        if address is None:
+            raise AttributeError(f"torch {torch.__version__} has no {name}")
+        return address
+
+    addresses: list[int | None] = [need(name.format(kind=kind)) for name in _SHIM]
+    if stream is None:
+        addresses.append(need("aoti_torch_get_current_cuda_stream"))
+    else:
+        addresses.append(ctypes.cast(stream, ctypes.c_void_p).value)
+    addresses += [find(name.format(kind=kind)) for name in _OPTIONAL]
+    return ShimTable(*addresses, ctypes.cast(pointer_of, ctypes.c_void_p))
