@@ -18,7 +18,7 @@ import torch
 from gemmsmith.core.config import Config
 from gemmsmith.core.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
 from gemmsmith.core.launch import Launch
-from gemmsmith.core.operation import Epilogue, Operation, layouts_of
+from gemmsmith.core.operation import Epilogue, Operation, Scaling, layouts_of
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import install
@@ -94,6 +94,7 @@ def kernel(name: str, dtype: str, layout: Layout) -> Cutlass3xKernel:
         mainloop=MainloopSchedule.PINGPONG,
         epilogue=EpilogueSchedule.NO_SMEM,
         scheduler=TileScheduler.PERSISTENT,
+        swapped=Operation.of(dtype, layout).scaling is Scaling.ROW,  # else it has no known order
         fast_accumulation=Operation.of(dtype, layout).is_narrow_float,
     )
 

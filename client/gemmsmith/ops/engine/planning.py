@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from gemmsmith.core.config import Config
+from gemmsmith.core.legality import sums_are_in_order
 from gemmsmith.core.operation import Epilogue, Layout
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.ops.engine.forms import Form, Shape, Spec, shapes
@@ -122,6 +123,7 @@ class Planner:
                 or config.pack in self._broken
                 or config.kernel.arch != self._platform.arch(index)
                 or misalignment(config, shape)
+                or sums_are_in_order(config.kernel, config.launch, problem)
                 or (adds_bias_afterwards(form, shape) and not self._pays(saving, shape))
                 or (form.is_precise and config.kernel.keeps_short_sums)
             ):
