@@ -22,6 +22,7 @@ from gemmsmith.signing import Signer
 from service.errors import ProblemError
 from service.tables import timestamp as timestamp
 from tuner.compile import Manifest
+from tuner.explain import Explanation
 from tuner.jobs import Job, RecordedEvent
 from tuner.store import StoredTrial
 from tuner.store.served import Served
@@ -167,6 +168,12 @@ def row(winner: Winner | Served, config: Config | None) -> Row:
 def _digest(environment: Environment) -> str:
     """There are few: to hash one for each of many winners took as long as to write them."""
     return environment.digest
+
+
+def explanation(item: Explanation) -> dict[str, Any]:
+    """The JSON of an explanation."""
+    links = {"best": {"href": best_url(item.problem, item.device.slug)}}
+    return {**msgspec.to_builtins(item), "links": links}
 
 
 def pack(pack_hash: str, manifest: Manifest) -> dict[str, Any]:

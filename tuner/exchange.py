@@ -21,8 +21,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gemmsmith.core.choices import member
 from gemmsmith.core.device import DeviceModel, Environment
 from gemmsmith.core.kernel import AnyKernel, Kernel
+from gemmsmith.core.numerics import Numerics, is_invariant
 from gemmsmith.errors import Untrusted
 from gemmsmith.files import write
 from gemmsmith.signing import Signer, Trusted
@@ -80,18 +82,28 @@ class Imported:
     keys: tuple[str, ...] = ()
 
 
-def of_types(winners: Iterable[Winner], dtypes: Sequence[str]) -> list[Winner]:
+def of_types(
+    winners: Iterable[Winner], dtypes: Sequence[str], numerics: str | None = None
+) -> list[Winner]:
     """Winners of these `dtype`s, with the grouped and fused ones of suites tuned for these types.
 
-    All winners if `dtypes` is empty.
+    All winners if `dtypes` is empty. With `numerics`, only those that have its order of sums, which
+    a `dtype` may leave out.
+
+    Raises:
+        InvalidProblem: there is no such `numerics`.
     """
-    return [
-        winner
-        for winner in winners
-        if not dtypes
-        or winner.problem.dtype in dtypes
-        or winner.problem.operation.of_suites.dtype in dtypes
-    ]
+    if numerics is not None:
+        member("numerics", Numerics, numerics)
+        winners = [winner for winner in winners if is_invariant(winner.problem.operation)]
+    kept = []
+    for winner in winners:
+        named = [winner.problem.operation]
+        if numerics is not None:
+            named.append(replace(named[0], summation=None))
+        if not dtypes or any({o.dtype, o.of_suites.dtype} & {*dtypes} for o in named):
+            kept.append(winner)
+    return kept
 
 
 def export_winners(

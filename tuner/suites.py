@@ -18,6 +18,9 @@ With `weight = "in_out"` it is W[in, out], as GPT-2's of transformers:
 A layer of experts says `groups`, how many there are: each has such a weight, and T tokens are
 divided among them. A problem that is grouped says `grouping` (rows or depth) and `groups`.
 
+A layer or a problem may say `numerics = "invariant"`, or the file for all of them: its operation is
+then the one with an order of sums (`gemmsmith.core.numerics`).
+
 A layer says in `epilogues` what follows its forward product, one problem for each of them (`none`:
 the bare product), or backward ones that follow its input gradient; a problem says it in `epilogue`.
 
@@ -39,6 +42,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from gemmsmith.core.choices import member
+from gemmsmith.core.numerics import Numerics, with_numerics
 from gemmsmith.core.operation import (
     DType,
     Element,
@@ -82,7 +87,7 @@ class SuiteProblem:
 
     `calls` is how often it is run; None if the file does not say. Of a grouped one `batch` is the
     number of groups. `dtype` is the one it is for, without grouping and epilogue; None for any.
-    `output` is D's element type; None for that of `dtype`.
+    `output` is D's element type; None for that of `dtype`. `numerics` is demanded of `problem`.
     """
 
     m: int
@@ -97,6 +102,7 @@ class SuiteProblem:
     epilogue: Epilogue = Epilogue.NONE
     dtype: str | None = None
     output: Element | None = None
+    numerics: Numerics | None = None
 
     def problem(self, dtype: str) -> Problem:
         """Its Problem in `dtype`; raises InvalidProblem if the type has no such operation."""
@@ -107,7 +113,8 @@ class SuiteProblem:
             grouping=None if self.grouping is Grouping.NONE else self.grouping,
             epilogue=None if self.epilogue is Epilogue.NONE else self.epilogue,
         )
-        return Problem.of(operation, self.m, self.n, self.k, self.batch)
+        problem = Problem.of(operation, self.m, self.n, self.k, self.batch)
+        return with_numerics(problem, self.numerics)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,19 +129,27 @@ class Suite:
         """The `dtype`s that its problems name; empty if all are for any type."""
         return in_order(entry.dtype for entry in self.entries if entry.dtype is not None)
 
-    def problems(self, dtype: str) -> list[tuple[SuiteProblem, Problem]]:
+    def problems(
+        self, dtype: str, numerics: str | None = None
+    ) -> list[tuple[SuiteProblem, Problem]]:
         """Every entry that `dtype` supports, with its problem.
 
+        With `numerics`, only entries that have an order of sums. Those that demand one keep it.
+
         Raises:
-            InvalidProblem: `dtype` does not exist.
+            InvalidProblem: `dtype` does not exist, or there is no such `numerics`.
         """
         layouts_of(dtype)  # raises
+        demanded = None if numerics is None else member("numerics", Numerics, numerics)
         supported = []
         for entry in self.entries:
             if entry.dtype not in (None, dtype):
                 continue
             with suppress(InvalidProblem):
-                supported.append((entry, entry.problem(dtype)))
+                problem = entry.problem(dtype)
+                if problem.operation.summation is None:
+                    problem = with_numerics(problem, demanded)
+                supported.append((entry, problem))
         return supported
 
 
@@ -161,18 +176,23 @@ def load(path: Path) -> Suite:
         raise SuiteError(f"no suite file {path}; {shipped()} holds {names}") from None
     except ValueError as error:
         raise SuiteError(f"{path} is not TOML: {error}") from None
-    unknown = set(data) - {"name", "layer", "problem"}
+    unknown = set(data) - {"name", "numerics", "layer", "problem"}
     if unknown:
-        raise SuiteError(f"{path}: unknown keys {sorted(unknown)}; use name, layer, problem")
+        raise SuiteError(
+            f"{path}: unknown keys {sorted(unknown)}; use name, numerics, layer, problem"
+        )
     entries: dict[tuple[Any, ...], SuiteProblem] = {}
     for kind, expand in (("layer", _layer), ("problem", _problem)):
         for place, entry in enumerate(data.get(kind, []), 1):
             try:
+                numerics = entry.get("numerics", data.get("numerics"))
                 for item in expand(entry):
+                    if numerics is not None:
+                        item = replace(item, numerics=member("numerics", Numerics, numerics))
                     item.problem(item.dtype or _some_dtype(item))  # raises if it is invalid
                     extents = (item.m, item.n, item.k, item.batch)
                     words = (item.layout, item.grouping, item.epilogue, item.dtype, item.output)
-                    identity = (*extents, *words)
+                    identity = (*extents, *words, item.numerics)
                     known = entries.setdefault(identity, item)
                     if known is not item and item.calls is not None:
                         entries[identity] = replace(known, calls=(known.calls or 0) + item.calls)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.session.core import CARRIED, ROOT, STATE, Deadline, Session
 from benchmarks.session.fleet import fleet
+from benchmarks.session.invariance import invariance
 from benchmarks.session.norms import norms
 from benchmarks.session.profiling import profile
 from benchmarks.session.programs import programs
@@ -187,6 +188,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "programs": programs,
     "fleet": fleet,
     "norms": norms,
+    "invariance": invariance,
     "alone": alone,
     "report": report,
     "profile": profile,

@@ -22,6 +22,17 @@ _TESTS = ROOT / "tests/gpu"
 _KERNELS = "test_kernels"
 _PARTS = ("then_d", "_gate and not then_d", "then_ and not then_d and not _gate", "not then_")
 """The tests of `test_kernels`, which would keep one GPU longest, in parts."""
+_LONG = (
+    "test_service",
+    "test_models",
+    "test_mixture",
+    "test_isolation",
+    "test_training",
+    "test_sanitizer",
+    "test_schedules",
+    "test_measurement",
+)
+"""Files of half a minute and more. The others share processes: a start takes ten seconds."""
 _ALL_GPUS = ("test_ranks", "test_unchanged", "test_fleet")
 
 
@@ -43,9 +54,14 @@ def whole(session: Session) -> int:
     if not session.dry_run:
         _FOLDER.mkdir(parents=True, exist_ok=True)
     _build(session, files, deadline)
+    workers = range(max(gpus(), 1))
     kernels = (_TESTS / f"{_KERNELS}.py",)
-    shared = [Part(f"{_KERNELS}-{i}", kernels, tests) for i, tests in enumerate(_PARTS)]
-    shared += [Part(f.stem, (f,)) for f in files if f.stem not in (_KERNELS, *_ALL_GPUS)]
+    shared = [Part(name, (_TESTS / f"{name}.py",)) for name in _LONG]
+    shared += [Part(f"{_KERNELS}-{i}", kernels, tests) for i, tests in enumerate(_PARTS)]
+    short = [f for f in files if f.stem not in (_KERNELS, *_LONG, *_ALL_GPUS)]
+    shared += [
+        Part(f"short-{i}", tuple(short[i :: 2 * len(workers)])) for i in range(2 * len(workers))
+    ]
     waiting: SimpleQueue[Part] = SimpleQueue()
     for part in shared:
         waiting.put(part)
@@ -58,13 +74,11 @@ def whole(session: Session) -> int:
             except Empty:
                 return
 
-    workers = range(max(gpus(), 1))
     with ThreadPoolExecutor(len(workers)) as pool:
         list(pool.map(work, workers))
-    together = [Part(f.stem, (f,)) for f in files if f.stem in _ALL_GPUS]
-    for part in together:
-        _run(session, part, {}, deadline)
-    return 0 if session.dry_run else _written(session, [*shared, *together])
+    together = Part("all-gpus", tuple(f for f in files if f.stem in _ALL_GPUS))
+    _run(session, together, {}, deadline)
+    return 0 if session.dry_run else _written(session, [*shared, together])
 
 
 def _build(session: Session, files: list[Path], deadline: Deadline) -> None:

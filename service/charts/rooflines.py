@@ -14,6 +14,7 @@ from service.charts import draw
 from service.report.problem_rows import ReportRow, Side
 from service.report.roofs import Roof
 from tuner.store.listing import Listed
+from tuner.workloads.footprint import least_bytes
 
 HEIGHT = 420
 _MARGIN = 1.6
@@ -68,7 +69,7 @@ def of_winners(listed: Sequence[Listed], roofs: Sequence[Named]) -> Markup:
     if not points:
         return Markup("")
     rates = [item.problem.flops / us / 1e6 for item, us in points]
-    intensities = [item.problem.flops / item.problem.operand_bytes for item, _ in points]
+    intensities = [item.problem.flops / least_bytes(item.problem) for item, _ in points]
     x, y = _scales(intensities, rates, roofs)
     parts = [_under(roofs, x, y)]
     for (item, us), rate, intensity in zip(points, rates, intensities, strict=True):

@@ -12,6 +12,7 @@ import typer
 from service.cli.options import (
     DataOptions,
     DeviceSlug,
+    NumericsName,
     OnlyDTypes,
     Workers,
     complete_suites,
@@ -41,6 +42,7 @@ class BakeOptions:
     ] = None
     winners: Annotated[bool, typer.Option("--winners", help="All current winners.")] = False
     dtype: OnlyDTypes = None
+    numerics: NumericsName = None
     device: DeviceSlug = None
 
 
@@ -72,13 +74,15 @@ def bake(
     if chosen.winners == (suite is not None):
         raise MisuseError("give --suite FILE or --winners, one of them")
     dtypes = dtypes_of(chosen.dtype) if chosen.dtype else []
-    entries = [] if suite is None else _entries(suite, dtypes)
+    entries = [] if suite is None else _entries(suite, dtypes, chosen.numerics)
     problems = None if suite is None else [problem for entry in entries for problem in entry]
     settings = data.settings()
     settings.create_folders()
     slug = model_of(settings, chosen.device).slug
     with Store.open(settings.database) as store:
-        winners = of_types(store.winners(device=slug), dtypes)
+        winners: Sequence[Winner] = store.winners(device=slug)
+        if suite is None:
+            winners = of_types(winners, dtypes, chosen.numerics)
         baked = write(output, settings, store, slug, winners, problems=problems, workers=workers)
     missing = sum(baked.unanswered.issuperset(entry) for entry in entries)
     counts = {
@@ -159,7 +163,7 @@ def write(
     return Baked(snapshot=baked, kernels=len(files), unanswered=unanswered, size=size)
 
 
-def _entries(suite: Path, dtypes: Sequence[str]) -> list[list[Problem]]:
+def _entries(suite: Path, dtypes: Sequence[str], numerics: str | None) -> list[list[Problem]]:
     """The problems of each entry of a suite, which is answered if any of them has a winner.
 
     An entry counts once in each of the `dtypes`. Without `dtypes`, it counts once in all: those
@@ -171,7 +175,7 @@ def _entries(suite: Path, dtypes: Sequence[str]) -> list[list[Problem]]:
     loaded = load(suite)
     entries: dict[object, list[Problem]] = {}
     for dtype in dtypes or in_order([*DType, *loaded.dtypes]):
-        for entry, problem in loaded.problems(dtype):
+        for entry, problem in loaded.problems(dtype, numerics):
             entries.setdefault((entry, dtype if dtypes else None), []).append(problem)
     return list(entries.values())
 

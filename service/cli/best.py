@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,21 +22,17 @@ from gemmsmith.core.config import Match
 from gemmsmith.core.device import recording_of, time_text
 from gemmsmith.core.problem import Problem
 from gemmsmith.files import private_folder
+from service.cli.models import WholeModelOptions, listing
 from service.cli.options import (
     AsJson,
-    Batch,
     DataOptions,
     DeviceName,
     DeviceSlug,
-    DTypeName,
-    LayoutName,
-    ProblemOptions,
-    SizeOptions,
+    OptionalProblemOptions,
     SourceOptions,
     Sweeps,
     complete_suites,
     load_settings,
-    problem_of,
     typed,
 )
 from service.cli.output import CommandError, MisuseError, Result, note, say, table
@@ -49,11 +47,13 @@ if TYPE_CHECKING:
     from tuner.devices.base import Device
     from tuner.devices.replay import ReplayDevice
     from tuner.search.run import Progress
+    from tuner.store import Store
     from tuner.trial import Winner
 
 
 def best(
-    shape: ProblemOptions,
+    shape: OptionalProblemOptions,
+    model: WholeModelOptions,
     device: DeviceSlug = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Only a winner that was measured on this very problem.")
@@ -61,10 +61,16 @@ def best(
     *,
     source: SourceOptions,
 ) -> Result:
-    """Look up the fastest known kernel for M N K, at a service or in the local database."""
+    """Look up the fastest known kernel for M N K, at a service or in the local database.
+
+    With --model or --config, for all products of a model: forward and both gradients of each layer,
+    and the time of a step before and after.
+    """
     from gemmsmith.http.requests import fields_of
 
-    problem = shape.problem
+    if model.is_named:
+        return _of_model(model, shape, device, source)
+    problem = shape.problem("or a model: --model llama-3-8b --tokens 4096")
     if source.url:
         with connect(source.url) as client:
             answer = client.best(**fields_of(problem), device=device, exact=exact)
@@ -75,13 +81,51 @@ def best(
     return Result(answer, lambda: _show(answer))
 
 
+def _of_model(
+    options: WholeModelOptions,
+    shape: OptionalProblemOptions,
+    device: str | None,
+    source: SourceOptions,
+) -> Result:
+    """Look up all products of a model: their own winners only."""
+    from service.lookup import find
+
+    products = options.products(shape)
+    problems = list(dict.fromkeys(product.problem for product in products))
+    if source.url:
+        with connect(source.url) as client:
+            replies = client.best_many(problems, device=device, exact=True)
+        answers = {reply.problem: reply for reply in replies if isinstance(reply, Answer)}
+    else:
+        settings = load_settings(database=source.database)
+        with answering(settings, source.database) as store:
+            gpu = model_of(settings, device, store)
+            answers = find.find_many(store, problems, gpu, accepted=find.EXACT)
+    where = next((f" on {answer.device.name}" for answer in answers.values()), "")
+    answered = [(product, answers.get(product.problem)) for product in products]
+    return listing(f"{options.name} at {options.tokens} tokens{where}", answered)
+
+
 def _from_database(
     problem: Problem, device: str | None, exact: bool, database: str | None
 ) -> Answer:
-    from service.database import prepare
     from service.lookup import find
 
     settings = load_settings(database=database)
+    with answering(settings, database) as store:
+        model = model_of(settings, device, store)
+        answer = find.find(store, problem, model, accepted=find.EXACT if exact else find.ANY)
+    if answer is None:
+        tune = f"gemmsmith tune {typed(problem)}"
+        raise CommandError(f"nothing known about {problem} on {model.name}. Tune it: {tune}")
+    return answer
+
+
+@contextmanager
+def answering(settings: Settings, database: str | None) -> Iterator[Store]:
+    """The database that answers, with the shipped winners unless it was named."""
+    from service.database import prepare
+
     # The usual database is made if it is missing; a missing database that was named is an error.
     with made_store(settings) if database is None else existing_store(database) as store:
         if database is None and not store.winners(limit=1):
@@ -89,12 +133,7 @@ def _from_database(
             # tune, and on a recorded GPU that finds worse winners than the shipped ones.
             loaded = sum(imported.added for _, imported in prepare(settings))
             note(f"loaded {loaded} shipped winners into a database that had none")
-        model = model_of(settings, device, store)
-        answer = find.find(store, problem, model, accepted=find.EXACT if exact else find.ANY)
-    if answer is None:
-        tune = f"gemmsmith tune {typed(problem)}"
-        raise CommandError(f"nothing known about {problem} on {model.name}. Tune it: {tune}")
-    return answer
+        yield store
 
 
 def _show(answer: Answer) -> None:
@@ -220,17 +259,8 @@ def tune(
         raise typer.Exit(code)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DemoOptions(SizeOptions):
-    """The problem of the demo; without M N K it lists the problems."""
-
-    dtype: DTypeName = "bf16"
-    layout: LayoutName = None
-    batch: Batch = 1
-
-
 def demo(
-    options: DemoOptions,
+    options: OptionalProblemOptions,
     seconds: Annotated[
         float, typer.Option(min=0, help="About how long the search takes; 0: no waiting.")
     ] = 10.0,
@@ -246,12 +276,7 @@ def demo(
     recorded = _open(settings)
     if (options.m, options.n, options.k) == (None, None, None):
         return _listed(recorded)
-    problem = problem_of(
-        *options.three("none lists them all"),
-        batch=options.batch,
-        dtype=options.dtype,
-        layout=options.layout,
-    )
+    problem = options.problem("none lists them all")
     folder = settings.volumes().get("database", places.state())
     private_folder(folder)
     database = folder / NAME

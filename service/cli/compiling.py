@@ -90,6 +90,8 @@ def compile_(problems: CompileTaskOptions, options: KernelOptions, data: DataOpt
     ways = (problems.m is not None, problems.suite is not None, problems.winners, problems.base)
     if sum(ways) > 1:
         raise MisuseError("give M N K, --suite FILE, --winners or --base, one of them")
+    if problems.base and problems.numerics is not None:
+        raise MisuseError("--numerics does not go with --base: its kernels are for all orders")
     settings = data.settings()
     settings.create_folders()
     level_of(options.level)  # refused before anything is opened
@@ -113,7 +115,8 @@ def _chosen(
 
         if device is not None:
             device = device_of(store, device)
-        winners = of_types(store.winners(device=device), dtypes_of(dtypes) if dtypes else ())
+        named = dtypes_of(dtypes) if dtypes else []
+        winners = of_types(store.winners(device=device), named, problems.numerics)
         kernels = {w.runs.kernel.name: w.runs.kernel for w in winners if w.runs is not None}
         return list(kernels.values())[:limit]
     tasks = [] if problems.base else problems.tasks(None)  # refused before a device is looked for

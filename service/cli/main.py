@@ -29,6 +29,7 @@ from service.cli import (
     candidates,
     compiling,
     evaluate,
+    explaining,
     installation,
     jobs,
     keys,
@@ -193,6 +194,7 @@ app = typer.Typer(
 _PANELS: Mapping[str, Mapping[str, tuple[Callable[..., Result | None], str]]] = {
     "Look up and tune": {
         "best": (best.best, "4096 6144 1024"),
+        "explain": (explaining.explain, "4096 6144 1024"),
         "tune": (best.tune, "4096x6144x1024 --dtype bf16"),
         "demo": (best.demo, "512 512 8192"),
         "enumerate": (candidates.enumerate_, "4096 6144 1024 --limit 5"),

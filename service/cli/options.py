@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from gemmsmith.core.names import named_layout
+from gemmsmith.core.numerics import with_numerics
 from gemmsmith.core.operation import Layout, of_dtype
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.errors import InvalidProblem
@@ -63,6 +64,7 @@ def _suites() -> Iterable[str]:
 
 
 complete_dtypes = _members("gemmsmith.core.operation", "DType")
+complete_numerics = _members("gemmsmith.core.numerics", "Numerics")
 complete_layouts = _members("gemmsmith.core.operation", "Layout")
 complete_efforts = _members("gemmsmith.core.tuning", "Effort")
 complete_states = _members("gemmsmith.core.tuning", "JobState")
@@ -106,6 +108,13 @@ LayoutName = Annotated[
     typer.Option(
         help="A and B, t row-major, n column-major: tn (linear layer; the default), tt, nt or nn.",
         autocompletion=complete_layouts,
+    ),
+]
+NumericsName = Annotated[
+    str | None,
+    typer.Option(
+        help="invariant: a row has the same bits at every M (adds sum_sequential to the type).",
+        autocompletion=complete_numerics,
     ),
 ]
 Batch = Annotated[int, typer.Option(help="Independent products of this shape.")]
@@ -191,12 +200,13 @@ class ProblemOptions:
     dtype: DTypeName = "bf16"
     layout: LayoutName = None
     batch: Batch = 1
+    numerics: NumericsName = None
 
     @property
     def problem(self) -> Problem:
-        return problem_of(
-            *(self.m, self.n, self.k), batch=self.batch, dtype=self.dtype, layout=self.layout
-        )
+        sizes = self.m, self.n, self.k
+        problem = problem_of(*sizes, batch=self.batch, dtype=self.dtype, layout=self.layout)
+        return with_numerics(problem, self.numerics)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +223,21 @@ class SizeOptions:
             count = 3 - (self.m, self.n, self.k).count(None)
             raise MisuseError(f"three sizes M N K are needed, got {count}; {instead}")
         return self.m, self.n, self.k
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionalProblemOptions(SizeOptions):
+    """The options of one problem, of a command that also does without M N K."""
+
+    dtype: DTypeName = "bf16"
+    layout: LayoutName = None
+    batch: Batch = 1
+
+    def problem(self, instead: str) -> Problem:
+        """The problem; `instead` is as of `three`."""
+        return problem_of(
+            *self.three(instead), batch=self.batch, dtype=self.dtype, layout=self.layout
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

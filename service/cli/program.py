@@ -24,19 +24,15 @@ from typing import Annotated
 import typer
 
 from gemmsmith.core.numerics import Numerics, demands_order
-from gemmsmith.program.captured import Captured
 from gemmsmith.program.variables import (
     CAPTURE_VARIABLE,
-    LOADED,
     NUMERICS_VARIABLE,
-    PRODUCTS,
-    SEEN,
     STEPS_VARIABLE,
     STOP_VARIABLE,
-    STOPPED,
     VARIABLE,
 )
-from service.cli.options import DataOptions, DeviceName, Url, complete_efforts
+from service.cli.ended import Ended
+from service.cli.options import DataOptions, DeviceName, NumericsName, Url, complete_efforts
 from service.cli.output import CommandError, MisuseError, note, writable
 from tuner.signals import handled
 
@@ -144,13 +140,13 @@ def run(
         steps=steps,
         stop=rehearse,
         variables=demanded if has_winners else {},
-    )
+    ).with_numerics(options.numerics)
     # Imported only now: a database and all that goes with it take a second.
     from gemmsmith.errors import GemmsmithError
     from service.cli import of_run
     from tuner.errors import TunerError
 
-    captured = ended.captured.in_order() if is_invariant else ended.captured
+    captured = ended.captured
     if output is not None and captured.problems:
         ended.save(output)
     if ended.status:
@@ -191,6 +187,7 @@ def capture(
         int,
         typer.Option(min=0, help="Optimizer steps to capture in each process; 0: the whole run."),
     ] = 0,
+    numerics: NumericsName = None,
 ) -> None:
     """Run a program, and write its matrix products and their counts to a suite file.
 
@@ -201,7 +198,8 @@ def capture(
     `gemmsmith tune --suite FILE` then tunes the products, most expensive first.
     """
     _check_folder(output)
-    ended = run_captured(command, steps=steps)
+    demands_order(numerics)  # refused before the program runs
+    ended = run_captured(command, steps=steps).with_numerics(numerics)
     captured = ended.captured
     for line in ended.unseen:
         note(line)
@@ -222,43 +220,6 @@ def capture(
 def _check_folder(suite: Path) -> None:
     if not suite.parent.is_dir():
         raise MisuseError(f"no folder {suite.parent} for the suite file")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """A program that has ended.
-
-    Attributes:
-        status: its exit status; 128 and the number of the signal that killed it.
-        captured: the products of all its processes.
-        processes: how many processes had products.
-        stopped: it was ended after the steps that were to be captured.
-        reason: why nothing was captured; empty if something was.
-    """
-
-    status: int
-    captured: Captured
-    processes: int
-    stopped: bool
-    reason: str
-
-    @property
-    def unseen(self) -> list[str]:
-        unseen = sorted(self.captured.unseen.items())
-        return [f"not captured: {name} ({count})" for name, count in unseen]
-
-    def save(self, output: Path) -> None:
-        """Write the suite; only print a line if the program failed and it cannot be written.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        try:
-            self.captured.save(output)
-        except OSError as error:
-            if not self.status:
-                raise
-            note(f"{output} cannot be written: {error.strerror}")
 
 
 def run_captured(
@@ -291,7 +252,7 @@ def run_captured(
             STOP_VARIABLE: "1" if stop else "0",
         }
         status = run_program(command, winners, **variables, **captures)
-        return _ended(status, Path(folder))
+        return Ended.of(status, Path(folder))
 
 
 def run_program(command: Sequence[str], winners: str | None, **variables: str) -> int:
@@ -352,59 +313,3 @@ def _at_terminal() -> bool:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError):
         return False
-
-
-def _ended(status: int, folder: Path) -> Ended:
-    captured, processes = Captured(), 0
-    try:
-        names = sorted(path.name for path in folder.iterdir())
-    except OSError:  # the program has removed the folder
-        names = []
-    for name in names:
-        if name.endswith(PRODUCTS):
-            try:
-                of_process = Captured.parse(_read(folder / name))
-            except (OSError, ValueError):
-                captured.unseen["files in the folder of the capture that hold none"] += 1
-                continue
-            captured.add(of_process)
-            processes += bool(of_process.problems)
-    # Each process leaves a file when the hook is loaded in it, and another once torch is.
-    with_torch, with_gemmsmith = (
-        sum(name.endswith(ending) for name in names) for ending in (LOADED, SEEN)
-    )
-    return Ended(
-        status=status,
-        captured=captured,
-        processes=processes,
-        stopped=STOPPED in names,
-        reason="" if captured.problems else _no_products(captured, with_torch, with_gemmsmith),
-    )
-
-
-def _read(path: Path) -> bytes:
-    # Reading a pipe may never end.
-    if not path.is_file():
-        raise OSError(f"{path} is no file")
-    return path.read_bytes()
-
-
-def _no_products(captured: Captured, with_torch: int, with_gemmsmith: int) -> str:
-    """Why no product was captured that a kernel supports."""
-    skipped = captured.skipped
-    if skipped:
-        types = ", ".join(f"{count} of {name}" for name, count in skipped.most_common(3))
-        return f"kernels are for none of the {skipped.total()} products that ran ({types})"
-    if with_torch:
-        return (
-            f"no matrix product ran in the {with_torch} processes that imported torch, or they "
-            "were killed"
-        )
-    if with_gemmsmith:
-        return f"none of the {with_gemmsmith} Python processes has imported torch"
-    from tuner.extras import library
-
-    return (
-        f"no Python ran that has gemmsmith installed: `pip install {library()}` where the "
-        "program's Python is (one started with -S or -I, or from a copied folder, does not count)"
-    )

@@ -67,7 +67,7 @@ def report(
     ] = None,
     database: Database = None,
 ) -> Result:
-    """Compare the winners with cuBLAS, and with the limits of the GPU.
+    """Compare what is served with the default, and with the limits of the GPU.
 
     Writes report.html, report.csv and report.json.
     """
@@ -172,9 +172,10 @@ def _print(report: DeviceReport) -> None:
     rows = []
     for summary in report.summaries:
         ratios = map(ratio, (summary.geometric_mean, summary.median, summary.minimum))
-        rows.append((summary.dtype, summary.title, summary.problems, *ratios, summary.below))
-    columns = ("types", "problems", "count", "geometric mean", "median", "minimum", "below 0.97")
-    table(report.device.slug, columns, rows, left=2)
+        kept = summary.problems - summary.won
+        rows.append((summary.dtype, summary.title, summary.problems, *ratios, kept))
+    columns = ("types", "problems", "count", "geometric mean", "median", "minimum", "not served")
+    table(f"{report.device.slug}: what is served against the default", columns, rows, left=2)
 
 
 def ceilings(

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from gemmsmith.core.numerics import with_numerics
 from gemmsmith.core.operation import DType
 from gemmsmith.core.problem import Problem
 from service.cli.options import (
@@ -17,6 +18,7 @@ from service.cli.options import (
     DeviceName,
     LayoutName,
     Limit,
+    NumericsName,
     SizeOptions,
     Url,
     complete_dtypes,
@@ -74,11 +76,13 @@ class TaskOptions(SizeOptions):
     ] = None
     layout: LayoutName = None
     batch: Batch = 1
+    numerics: NumericsName = None
 
     def tasks(self, limit: int | None, calls: int = 0) -> list[Task]:
         """At most `limit` problems, in every element type of the options.
 
-        `calls` is how often each is run, unless the suite says so itself.
+        `calls` is how often each is run, unless the suite says so itself. With `numerics`, problems
+        of a suite that have no order of sums are left out.
 
         Raises:
             MisuseError: neither M N K nor a suite, or both.
@@ -96,6 +100,7 @@ class TaskOptions(SizeOptions):
                 problem_of(*sizes, batch=self.batch, dtype=name.strip(), layout=self.layout)
                 for name in names
             )
+            problems = (with_numerics(problem, self.numerics) for problem in problems)
             tasks = [Task(problem=p, origin="", calls=calls) for p in dict.fromkeys(problems)]
             return tasks[:limit]
         if (self.m, self.n, self.k) != (None, None, None):
@@ -109,7 +114,7 @@ class TaskOptions(SizeOptions):
                 calls=calls if entry.calls is None else entry.calls,
             )
             for dtype in dtypes
-            for entry, problem in suite.problems(dtype)
+            for entry, problem in suite.problems(dtype, self.numerics)
         ]
         return tasks[:limit]
 

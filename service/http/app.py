@@ -21,6 +21,7 @@ from service.http.routes import (
     best,
     devices,
     docs,
+    explain,
     exports,
     health,
     jobs,
@@ -80,7 +81,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(CheckRequest, limit=settings.max_body_bytes)
     app.add_middleware(Observe)
     app.router.routes += lookups
-    for module in (jobs, kernels, exports, winners, devices, keys, health, docs):
+    for module in (jobs, kernels, explain, exports, winners, devices, keys, health, docs):
         app.include_router(module.router)
     pages.install(app)
     app.add_middleware(AnswerHead)  # outermost, so that it sees error pages too

@@ -21,7 +21,7 @@ from service.http.questions import QuestionReader
 from service.http.requests import MAX_BATCH_PROBLEMS, BestBatchBody, ProblemBody
 
 _MOST_VALUES = 16 * MAX_BATCH_PROBLEMS
-"""A problem has 12 fields."""
+"""A problem has 13 fields."""
 
 _LONGEST_PROBLEM = 2_000
 _LONGEST_REST = 16 * 1024

@@ -48,6 +48,7 @@ def _table(name: str) -> Content:
 ANSWERS: dict[str, Answers] = {
     "GET /best": {200: _json("Answer"), 304: None, 404: None},
     "POST /best:batch": {200: _json("Batch")},
+    "GET /explain": {200: _json("Explanation"), 404: None},
     "GET /snapshot": {200: _json("Snapshot"), 304: None, 404: None},
     "POST /tune": {200: _json("Job"), 202: _json("Job")},
     "GET /jobs": {200: _json("Jobs")},

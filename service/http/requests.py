@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from gemmsmith.core.config import Use
+from gemmsmith.core.numerics import Numerics, with_numerics
 from gemmsmith.core.operation import Element, Epilogue, Grouping, Operation, Scaling
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.core.tuning import Effort, JobState
@@ -72,6 +73,9 @@ class ProblemBody(_OperationParts, kw_only=True, frozen=True):
     groups: _Groups = None
     dtype: DTypeName = DType.BF16.value
     layout: LayoutName = Layout.TN
+    numerics: Annotated[
+        Numerics | None, Meta(description="Demand the order of sums `sum_sequential`")
+    ] = None
 
     def problem(self) -> Problem:
         """The problem that is meant.
@@ -79,7 +83,9 @@ class ProblemBody(_OperationParts, kw_only=True, frozen=True):
         Raises:
             InvalidProblem: the operation does not exist; names the field.
         """
-        return problem_of(**{name: getattr(self, name) for name in ProblemBody.__struct_fields__})
+        fields = {name: getattr(self, name) for name in ProblemBody.__struct_fields__}
+        numerics = fields.pop("numerics")
+        return with_numerics(problem_of(**fields), numerics)
 
 
 class BestQuery(ProblemBody, kw_only=True, frozen=True):
@@ -115,6 +121,13 @@ class SnapshotQuery(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
         Annotated[str, Meta(max_length=100)] | None,
         Meta(description="Ignored", extra_json_schema={"deprecated": True}),
     ] = None
+
+
+class ExplainQuery(ProblemBody, kw_only=True, frozen=True):
+    """The query of `GET /explain`."""
+
+    arch: Arch | None = None
+    device: Slug | None = None
 
 
 class HistoryQuery(ProblemBody, kw_only=True, frozen=True):

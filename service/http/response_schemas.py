@@ -21,6 +21,7 @@ from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.http.replies import SCHEMA
 from service.tables import TRIALS, WINNERS, Table
 from tuner.compile import Manifest
+from tuner.explain import Explanation
 from tuner.jobs import Job
 from tuner.store.audit import AuditEntry
 from tuner.store.keys import ApiKey
@@ -30,7 +31,7 @@ Schema = dict[str, Any]
 
 _CORE = (
     *get_args(AnyKernel),
-    Answer, ApiKey, AuditEntry, DeviceModel, Job, Manifest, Origin, Row, Trial, Winner,
+    Answer, ApiKey, AuditEntry, DeviceModel, Explanation, Job, Manifest, Origin, Row, Trial, Winner,
 )  # fmt: skip
 AT = "#/components/schemas/"
 """Where the description keeps them."""
@@ -84,6 +85,7 @@ def _documents(core: dict[str, Schema]) -> dict[str, Schema]:
         "Job": job,
         "Trial": _with(core["Trial"], id=_NUMBER, created_at=_MOMENT),
         "Winner": _with(core["Winner"], links=links),
+        "Explanation": _with(core["Explanation"], links=links),
         "Device": _with(core["DeviceModel"], slug=_TEXT, default=_FLAG, local=_FLAG, links=links),
         "KernelDocument": _any_of(
             _with(core[kind.__name__], **held) for kind in get_args(AnyKernel)

@@ -15,7 +15,7 @@ from service.http.state import Service
 from service.pages import addresses
 from service.pages.fields import DeviceQuery, Reader, page_query_of
 from service.pages.render import page
-from service.report.roofs import Roof, ceilings_of, measured_roof, nominal_roof
+from service.report.roofs import Roof, measured_roof, nominal_roof
 from tuner.store.listing import Listed
 
 router = APIRouter(include_in_schema=False)
@@ -63,12 +63,11 @@ def _roofs(model: DeviceModel, listed: Sequence[Listed]) -> list[tuple[str, Roof
 
     It is the highest measured roof of the types of that width, or the nominal one.
     """
-    ceilings = ceilings_of(model.slug)
     types = {item.problem.operation.types: item.problem.operation.a.bits for item in listed}
     roofs = []
     for bits in sorted(set(types.values())):
         names = [dtype.value for dtype in DType if types.get(dtype) == bits]
-        measured = [roof for name in names if (roof := measured_roof(ceilings, name))]
+        measured = [roof for name in names if (roof := measured_roof(model, name))]
         nominal = nominal_roof(model, names[0])
         roof = max(measured, key=lambda roof: roof.peak, default=nominal)
         if roof is not None:

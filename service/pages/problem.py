@@ -21,6 +21,7 @@ from service.charts import rooflines
 from service.charts.intervals import regimes
 from service.documents import best_url
 from service.errors import ProblemError, invalid_field, not_found
+from service.explaining import explanation_of
 from service.http.requests import PinBody, WinnerBody
 from service.http.routes import winners as api
 from service.http.state import Service, State
@@ -31,12 +32,12 @@ from service.pages.comparisons import changes, curl, elsewhere, python
 from service.pages.fields import Admin, Posted, Reader
 from service.pages.plots import plots
 from service.pages.render import page, see_other
-from service.report.problem_rows import ReportRow, row_of
-from service.report.reasons import default_note, why
+from service.report.problem_rows import row_of
+from service.report.reasons import default_note
 from service.report.regimes import mean
-from service.report.roofs import Roof, ceilings_of, measured_roof, nominal_roof
+from service.report.roofs import Roof, nominal_roof
 from tuner.errors import JobNotFound
-from tuner.measure.ceilings import Ceilings
+from tuner.explain import Explanation
 from tuner.store.revisions import WinnerRevision
 from tuner.trial import Winner
 
@@ -66,10 +67,8 @@ def problem(
     device = model.slug
     winner = service.store.winner(problem, device)
     ranking = service.store.listing.ranking(problem, device, RANKED)
-    ceilings = ceilings_of(device)
-    row = row_of(winner, ceilings) if winner else None
-    measured, nominal = measured_roof(ceilings, problem.dtype), nominal_roof(model, problem.dtype)
-    roofs = [roof for roof in (nominal, measured) if roof]
+    explained = explanation_of(winner, service.store, service.artifacts) if winner else None
+    rows = [row_of(winner, None)] if winner else []
     history = service.store.revisions(problem, device, limit=HISTORY)
     query = {**asdict(problem), "device": device, "format": "csv"}
     origin = str(request.base_url).rstrip("/")
@@ -82,14 +81,12 @@ def problem(
         model=model,
         winner=winner,
         instead=None if winner else find.find(lookups, problem, model, accepted=find.ANY),
-        why="; ".join(filter(None, (why(row), default_note(problem)))) if row else "",
+        explained=explained,
+        default_note=default_note(problem) if winner else "",
         regimes=_regimes(winner) if winner else Markup(""),
         plots=plots(winner, ranking, history, service.store.tried_on(problem, device)),
         elsewhere=elsewhere(service.store, problem, service.catalogue.known()),
-        roofline=rooflines.of_rows([row] if row else [], problem.dtype, roofs),
-        row=row,
-        limits=_limits(row, roofs, ceilings) if row else (),
-        ceilings=ceilings,
+        roofline=rooflines.of_rows(rows, problem.dtype, _roofs(explained)),
         ranking=ranking,
         history=changes(history),
         python=python(problem, device, origin, with_key=service.access.required),
@@ -97,6 +94,7 @@ def problem(
         jobs=_jobs(service, history),
         history_shown=HISTORY,
         answer=best_url(problem, device),
+        explained_href=best_url(problem, device, "/explain"),
         results=f"/results?{urlencode(query)}",
         map=addresses.with_query(
             addresses.MAP,
@@ -162,19 +160,14 @@ def _regimes(winner: Winner) -> Markup:
     return regimes(winner.regimes, winner.power_penalty, mean(winner.regimes), default)
 
 
-def _limits(
-    row: ReportRow, roofs: list[Roof], ceilings: Ceilings | None
-) -> list[tuple[str, str, float]]:
-    """Return each limit's name, its rate as text, and the least time in µs that it allows."""
-    limits = []
-    moved = row.problem.operand_bytes
-    copy = ceilings.bandwidth_at(moved) if ceilings else None
-    if copy:
-        rate = f"{copy / 1e12:.2f} TB/s"
-        limits.append(("memory, a copy of as many bytes", rate, moved / copy * 1e6))
-    for roof in reversed(roofs):
-        rate, least = f"{roof.bandwidth / 1e12:.2f} TB/s", moved / roof.bandwidth * 1e6
-        limits.append((f"memory, {roof.source}", rate, least))
-        rate, least = f"{roof.peak / 1e12:.0f} TFLOP/s", row.problem.flops / roof.peak * 1e6
-        limits.append((f"tensor cores, {roof.source}", rate, least))
-    return limits
+def _roofs(explained: Explanation | None) -> list[Roof]:
+    """Return the nominal roof and the measured one of the regime, as far as they are known."""
+    limits = explained.work.roofline if explained else None
+    if explained is None or limits is None:
+        return []
+    peak, bandwidth = limits.peak, limits.bandwidth
+    nominal = nominal_roof(explained.device, explained.problem.dtype)
+    measured = None
+    if peak.is_measured and bandwidth.is_measured:
+        measured = Roof(bandwidth=bandwidth.rate, peak=peak.rate, measured=True)
+    return [roof for roof in (nominal, measured) if roof]

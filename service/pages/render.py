@@ -18,6 +18,7 @@ from gemmsmith.core.device import recording_of
 from gemmsmith.core.problem import DType, Layout
 from service.http.access import LOCAL, Caller, Scope
 from service.pages import addresses
+from service.report.explained import sections, work
 from service.report.verdict import NONE, choices, faster, verdict
 from service.report.waiting import waiting
 
@@ -162,6 +163,8 @@ _TEMPLATES.globals.update(
     tune_href=addresses.tune,
     words=choices,
     verdict=verdict,
+    explained_sections=sections,
+    explained_work=work,
     waiting=waiting,
     uses={"cutlass": "CUTLASS", "cublaslt": "cuBLASLt", "cublas": "the default"},
     list_href=addresses.winners_of,

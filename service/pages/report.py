@@ -15,7 +15,7 @@ from service.pages.render import html
 from service.report import regimes
 from service.report.problem_rows import LOW, DeviceReport, ReportRow
 from service.report.reasons import default_note, notes, why
-from service.report.roofs import measured_roof
+from service.report.roofs import Roof, reached
 
 
 def page(reports: Sequence[DeviceReport]) -> str:
@@ -34,8 +34,10 @@ def page(reports: Sequence[DeviceReport]) -> str:
 
 
 def _roofline(report: DeviceReport, dtype: str) -> Markup:
-    roof = measured_roof(report.ceilings, dtype)
-    return rooflines.of_rows(report.of(dtype), dtype, [roof] if roof else [])
+    limits = reached([row.winner for row in report.rows], report.ceilings)
+    peak = limits.peak(dtype) if limits else None
+    roofs = [Roof(bandwidth=limits.bandwidth, peak=peak, measured=True)] if limits and peak else []
+    return rooflines.of_rows(report.of(dtype), dtype, roofs)
 
 
 def _slowest_first(rows: Sequence[ReportRow]) -> list[ReportRow]:

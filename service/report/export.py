@@ -43,6 +43,7 @@ def record(row: ReportRow) -> dict[str, Any]:
         "ratio": speedup.median if speedup else None,
         "ratio_low": speedup.ci_low if speedup else None,
         "ratio_high": speedup.ci_high if speedup else None,
+        "served_ratio": row.served_ratio,
         **_time("cutlass", winner.statistics),
         **_time("cublas", winner.baseline),
         **_side("cutlass", row.cutlass),

@@ -2,8 +2,7 @@
 
 Pure arithmetic: the same winners and ceilings always give the same rows. Without ceilings,
 everything that needs them is None. Times are in microseconds, rates in FLOP and bytes per second,
-shares in 0 … 1. A share may be slightly above 1: a product that mostly reads can be faster than a
-copy, and a problem smaller than the peak's may run at a higher clock.
+shares in 0 … 1.
 """
 
 from __future__ import annotations
@@ -17,8 +16,11 @@ from gemmsmith.answers.answer import Statistics
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.operation import Layout, in_order
 from gemmsmith.core.problem import Problem
+from service.report.roofs import Reached, reached
+from tuner.explain.competitors import Bound
 from tuner.measure.ceilings import Ceilings
 from tuner.trial import Winner
+from tuner.workloads.footprint import least_bytes
 
 LOW = 0.97
 """Ratios below this are counted as slower; above it, noise may explain them (intervals are ±1%)."""
@@ -59,23 +61,15 @@ TITLES = {
 }
 
 
-class Bound(StrEnum):
-    """Which side of the roofline's ridge a problem lies on."""
-
-    MEMORY = "memory"  # fewer FLOP a byte than the ridge
-    COMPUTE = "compute"  # as many or more
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
     """The time of one library, and the rates that follow from it.
 
     Attributes:
         flops_per_second: of the problem's `flops`.
-        bytes_per_second: of the problem's `operand_bytes`, each operand moved once.
-        peak_share: of the measured peak of these element types.
-        bandwidth_share: of the large copy's bandwidth.
-        copy_share: of the bandwidth of a copy that moves as many bytes.
+        bytes_per_second: of the problem's `least_bytes`, each operand moved once.
+        peak_share, bandwidth_share: of the report's limits (`Reached`).
+        copy_share: of the bandwidth of a copy that moves as many bytes, raised as the limits are.
     """
 
     time: Statistics
@@ -92,7 +86,7 @@ class ReportRow:
 
     Attributes:
         intensity: FLOP per byte of operands, each moved once.
-        ridge: intensity at which the measured peak and the copy bandwidth meet.
+        ridge: intensity at which the limits meet.
     """
 
     winner: Winner
@@ -117,15 +111,20 @@ class ReportRow:
         """Time of cuBLAS over ours, the median of paired rounds; None without paired rounds."""
         return self.winner.speedup.median if self.winner.speedup else None
 
+    @property
+    def served_ratio(self) -> float | None:
+        """The same of what is served: 1 where the default is."""
+        return 1.0 if self.winner.use.is_default and self.ratio is not None else self.ratio
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Ratios of a group of problems.
+    """Ratios of what is served, for a group of problems.
 
     Attributes:
         geometric_mean, median: both, because a few outliers move the mean only.
-        below: how many ratios are below `LOW`.
-        behind: how many have an interval wholly below 1.
+        below: how many best candidates have a ratio below `LOW`; the default is served instead.
+        behind: how many best candidates have an interval wholly below 1.
         won: how many problems are served by CUTLASS.
     """
 
@@ -166,40 +165,41 @@ def device_report(winners: Sequence[Winner], ceilings: Ceilings | None) -> Devic
     """Compute rows and summaries of the winners of one device model; there must be at least one."""
     rank = {dtype: i for i, dtype in enumerate(in_order(w.problem.dtype for w in winners))}
     ordered = sorted(winners, key=lambda w: (rank[w.problem.dtype], w.problem))
-    rows = tuple(row_of(winner, ceilings) for winner in ordered)
+    limits = reached(winners, ceilings)
+    rows = tuple(row_of(winner, ceilings, limits) for winner in ordered)
     return DeviceReport(
         device=winners[0].device, ceilings=ceilings, rows=rows, summaries=summaries(rows)
     )
 
 
-def row_of(winner: Winner, ceilings: Ceilings | None) -> ReportRow:
-    """Compute the row of a winner."""
+def row_of(winner: Winner, ceilings: Ceilings | None, limits: Reached | None = None) -> ReportRow:
+    """Compute the row of a winner. `limits` are those of its report, else of the winner alone."""
     problem = winner.problem
-    peak = ceilings.peak(problem.dtype) if ceilings else None
+    limits = limits or reached([winner], ceilings)
+    peak = limits.peak(problem.dtype) if limits else None
+    moved = least_bytes(problem)
+    copy = ceilings.bandwidth_at(moved) if ceilings else None
+
+    def side(time: Statistics | None) -> Side | None:
+        if time is None:
+            return None
+        flops, bandwidth = problem.flops / time.median_us * 1e6, moved / time.median_us * 1e6
+        return Side(
+            time=time,
+            flops_per_second=flops,
+            bytes_per_second=bandwidth,
+            peak_share=flops / peak if peak else None,
+            bandwidth_share=bandwidth / limits.bandwidth if limits else None,
+            copy_share=bandwidth / (copy * limits.above_copy) if limits and copy else None,
+        )
+
     return ReportRow(
         winner=winner,
         classes=classes_of(problem, winner.device.sm_count),
-        intensity=problem.flops / problem.operand_bytes,
-        ridge=peak / ceilings.bandwidth if ceilings and peak else None,
-        cutlass=_side(problem, winner.statistics, ceilings),
-        cublas=_side(problem, winner.baseline, ceilings),
-    )
-
-
-def _side(problem: Problem, time: Statistics | None, ceilings: Ceilings | None) -> Side | None:
-    if time is None:
-        return None
-    flops = problem.flops / time.median_us * 1e6
-    moved = problem.operand_bytes / time.median_us * 1e6
-    peak = ceilings.peak(problem.dtype) if ceilings else None
-    copy = ceilings.bandwidth_at(problem.operand_bytes) if ceilings else None
-    return Side(
-        time=time,
-        flops_per_second=flops,
-        bytes_per_second=moved,
-        peak_share=flops / peak if peak else None,
-        bandwidth_share=moved / ceilings.bandwidth if ceilings else None,
-        copy_share=moved / copy if copy else None,
+        intensity=problem.flops / moved,
+        ridge=peak / limits.bandwidth if limits and peak else None,
+        cutlass=side(winner.statistics),
+        cublas=side(winner.baseline),
     )
 
 
@@ -264,7 +264,7 @@ def summaries(rows: Iterable[ReportRow]) -> tuple[Summary, ...]:
 
 def _summary(dtype: str, group: ProblemClass | None, rows: Sequence[ReportRow]) -> Summary:
     speedups = [row.winner.speedup for row in rows if row.winner.speedup]
-    ratios = [speedup.median for speedup in speedups]
+    ratios = [row.served_ratio for row in rows if row.served_ratio is not None]
     return Summary(
         dtype=dtype,
         group=group,
@@ -273,7 +273,7 @@ def _summary(dtype: str, group: ProblemClass | None, rows: Sequence[ReportRow]) 
         median=statistics.median(ratios),
         minimum=min(ratios),
         maximum=max(ratios),
-        below=sum(ratio < LOW for ratio in ratios),
+        below=sum(speedup.median < LOW for speedup in speedups),
         behind=sum(speedup.ci_high < 1 for speedup in speedups),
         won=sum(not row.winner.use.is_default for row in rows),
     )

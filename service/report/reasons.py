@@ -14,9 +14,10 @@ from gemmsmith.core.kernel import Backend, CutlassKernel, MainloopSchedule, Tile
 from gemmsmith.core.launch import Decomposition
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tiles import tile_grid
-from service.report.problem_rows import Bound, DeviceReport, ReportRow, unaligned_operands
+from service.report.problem_rows import DeviceReport, ReportRow, unaligned_operands
 from service.report.verdict import why_cublas_stays
 from tuner.arch import architecture
+from tuner.explain.competitors import Bound
 from tuner.search.hints import choice_of
 
 FULL = 0.95

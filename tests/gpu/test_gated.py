@@ -84,9 +84,15 @@ def exact(activation: str, layout: str) -> Layer:
 
 
 def test_300_random_layers_against_fp64(
-    ground: Ground, record_property: Callable[[str, object], None]
+    ground: Ground,
+    record_property: Callable[[str, object], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Forwards and backwards, by a kernel or by torch: some sizes no kernel reads."""
+    # cuBLAS may split K and round the parts to bf16. That turns the sign of arguments near 0, where
+    # ReLU's derivative jumps: with two parts and K = 2324, a weight's gradient is off by 2.7%.
+    whole_sums = "allow_bf16_reduced_precision_reduction"
+    monkeypatch.setattr(torch.backends.cuda.matmul, whole_sums, False)
     chance = random.Random(20261123)
     launched_ones = 0
     for case in range(CASES):

@@ -206,6 +206,37 @@ def test_a_suites_grouped_problems_are_of_the_type_that_it_is_tuned_for(
     assert [row.problem for row in Bundle.open(path).snapshot.rows] == [experts]
 
 
+def test_winners_of_invariant_numerics_are_baked(settings: Settings, tmp_path: Path) -> None:
+    ordered = [
+        replace(problem, dtype=dtype)
+        for problem, dtype in zip(
+            PROBLEMS,
+            ("bf16.sum_sequential", "fp16.sum_sequential", "bf16.sum_split_2"),
+            strict=False,
+        )
+    ]
+    for problem in ordered:
+        candidate = Candidate(kernel=kernels(problem)[0], launch=Launch())
+        promote(settings, replace(winner(problem), candidate=candidate))
+    suite, path = tmp_path / "small.toml", tmp_path / "w.gspack"
+
+    def baked(*words: object) -> list[Problem]:
+        bake(*words, "-o", path)
+        return sorted(row.problem for row in Bundle.open(path).snapshot.rows)
+
+    demanded = ("--numerics", "invariant")
+    assert baked("--winners", *demanded) == sorted(ordered[:2])
+    assert baked("--winners", "--dtype", "bf16", *demanded) == ordered[:1]
+    counts = document(compile_("--device", H200.slug, *demanded, "--json"))["counts"]
+    assert counts["wanted"] == 2
+    suite.write_text(SUITE)
+    # It answers at every M, far or near.
+    assert baked("--suite", suite, "--dtype", "bf16", *demanded) == ordered[:1]
+    suite.write_text(f"numerics = 'invariant'\n{SUITE}")
+    assert baked("--suite", suite, "--dtype", "bf16") == ordered[:1]
+    assert baked("--suite", suite) == sorted(ordered[:2])
+
+
 def test_only_kernels_that_winners_of_the_types_run_are_compiled(settings: Settings) -> None:
     promote(settings, winner(Problem(m=64, n=64, k=64, dtype="fp16")))
     assert document(compile_("--device", H200.slug, "--dtype", "bf16", "--json"))["counts"] | {
@@ -296,6 +327,7 @@ def test_packs_of_strangers_are_not_baked(
         (("--winners", "--suite", "x.toml"), "give --suite FILE or --winners"),
         (("--suite", "none.toml"), "no suite file none.toml"),
         (("--winners", "--dtype", "fp32"), "dtype must be one of"),
+        (("--winners", "--numerics", "x"), "numerics must be one of invariant"),
     ],
 )
 def test_misuse(settings: Settings, tmp_path: Path, arguments: tuple[str], message: str) -> None:

@@ -291,7 +291,9 @@ def test_the_demo_lists_searches_and_shows_the_winner(settings: Settings) -> Non
     assert "or ask for one of the 3 that it holds" in unheard.stderr
 
 
-def test_an_order_of_sums_is_tuned_and_answered_at_every_m(settings: Settings) -> None:
+def test_an_order_of_sums_is_tuned_and_answered_at_every_m(
+    settings: Settings, tmp_path: Path
+) -> None:
     problem = Problem(m=256, n=4096, k=4096, dtype="bf16.sum_sequential")
     record(settings.sweeps, problem, name="ordered", device=replace(H200, name="Ordered"))
     order = ("--dtype", problem.dtype)
@@ -305,9 +307,18 @@ def test_an_order_of_sums_is_tuned_and_answered_at_every_m(settings: Settings) -
         assert kernel.name in shown.stdout
         assert "use        cutlass" in shown.stdout
         assert ("match      nearest" in shown.stdout) is (m != 256)
-    other = ("best", 256, 4096, 4104, *order, "--device", "ordered-132sm")
-    unknown = gemmsmith(settings, *other, code=1)
-    assert "tune 256 4096 4104 --dtype bf16.sum_sequential --layout tn" in unknown.stderr
+    invariant = ("--numerics", "invariant", "--device", "ordered-132sm")
+    shown = gemmsmith(settings, "best", 100, 4096, 4096, *invariant)
+    assert f"100×4096×4096 {problem.dtype} tn" in shown.stdout
+    assert kernel.name in shown.stdout
+    twice = gemmsmith(settings, "best", 100, 4096, 4096, *order, *invariant, code=2)
+    assert "leave out numerics" in twice.stderr
+    suite = tmp_path / "s.toml"
+    suite.write_text("[[problem]]\nname = 'p'\nm = 256\nn = 4096\nk = 4096\n")
+    again = ("tune", "--suite", suite, "--numerics", "invariant", *device)
+    assert f"[1/1] {problem} p" in gemmsmith(settings, *again).stderr
+    unknown = gemmsmith(settings, "best", 256, 4096, 4104, "--dtype", "fp16", *invariant, code=1)
+    assert "tune 256 4096 4104 --dtype fp16.sum_sequential --layout tn" in unknown.stderr
 
 
 @pytest.mark.compiles

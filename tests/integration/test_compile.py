@@ -38,6 +38,7 @@ from tests.support.compiled import (
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import gemm_operation
 from tuner.compile import ArtifactStore, Builder
+from tuner.explain.resources import resources
 from tuner.trial import FailureKind
 
 pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
@@ -93,6 +94,13 @@ def test_description_needs_no_device(compiled_packs: CompiledPacks, member: Kern
     elif member.backend is Backend.CUTLASS3X:
         assert 0 <= footprint.shared_bytes(member) - info.shared_bytes <= 256
     assert (info.registers, info.local_bytes) == (-1, -1)
+    explained = resources(member, compiled_packs.pack(member).path)
+    assert explained is not None
+    assert (explained.threads, explained.stages) == (info.threads, info.stages)
+    assert explained.blocks_per_sm >= 1
+    if explained.registers is not None:  # split-K's kernel is one of several in its pack
+        assert explained.registers <= 65536 // info.threads
+        assert explained.spilled_bytes == 0
 
 
 def test_misuse_is_told_apart(compiled_packs: CompiledPacks) -> None:

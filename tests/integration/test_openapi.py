@@ -154,6 +154,8 @@ def test_answers_are_described_to_the_last_member(client: httpx.Client) -> None:
         ("GET", "/best", f"/best?{asking}", None),
         ("GET", "/best", "/best?m=77&n=7000&k=640&dtype=fp16", None),
         ("POST", "/best:batch", "/best:batch", {"problems": [asked, {"m": 0, "n": 1, "k": 1}]}),
+        ("GET", "/explain", f"/explain?{asking}", None),
+        ("GET", "/explain", "/explain?m=7&n=7&k=7", None),
         ("GET", "/snapshot", "/snapshot", None),
         ("POST", "/tune", "/tune", asked),
         ("POST", "/tune", "/tune", {**asked, "m": 1, "calls": 5, "device": H200.slug}),

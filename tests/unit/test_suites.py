@@ -233,6 +233,58 @@ def test_of_fused_layers_fp8_has_what_goes_forwards() -> None:
     assert {"dgelu_tanh_bgrad", "dgelu_act", "dsilu_gate", "dsilu_gate_act"} <= backwards
 
 
+LAYERS = """
+[[layer]]
+model = "m"
+name = "first"
+out = 64
+in = 32
+tokens = [8]
+passes = ["forward", "weight_gradient"]
+{word}
+[[layer]]
+model = "m"
+name = "experts"
+out = 64
+in = 32
+groups = 4
+tokens = [16]
+epilogues = ["none", "silu_gate"]
+"""
+IN_ORDER = 'numerics = "invariant"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "in_order"),
+    [
+        (LAYERS.format(word=""), 0),
+        (LAYERS.format(word=IN_ORDER), 2),
+        (IN_ORDER + LAYERS.format(word=""), 4),
+        (IN_ORDER + LAYERS.format(word=IN_ORDER), 4),
+    ],
+)
+def test_a_layer_or_the_whole_file_demands_numerics(
+    tmp_path: Path, text: str, in_order: int
+) -> None:
+    suite = load(write(tmp_path, text))
+    problems = [problem for _, problem in suite.problems("bf16")]
+    assert [p.operation.summation == "sequential" for p in problems] == [
+        place < in_order for place in range(4)
+    ]
+    demanded = [problem for _, problem in suite.problems("bf16", "invariant")]
+    assert all(p.operation.summation == "sequential" for p in demanded)
+    assert [p.operation.of_kernels for p in demanded] == [p.operation.of_kernels for p in problems]
+    assert len(suite.problems("fp8_e4m3", "invariant")) == 0  # a factor for each operand
+    with pytest.raises(InvalidProblem, match="numerics must be one of invariant"):
+        suite.problems("bf16", "x")
+
+
+def test_one_product_may_be_listed_with_and_without_an_order(tmp_path: Path) -> None:
+    entry = "[[problem]]\nname='p'\nm=1\nn=2\nk=3\ncalls=2\n"
+    suite = load(write(tmp_path, f"{entry}{entry}{IN_ORDER}{entry}{IN_ORDER}"))
+    assert [(e.numerics, e.calls) for e in suite.entries] == [(None, 2), ("invariant", 4)]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -267,6 +319,19 @@ def test_of_fused_layers_fp8_has_what_goes_forwards() -> None:
             "'x' is not a valid Stored",
         ),
         ("[[problem]]\nname='p'\nm=1\nn=2\nk=3\nlayout='xx'", "'xx' is not a valid Layout"),
+        (
+            "numerics='x'\n[[problem]]\nname='p'\nm=1\nn=2\nk=3",
+            "problem 1: numerics must be one of",
+        ),
+        (
+            "[[problem]]\nname='p'\nm=1\nn=2\nk=3\nnumerics='invariant'\ndtype='tf32'",
+            "problem 1: sum_sequential does not exist for this operation",
+        ),
+        (
+            "numerics='invariant'\n[[layer]]\nmodel='m'\nname='l'\nout=8\nin=8\ntokens=[1]\n"
+            "passes=['input_gradient']\nepilogues=['dgelu_bgrad']",
+            "layer 1: sum_sequential does not exist for this operation",
+        ),
     ],
 )
 def test_a_bad_suite_says_what_is_wrong(tmp_path: Path, text: str, says: str) -> None:

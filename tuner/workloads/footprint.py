@@ -1,4 +1,5 @@
-"""The device memory that measuring a problem takes; plain arithmetic without torch.
+"""The device memory that measuring a problem takes and that a launch moves; plain arithmetic
+without torch.
 
 The service uses it to refuse a problem before a job exists, and the measuring child before it
 allocates anything.
@@ -9,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemmsmith.core.device import DeviceModel
-from gemmsmith.core.operation import Epilogue, Scaling
+from gemmsmith.core.operation import Element, Epilogue, Grouping, Scaling
 from gemmsmith.core.problem import Problem
 from tuner.errors import DoesNotFit
-from tuner.workloads.spreads import Spread
+from tuner.workloads.spreads import Spread, groups_read
 
 ALIGNMENT = 256
 """Every operand starts at a multiple of this many bytes, as cudaMalloc's blocks do."""
@@ -118,6 +119,21 @@ def _vectors(epilogue: Epilogue) -> int:
     backward = epilogue.backward
     summed = backward is not None and backward.bias_gradient
     return epilogue.has_bias + epilogue.has_column_scale + summed
+
+
+def least_bytes(problem: Problem) -> int:
+    """Fewest bytes that a launch moves: `Problem.operand_bytes` without weights of empty groups.
+
+    On average over the draws of all spreads. If groups divide the depth, an empty group's gradient
+    is written like any other.
+    """
+    operation = problem.operation
+    if operation.grouping is not Grouping.ROWS:
+        return problem.operand_bytes
+    weight = problem.k * problem.n * operation.b.bytes
+    if operation.scaling is Scaling.ROW:
+        weight += problem.n * Element.F32.bytes
+    return problem.operand_bytes - round((problem.batch - groups_read(problem)) * weight)
 
 
 def footprint_bytes(problem: Problem) -> int:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import random
 from enum import StrEnum
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from statistics import fmean
 
 from gemmsmith.core.operation import Grouping
 from gemmsmith.core.problem import Problem
@@ -20,6 +22,10 @@ TMA_BYTES = 16
 
 HOT_SHARE = 0.3
 """Share of the tokens that a very skewed draw adds to one group."""
+
+
+_COUNTED_DRAWS = 8
+"""Draws of each spread that `groups_read` counts."""
 
 
 class Spread(StrEnum):
@@ -54,6 +60,21 @@ def short_ends(problem: Problem, seed: int) -> tuple[int, ...]:
     weights = _weights(Spread.SKEWED, problem.batch, source)
     ends = _divided(weights, max(0, units - 1 - units // 8), source)
     return tuple(step * end for end in ends)
+
+
+def runs_of(problem: Problem, spread: Spread, draw: int) -> list[int]:
+    """The number of tokens of each group."""
+    return [stop - start for start, stop in pairwise((0, *ends_of(problem, spread, draw)))]
+
+
+@lru_cache(maxsize=4096)
+def groups_read(problem: Problem) -> float:
+    """How many groups have tokens in a launch, on average over the draws of all spreads."""
+    return fmean(
+        sum(run > 0 for run in runs_of(problem, spread, draw))
+        for spread in Spread
+        for draw in range(_COUNTED_DRAWS)
+    )
 
 
 def tokens_of(problem: Problem) -> int:

@@ -57,6 +57,11 @@ def invariant(operation: Operation, *, precise: bool = False) -> Operation:
         raise InvalidProblem("numerics", str(error)) from None
 
 
+def is_invariant(operation: Operation) -> bool:
+    """Whether the operation is the result of `invariant`."""
+    return operation.summation in (SEQUENTIAL, PROMOTED)
+
+
 def with_numerics(problem: Problem, numerics: str | None) -> Problem:
     """The problem with what `numerics` demands; None demands nothing.
 

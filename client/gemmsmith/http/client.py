@@ -22,6 +22,7 @@ from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.core.bounds import BOUNDS, Bounds
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.elements import TypeName
+from gemmsmith.core.numerics import with_numerics
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort
 from gemmsmith.errors import Busy, NotTuned
@@ -114,6 +115,7 @@ class Client:
         batch: SupportsIndex = 1,
         dtype: TypeName = "bf16",
         layout: str = "tn",
+        numerics: str | None = None,
         device: str | None = None,
         arch: str | None = None,
         exact: bool = False,
@@ -124,7 +126,8 @@ class Client:
         default it is the service's own GPU, or the only known model of `arch`. For a problem that
         was not tuned, the answer is the winner of a nearby problem (`match` is `nearest`), or else
         a proposal of the cost model (`predicted`: nothing was measured, and `use` is `cublas`).
-        With `exact`, both raise NotTuned.
+        With `exact`, both raise NotTuned. With `numerics="invariant"` the kernel gives a row the
+        same bits at every M: the question is that of the operation with `sum_sequential`.
 
         Raises:
             InvalidProblem: the problem is invalid; nothing was sent.
@@ -133,6 +136,7 @@ class Client:
             ServiceError: the service refused the request, or failed.
         """
         problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+        problem = with_numerics(problem, numerics)
         query = Query(problem=problem, device=device, arch=arch, exact=exact)
         return self._sender.run(lookups.best(self._session, query))
 
@@ -163,6 +167,7 @@ class Client:
         batch: SupportsIndex = 1,
         dtype: TypeName = "bf16",
         layout: str = "tn",
+        numerics: str | None = None,
         effort: str = Effort.DEFAULT,
         priority: int = 0,
         calls: int = 0,
@@ -179,7 +184,8 @@ class Client:
         or in any other period, which must be the same for all your problems. If a request joins a
         job, their calls add up. `device` is the slug of a device model; by default any worker may
         take the job. After `deadline_s` seconds, a job without a winner fails. If a request joins
-        a job, the later deadline applies, or none if one of them has none.
+        a job, the later deadline applies, or none if one of them has none. `numerics` is as in
+        `best`.
 
         With `wait`, returns when the job has ended, and raises as `TuningJob.wait` does. If the
         queue is full or your key has reached its limit, the request is repeated after the time
@@ -194,6 +200,7 @@ class Client:
             ServiceUnavailable, ServiceError: the job could not be requested.
         """
         problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+        problem = with_numerics(problem, numerics)
         patience = Patience(timeout if timeout is not None or wait else 0.0, on_busy)
         options = {
             "effort": effort_of(effort),

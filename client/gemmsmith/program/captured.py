@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from gemmsmith.core.numerics import Numerics, with_numerics
+from gemmsmith.core.numerics import demands_order, with_numerics
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.files import write
@@ -62,16 +61,31 @@ class Captured:
         self.skipped.update(other.skipped)
         self.unseen.update(other.unseen)
 
-    def in_order(self) -> Captured:
-        """The same products under `numerics="invariant"`. Those without an order stay."""
-        ordered = Captured()
+    def with_numerics(self, numerics: str | None) -> Captured:
+        """The products as kernels of these numerics run them, such as `invariant`; None: as here.
+
+        Products of integers stay, as their sums have no order. What else has no order is skipped.
+
+        Raises:
+            InvalidProblem: there is no such word.
+        """
+        if not demands_order(numerics):
+            return self
+        captured = Captured()
+        captured.skipped.update(self.skipped)
+        captured.unseen.update(self.unseen)
         for problem, calls in self.problems.items():
-            with suppress(InvalidProblem):
-                problem = with_numerics(problem, Numerics.INVARIANT)
-            ordered.problems[problem] += calls
-        ordered.skipped.update(self.skipped)
-        ordered.unseen.update(self.unseen)
-        return ordered
+            operation = problem.operation
+            stays = operation.a.is_integer or operation.summation is not None
+            try:
+                demanded = problem if stays else with_numerics(problem, numerics)
+            except InvalidProblem:
+                # A product without its epilogue is captured as well.
+                if not operation.is_fused:
+                    captured.skipped[operation.dtype] += calls
+                continue
+            captured.problems[demanded] += calls
+        return captured
 
     @property
     def document(self) -> bytes:

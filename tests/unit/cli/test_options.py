@@ -10,9 +10,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from gemmsmith.core.problem import Problem
+from gemmsmith.errors import InvalidProblem
 from service.cli.main import app
 from service.cli.options import ProblemOptions, SizeOptions, SourceOptions, flattened
 from service.cli.output import MisuseError
+from service.cli.tasks import TaskOptions
 from tests.unit.cli.test_cli_help import COMMANDS
 
 
@@ -84,6 +87,19 @@ def test_no_command_has_eight_parameters() -> None:
     assert len(callbacks) == len(COMMANDS)
     for callback in callbacks:
         assert len(inspect.signature(callback).parameters) < 8, callback
+
+
+def test_numerics_is_a_part_of_the_problem() -> None:
+    sizes = {"m": 1, "n": 2, "k": 3}
+    problem = ProblemOptions(**sizes, numerics="invariant").problem
+    assert problem == Problem(1, 2, 3, dtype="bf16.sum_sequential")
+    (task,) = TaskOptions(**sizes, dtype=["fp16.nt"], numerics="invariant").tasks(None)
+    assert task.problem == Problem(1, 2, 3, dtype="fp16.sum_sequential", layout="nt")
+    for wrong in ("x", ""):
+        with pytest.raises(InvalidProblem, match="numerics must be one of invariant"):
+            _ = ProblemOptions(**sizes, numerics=wrong).problem
+    with pytest.raises(InvalidProblem, match="leave out numerics"):
+        TaskOptions(**sizes, dtype=["bf16,int8"], numerics="invariant").tasks(None)
 
 
 def test_records_say_what_they_are_for() -> None:

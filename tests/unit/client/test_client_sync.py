@@ -63,6 +63,8 @@ def test_best_asks_and_understands(
         ({"dtype": "int4"}, "bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32"),
         ({"layout": "tx"}, "tn, tt, nt, nn"),
         ({"dtype": "fp8_e4m3", "layout": "nn"}, "needs layout tn"),
+        ({"numerics": "bitwise"}, "numerics must be one of invariant"),
+        ({"dtype": "int8", "numerics": "invariant"}, "leave out numerics"),
     ],
 )
 def test_wrong_problems_are_never_sent(client: Client, server, arguments, message) -> None:

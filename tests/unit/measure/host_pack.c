@@ -4,8 +4,9 @@
 #include <string.h>
 
 static const char *names[] = {"good",    "other", "wrong", "unwritten",
-                              "refuses", "fails", "split", "even", "drifts", "shifted"};
-enum { kGood, kOther, kWrong, kUnwritten, kRefuses, kFails, kSplit, kEven, kDrifts, kShifted, kCount };
+                              "refuses", "fails", "split", "even", "drifts", "shifted", "placed"};
+enum { kGood, kOther, kWrong, kUnwritten, kRefuses, kFails, kSplit, kEven, kDrifts, kShifted, kPlaced,
+       kCount };
 
 static float widen(uint16_t value) {
   uint32_t bits = (uint32_t)value << 16;
@@ -50,8 +51,10 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
         if (i == kWrong && n == 1) sum = -sum;
         uint16_t *d = (uint16_t *)g->d + z * g->batch_stride_d + m * g->ldd + n;
         *d = narrow(sum);
-        /* Other bits in two columns: with few rows, or always. Within the tolerance. */
-        if (n < 2 && (i == kShifted || (i == kDrifts && g->m < 16))) *d ^= 1;
+        /* Other bits in two columns: with few rows, in a group's first row, or always. Within the
+         * tolerance. */
+        int differs = i == kShifted || (i == kDrifts && g->m < 16) || (i == kPlaced && m == first);
+        if (n < 2 && differs) *d ^= 1;
       }
   }
   return 0;

@@ -177,6 +177,23 @@ def test_rows_of_an_order_have_the_same_bits_at_every_m(
     assert not [o for o in said if isinstance(o, EntrantOutcome) and o.failure]
 
 
+def test_tokens_of_an_order_have_the_same_bits_in_every_spread(
+    batches: Batches, said: list[Reply], pack: Path
+) -> None:
+    problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows.sum_sequential")
+    field = entrants(pack, "good", "placed", "drifts", "shifted", "other", dtype="bf16.group_rows")
+    batches.screen(Screen(problem=problem, entrants=field, policy=POLICY, seed=1))
+    outcomes = [reply for reply in said if isinstance(reply, EntrantOutcome)]
+    messages = {o.index: o.failure.message for o in outcomes if o.failure}
+    assert sorted(messages) == [1, 2, 3]
+    assert "bits depend on the spread of tokens" in messages[1]
+    assert "differ from those of good@" in messages[3]
+    said.clear()
+    plain = replace(problem, dtype="bf16.group_rows")
+    batches.screen(Screen(problem=plain, entrants=field, policy=POLICY, seed=1))
+    assert not [o for o in said if isinstance(o, EntrantOutcome) and o.failure]
+
+
 def test_finals_compare_bits_as_well(
     batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gemmsmith.core.operation import of_dtype
+from gemmsmith.core.problem import Problem
+from gemmsmith.errors import InvalidProblem
 from gemmsmith.program.captured import Captured
 from service.cli import program
 from tests.support import unchanged
@@ -89,6 +92,48 @@ def test_status_arguments_and_suite(tmp_path: Path, end: str, status: int, says:
     (entry,) = load(tmp_path / "s.toml").entries
     assert (entry.m, entry.n, entry.k, entry.layout) == (4, 8, 16, "tt")
     assert (entry.dtype, entry.calls) == ("bf16", 1)
+
+
+def test_products_are_captured_with_the_order_of_their_sums(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("")
+    code = SCRIPT.format(end="x = torch.ones(32, 32).char(); torch._int_mm(x, x.t())")
+    (tmp_path / "train.py").write_text(code)
+    options = ("-o", "s.toml", "--numerics", "invariant")
+    done = capture(tmp_path, "--", "python", "train.py", options=options)
+    assert done.returncode == 0, done.stderr
+    assert entries(tmp_path / "s.toml") == {
+        (4, 8, 16, "tt", "bf16.sum_sequential"): 1,
+        (32, 32, 32, "tn", "int8"): 1,
+    }
+    wrong = capture(tmp_path, "--", "python", "train.py", options=("--numerics", "x"))
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: numerics must be one of invariant")
+    assert wrong.stdout == ""  # the program did not run
+
+
+def test_products_of_every_kind_get_their_order() -> None:
+    captured = Captured()
+    plain = {
+        "bf16": "bf16.sum_sequential",
+        "bf16.then_bias_gelu": "bf16.then_bias_gelu.sum_sequential",
+        "bf16.sum_split_4": "bf16.sum_split_4",
+        "int8": "int8",
+        "fp8_e4m3.scale_row": "fp8_e4m3.scale_row.sum_sequential",
+        "bf16.then_dgelu_bgrad": None,  # its product without the epilogue is captured as well
+        "tf32": None,
+        "fp8_e4m3": None,
+    }
+    for calls, dtype in enumerate(plain, 1):
+        captured.problems[Problem.of(of_dtype(dtype), 64, 64, 64)] = calls
+    captured.skipped["float32 × float32"] = 7
+    assert captured.with_numerics(None) is captured
+    demanded = captured.with_numerics("invariant")
+    assert {problem.dtype: calls for problem, calls in demanded.problems.items()} == {
+        dtype: calls for calls, dtype in enumerate(plain.values(), 1) if dtype
+    }
+    assert demanded.skipped == {"float32 × float32": 7, "tf32": 7, "fp8_e4m3": 8}
+    with pytest.raises(InvalidProblem, match="numerics must be one of invariant"):
+        captured.with_numerics("x")
 
 
 def test_a_module(tmp_path: Path) -> None:

@@ -98,6 +98,69 @@ def test_a_weight_is_answered_at_every_number_of_tokens(
     assert answer["config"]["kernel"]["dtype"] == measured.operation.of_kernels.dtype
 
 
+PLAIN = {"m": 37, "n": 4096, "k": 4096, "dtype": "bf16", "numerics": "invariant"}
+
+
+def test_invariant_numerics_is_a_spelling_of_the_order(settings: Settings) -> None:
+    """Of single and grouped products, in every form of the question."""
+    parts = {"m": 9, "n": 1536, "k": 2048, "groups": 8, "grouping": "rows", "numerics": "invariant"}
+    for plain, dtype in ((PLAIN, WEIGHT.dtype), (parts, EXPERTS.dtype)):
+        rest = {name: plain[name] for name in plain if name not in ("numerics", "grouping")}
+        named = rest | {"dtype": dtype}
+        with running(settings) as client:
+            answer = client.get("/best", params=plain).raise_for_status().json()
+            assert answer == client.get("/best", params=named).raise_for_status().json()
+            batch = client.post("/best:batch", json={"problems": [plain, named]}).json()
+            assert batch["answers"] == [answer, answer]
+            job = client.post("/tune", json=plain).raise_for_status().json()
+            same = client.post("/tune", json=named).raise_for_status().json()
+        assert answer["problem"]["dtype"] == job["problem"]["dtype"] == dtype
+        assert answer["use"] == "cutlass"
+        assert job["id"] == same["id"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dtype": WEIGHT.dtype}, "names its order of sums already: leave out numerics"),
+        ({"dtype": "bf16.sum_split_4"}, "names its order of sums already: leave out numerics"),
+        ({"dtype": "int8"}, "same in every order: leave out numerics"),
+        ({"dtype": "tf32"}, "does not exist for this operation"),
+        ({"dtype": "fp8_e4m3"}, "does not exist for this operation"),
+        ({"epilogue": "dgelu_bgrad"}, "without sums of rows"),
+        ({"numerics": "bitwise"}, "invariant"),
+        ({"numerics": ""}, "invariant"),
+    ],
+)
+def test_a_wrong_question_of_numerics_names_the_field(
+    settings: Settings, change: dict[str, str], says: str
+) -> None:
+    asked = PLAIN | change
+    with running(settings) as client:
+        replies = [client.get("/best", params=asked), client.post("/tune", json=asked)]
+        batch = client.post("/best:batch", json={"problems": [asked]}).raise_for_status().json()
+        assert client.get("/jobs").json()["jobs"] == []
+    for reply in replies:
+        assert reply.status_code == 422
+        (error,) = reply.json()["errors"]
+        assert error["field"] == "numerics"
+        assert says in json.dumps(error)
+    (in_batch,) = batch["answers"]
+    assert in_batch["status"] == 422
+    assert says in json.dumps(in_batch)
+
+
+def test_a_client_asks_for_invariant_numerics(settings: Settings) -> None:
+    with running(settings) as http, Client(str(http.base_url), cache_dir=None) as client:
+        answer = client.best(37, 4096, 4096, numerics="invariant", device=H200.slug)
+        assert answer == client.best(37, 4096, 4096, dtype=WEIGHT.dtype, device=H200.slug)
+        assert answer.problem == replace(WEIGHT, m=37)
+        job = client.tune(37, 4096, 4096, numerics="invariant")
+        assert job.id == client.tune(37, 4096, 4096, dtype=WEIGHT.dtype).id
+        with pytest.raises(NotTuned, match=r"dtype='fp16\.sum_sequential'"):
+            client.best(64, 4096, 4096, dtype="fp16", numerics="invariant", device=H200.slug)
+
+
 def test_plain_problems_have_their_own_answers(settings: Settings) -> None:
     with running(settings) as client:
         plain = client.get("/best", params=ASKED | {"dtype": "bf16"}).raise_for_status().json()

@@ -13,12 +13,14 @@ from gemmsmith.core.config import Use
 from gemmsmith.core.kernel import TileScheduler
 from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import DType, Layout, Problem
-from service.report.problem_rows import Bound, ProblemClass, classes_of, device_report, row_of
+from service.report.problem_rows import ProblemClass, classes_of, device_report, row_of
 from service.report.reasons import default_note, notes, why
+from service.report.roofs import measured_roof
 from tests.support.docs import ROOT
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H200, winner
 from tuner.exchange import read_winners
+from tuner.explain.competitors import Bound
 from tuner.measure.ceilings import (
     Ceilings,
     CeilingsError,
@@ -31,10 +33,9 @@ from tuner.measure.ceilings import (
 )
 from tuner.trial import Winner
 
+FILES = sorted((ROOT / "configs" / "winners").glob("*.jsonl"))
 SHIPPED = [
-    found
-    for path in sorted((ROOT / "configs" / "winners").glob(f"{H200.slug}.*.jsonl"))
-    for found in read_winners(path)
+    found for path in FILES if path.name.startswith(f"{H200.slug}.") for found in read_winners(path)
 ]
 KINDS = ProblemClass
 STATE = Conditions(sm_clock_mhz=1900.0, power_w=600.0, temperature_c=50.0)
@@ -146,17 +147,45 @@ def test_without_ceilings_nothing_is_invented() -> None:
     assert "No ceilings were measured for nvidia-h200-132sm" in notes(report)[0]
 
 
+@pytest.mark.parametrize("slug", sorted({path.name.partition(".")[0] for path in FILES}))
+def test_no_shipped_winner_is_above_a_limit(slug: str) -> None:
+    winners = [w for path in FILES if path.name.startswith(f"{slug}.") for w in read_winners(path)]
+    path = path_for(slug)
+    ceilings = read_ceilings(path) if path.is_file() else None
+    for row in device_report(winners, ceilings).rows:
+        for side in (row.cutlass, row.cublas):
+            assert side
+            for share in (side.peak_share, side.bandwidth_share, side.copy_share):
+                assert share is None or share <= 1.05, row.problem
+    roof = measured_roof(winners[0].device, "bf16")
+    assert roof
+    assert roof.measured
+
+
+def test_experts_without_tokens_move_nothing() -> None:
+    problem = Problem(m=16, n=1536, k=2048, batch=128, dtype="bf16.group_rows")
+    row = row_of(winner(problem, us=30.0), CEILINGS)
+    assert row.cutlass
+    assert row.cutlass.bytes_per_second < problem.operand_bytes / 8 / 30e-6
+    assert row.cutlass.bandwidth_share
+    assert row.cutlass.bandwidth_share <= 1.0
+
+
 def test_summaries_of_the_shipped_winners() -> None:
     report = device_report(SHIPPED, None)
     assert len(report.rows) == len(SHIPPED)
     for dtype in report.dtypes:
-        ratios = [w.speedup.median for w in SHIPPED if w.problem.dtype == dtype and w.speedup]
+        of_dtype = [w for w in SHIPPED if w.problem.dtype == dtype and w.speedup]
+        best = [w.speedup.median for w in of_dtype]
+        ratios = [
+            1.0 if w.use is Use.CUBLAS else ratio for w, ratio in zip(of_dtype, best, strict=True)
+        ]
         whole = next(s for s in report.summaries if s.dtype == dtype and s.group is None)
         assert whole.problems == len(ratios)
         assert whole.geometric_mean == pytest.approx(math.prod(ratios) ** (1 / len(ratios)))
         assert whole.median == statistics.median(ratios)
-        assert whole.minimum == min(ratios)
-        assert whole.below == sum(ratio < 0.97 for ratio in ratios)
+        assert whole.minimum == min(ratios) >= 1.0
+        assert whole.below == sum(ratio < 0.97 for ratio in best)
         small = [s for s in report.summaries if (s.dtype, s.group) == (dtype, KINDS.TOKENS_64)]
         few = sum(w.problem.m <= 64 for w in SHIPPED if w.problem.dtype == dtype)
         assert [s.problems for s in small] == [few] * bool(few)

@@ -112,8 +112,8 @@ class Engine:
         Raises:
             NotInvariant: torch would have to, and must not.
         """
-        if _Watched.watcher is not None:
-            _Watched.watcher.saw(form, a, b, plan, _groups(operands))
+        if _Watching.watcher is not None:
+            _Watching.watcher.saw(form, a, b, plan, _groups(operands))
         if plan is None:
             if self.is_invariant:
                 self.refuse(form, Spec.of(a), Spec.of(b), reason="its operands do not suit kernels")
@@ -275,7 +275,7 @@ class Engine:
 
     @property
     def watcher(self) -> Watcher | None:
-        return _Watched.watcher
+        return _Watching.watcher
 
     @property
     def has_plans(self) -> bool:
@@ -326,7 +326,7 @@ def _groups(operands: Operands) -> int:
     return 0 if offsets is None else int(offsets.shape[0])
 
 
-class _Watched:
+class _Watching:
     """What sees the products of this process."""
 
     watcher: Watcher | None = None
@@ -334,5 +334,5 @@ class _Watched:
 
 def watch(watcher: Watcher | None) -> Watcher | None:
     """Have `watcher` see every product of any engine. Returns the previous watcher."""
-    before, _Watched.watcher = _Watched.watcher, watcher
+    before, _Watching.watcher = _Watching.watcher, watcher
     return before

@@ -1,0 +1,69 @@
+"""`gemmsmith explain`: why the fastest known kernel of a problem is the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from service.cli.best import answering
+from service.cli.options import Database, DeviceSlug, Packs, ProblemOptions, load_settings, typed
+from service.cli.output import CommandError, Result, say, table
+from service.cli.session import model_of
+
+if TYPE_CHECKING:
+    from tuner.explain import Explanation
+
+
+def explain(
+    shape: ProblemOptions,
+    device: DeviceSlug = None,
+    database: Database = None,
+    packs: Packs = None,
+) -> Result:
+    """Say why the winner of M N K is fastest: tiles, waves, occupancy, limits, energy, time.
+
+    The winner and the default are side by side. Figures follow from what was recorded; estimates
+    are named so.
+    """
+    from service import documents
+    from service.explaining import explanation_of
+    from tuner.compile import ArtifactStore
+
+    settings = load_settings(database=database, packs=packs)
+    problem = shape.problem
+    with answering(settings, database) as store:
+        model = model_of(settings, device, store)
+        winner = store.winner(problem, model.slug)
+        if winner is not None:
+            item = explanation_of(winner, store, ArtifactStore(settings.packs))
+            return Result(documents.explanation(item), lambda: _show(item))
+        near = store.near_winners(problem, model.slug, limit=1)
+    nearest = ""
+    if near:
+        nearest = f". Or explain the nearest: gemmsmith explain {typed(near[0].problem)}"
+    raise CommandError(
+        f"{problem} was not tuned on {model.name}. Tune it: gemmsmith tune {typed(problem)}"
+        f"{nearest}"
+    )
+
+
+def _show(item: Explanation) -> None:
+    """Print an explanation for people."""
+    from service.report.explained import sections, work
+
+    say(f"{item.problem} on {item.device.name}")
+    for label, text in work(item):
+        say(f"  {label:<10} {text}")
+    for text in (item.why, item.power, item.left, *_advice(item)):
+        say("")
+        say(text)
+    for section in sections(item):
+        if section.rows:
+            say("")
+            table("", (section.title, "candidate", "default"), section.rows, left=3)
+
+
+def _advice(item: Explanation) -> Iterator[str]:
+    if item.advice is not None:
+        measure = "" if item.advice.is_measured else " Measure it: gemmsmith tune "
+        yield f"{item.advice.text}{measure}{typed(item.advice.padded) if measure else ''}"

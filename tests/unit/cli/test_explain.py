@@ -1,0 +1,61 @@
+"""`gemmsmith explain`: the sentences, both sides, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.commands import run
+from tests.support.shipped import ROOT, SWEEPS
+from tuner.explain import Explanation
+
+FILES = ("nvidia-h200-132sm.bf16.jsonl", "nvidia-h200-132sm.bf16.group_rows.jsonl")
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    for name in FILES:
+        (shipped / name).write_bytes((ROOT / "configs" / "winners" / name).read_bytes())
+    url = f"sqlite:///{tmp_path}/new.db"
+    for name, value in {
+        "DATABASE": url,
+        "WINNERS": str(shipped),
+        "SWEEPS": str(SWEEPS),
+        "PACKS": str(tmp_path / "packs"),
+        "DEVICE": "replay:nvidia-h200-132sm",
+    }.items():
+        monkeypatch.setenv(f"GEMMSMITH_{name}", value)
+    return url
+
+
+def test_it_prints_the_reason_and_both_sides(url: str) -> None:
+    printed = run("explain", 4096, 6144, 1024).stdout
+    assert "The largest difference is the epilogue" in printed
+    for words in ("tiles 1,024 768", "waves 7.76 5.82", "SMs busy in the last 100 108"):
+        assert words in " ".join(printed.split()), printed
+    for title in ("Time", "Grid", "Occupancy", "Energy", "Where the time goes, an estimate"):
+        assert any(line.startswith(title) for line in printed.splitlines()), title
+
+
+def test_json_is_the_whole_explanation(url: str) -> None:
+    document = json.loads(run("explain", "16x4096x14336", "--json").stdout)
+    item = msgspec.convert(document, Explanation)
+    assert item.work.bound == "memory"
+    assert item.default is not None
+    assert item.default.grid is not None
+
+
+def test_experts_without_tokens_are_named(url: str) -> None:
+    printed = run("explain", "128x16x1536x2048", "--dtype", "bf16.group_rows").stdout
+    assert "of 128 have tokens" in printed
+
+
+def test_an_untuned_problem_names_what_to_do(url: str) -> None:
+    failed = run("explain", 4097, 6144, 1024, code=1)
+    assert "gemmsmith tune 4097 6144 1024" in failed.stderr
+    assert "gemmsmith explain 4096 6144 1024" in failed.stderr

@@ -1,0 +1,152 @@
+"""The explanation of a winner: work, and both sides with grid, resources, energy and time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmsmith.answers.answer import Ratio, Regime, Statistics
+from gemmsmith.core.candidate import Candidate
+from gemmsmith.core.config import Use
+from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.problem import Problem
+from tuner.explain import sentences
+from tuner.explain.advice import Advice, padding
+from tuner.explain.breakdown import Kernels, TimePart, breakdown, kernels_of
+from tuner.explain.competitors import Competitor, Energy, Work, work_of
+from tuner.explain.grid import Grid, of_candidate, of_names
+from tuner.explain.resources import Resources, resources
+from tuner.explain.roofline import Limit, Roofline, regime_of, roofline_of
+from tuner.trial import Winner
+from tuner.workloads.footprint import least_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """Why a kernel is served for a problem on a device model.
+
+    Attributes:
+        use: what is served.
+        regime: the regime of the times: the one in which the candidate gains least.
+        candidate: the best candidate, even if the default is served.
+        power: what the candidate's power costs, in words.
+        why: why the winner wins, or why the default stays.
+        left: what is left to gain.
+        advice: padding that would make it faster; None if none is known.
+    """
+
+    problem: Problem
+    device: DeviceModel
+    use: Use
+    regime: Regime
+    ratio: Ratio | None
+    power_penalty: float | None
+    work: Work
+    candidate: Competitor | None
+    default: Competitor | None
+    power: str
+    why: str
+    left: str
+    advice: Advice | None
+
+
+def explain(winner: Winner, pack: Path | None = None, near: Sequence[Winner] = ()) -> Explanation:
+    """Explain a winner.
+
+    `pack` is its compiled kernel, if that is on this machine; `near` are tuned neighbours.
+    """
+    problem, regime = winner.problem, regime_of(winner)
+    roofline = _within(roofline_of(problem, winner.device, regime), winner)
+    work = work_of(problem, roofline)
+    candidate = None
+    if winner.candidate is not None and winner.statistics is not None:
+        candidate = _side(
+            winner,
+            work,
+            winner.statistics,
+            name=winner.candidate.kernel.name,
+            grid=of_candidate(winner.candidate, problem, winner.device),
+            candidate=winner.candidate,
+            taken=resources(winner.candidate.kernel, pack),
+        )
+    default = None
+    if winner.baseline is not None:
+        default = _side(
+            winner,
+            work,
+            winner.baseline,
+            name=problem.operation.default,
+            grid=of_names(winner.baseline_kernels, problem, winner.device),
+        )
+    return Explanation(
+        problem=problem,
+        device=winner.device,
+        use=winner.use,
+        regime=regime,
+        ratio=winner.speedup,
+        power_penalty=winner.power_penalty,
+        work=work,
+        candidate=candidate,
+        default=default,
+        power=sentences.power(winner),
+        why=sentences.why(winner, candidate, default),
+        left=sentences.left(work, default if winner.use.is_default else candidate),
+        advice=padding(winner, near, roofline),
+    )
+
+
+def _within(roofline: Roofline | None, winner: Winner) -> Roofline | None:
+    """The roofline, raised to what this winner or its default reached: no share is above 1."""
+    times = [time.median_us for time in (winner.statistics, winner.baseline) if time]
+    if roofline is None or not times:
+        return roofline
+    problem, least_us = winner.problem, min(times)
+    own_peak = Limit(rate=problem.flops / least_us * 1e6, source=str(problem))
+    own_bandwidth = Limit(rate=least_bytes(problem) / least_us * 1e6, source=str(problem))
+    return Roofline(
+        peak=max(roofline.peak, own_peak, key=lambda limit: limit.rate),
+        bandwidth=max(roofline.bandwidth, own_bandwidth, key=lambda limit: limit.rate),
+        nominal_peak=roofline.nominal_peak,
+        nominal_bandwidth=roofline.nominal_bandwidth,
+    )
+
+
+def _side(
+    winner: Winner,
+    work: Work,
+    time: Statistics,
+    *,
+    name: str,
+    grid: Grid | None,
+    candidate: Candidate | None = None,
+    taken: Resources | None = None,
+) -> Competitor:
+    time_us, conditions = time.median_us, winner.conditions
+    kernels = Kernels() if candidate else kernels_of(winner.baseline_kernels)
+    parts: Mapping[TimePart, float] = {}
+    if work.roofline is not None:
+        parts = breakdown(
+            winner.problem, work.roofline, time_us, grid, candidate=candidate, kernels=kernels
+        )
+    energy = None
+    if conditions is not None and conditions.power_w:
+        joules = conditions.power_w * time_us / 1e6
+        energy = Energy(
+            watts=conditions.power_w,
+            clock_mhz=conditions.sm_clock_mhz,
+            joules=joules,
+            flops_per_joule=work.flops / joules,
+        )
+    return Competitor(
+        name=name,
+        kernels=kernels,
+        time_us=time_us,
+        tflops=work.flops / time_us / 1e6,
+        gb_per_s=work.least_bytes / time_us / 1e3,
+        share=work.floor_us / time_us if work.floor_us is not None else None,
+        grid=grid,
+        resources=taken,
+        energy=energy,
+        parts=parts,
+    )

@@ -1,0 +1,137 @@
+"""What a kernel takes of a streaming multiprocessor, and what limits the blocks on it.
+
+Shared memory, stages and threads follow from the kernel's traits (`tuner.backends.cutlass`);
+registers and spills are those that the compiler has written into the pack, as `cuobjdump` prints
+them. Without the pack, or without that program, they are None.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from gemmsmith.core.kernel import (
+    TMA_MAINLOOPS,
+    AnyKernel,
+    Backend,
+    CutlassKernel,
+    MainloopSchedule,
+    TileScheduler,
+)
+from tuner.arch import ARCHITECTURES
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.operation import warps_2x
+
+REGISTERS, THREADS, BLOCKS = 65536, 2048, 32
+"""Of one SM, on every architecture since sm_80 that kernels are measured on."""
+_RESERVED_BYTES = 1024
+"""Shared memory that CUDA keeps for itself in each block."""
+_ALLOCATED = 256
+"""Registers that are given to a warp at once."""
+_WARP = 32
+
+_GROUPED_THREADS, _CLUSTER_SPLIT_THREADS = 288, 160
+"""Our own kernels: two or one consumer warpgroups, and a producer warp."""
+
+_USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+)")
+_KERNELS = ("entry_point", "Kernel2", "device_kernel")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resources:
+    """A kernel's use of an SM.
+
+    Attributes:
+        threads: of a block; None if they do not follow from the traits.
+        shared_bytes: dynamic shared memory of a block, at most 384 bytes too much.
+        registers: of a thread; None if the pack is not here.
+        spilled_bytes: of a thread's registers in local memory; None if the pack is not here.
+        blocks_per_sm: blocks that fit on an SM.
+        limited_by: `shared memory`, `registers`, `threads` or `blocks`.
+    """
+
+    threads: int | None
+    shared_bytes: int
+    stages: int
+    registers: int | None
+    spilled_bytes: int | None
+    blocks_per_sm: int
+    limited_by: str
+
+
+def resources(kernel: AnyKernel, pack: Path | None = None) -> Resources | None:
+    """What a kernel takes of an SM; None for cuBLASLt's, whose algorithms do not say.
+
+    `pack` is the compiled kernel's shared object, which is read but not loaded.
+    """
+    if not isinstance(kernel, CutlassKernel) or kernel.arch not in ARCHITECTURES:
+        return None
+    registers, spilled = compiled(kernel.name, pack) or (None, None)
+    threads = threads_of(kernel)
+    shared = footprint.shared_bytes(kernel)
+    room = ARCHITECTURES[kernel.arch].shared_bytes + _RESERVED_BYTES
+    fits = {"shared memory": room // (shared + _RESERVED_BYTES), "blocks": BLOCKS}
+    if threads:
+        fits["threads"] = THREADS // threads
+        if registers:
+            warp = -(-registers * _WARP // _ALLOCATED) * _ALLOCATED
+            fits["registers"] = REGISTERS // (warp * (threads // _WARP))
+    limit = min(fits, key=fits.__getitem__)
+    return Resources(
+        threads=threads,
+        shared_bytes=shared,
+        stages=footprint.stages(kernel),
+        registers=registers,
+        spilled_bytes=spilled,
+        blocks_per_sm=fits[limit],
+        limited_by=limit,
+    )
+
+
+def threads_of(kernel: CutlassKernel) -> int | None:
+    """Threads of a block: a producer warpgroup (or warp) and the consumers."""
+    if kernel.backend is Backend.CUTLASS2X:
+        warps = warps_2x(kernel.tile)
+        return _WARP * prod(warps) if warps else None
+    if kernel.scheduler is TileScheduler.GROUPS:
+        return _GROUPED_THREADS
+    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        return _CLUSTER_SPLIT_THREADS
+    groups = footprint.consumer_warpgroups(kernel)
+    if kernel.mainloop is MainloopSchedule.PINGPONG:
+        groups = 2
+    elif kernel.mainloop not in TMA_MAINLOOPS | {MainloopSchedule.CPASYNC_WARP_SPECIALIZED}:
+        return None
+    return footprint.WARPGROUP_THREADS * (1 + groups)
+
+
+def compiled(name: str, pack: Path | None) -> tuple[int, int] | None:
+    """Registers and spilled bytes of a thread, of the pack's kernel of that name.
+
+    Returns None if the pack or `cuobjdump` is not here, or if the kernel's entry has another name
+    and is not the only one.
+    """
+    if pack is None or not pack.is_file() or (program := _cuobjdump()) is None:
+        return None
+    printed = subprocess.run(
+        [program, "-res-usage", pack], capture_output=True, text=True, check=False, timeout=60
+    ).stdout
+    entries = [entry for entry in _USAGE.findall(printed) if any(k in entry[0] for k in _KERNELS)]
+    own = [entry for entry in entries if f"{len(name)}{name}" in entry[0]]
+    usage = own or entries
+    return (int(usage[0][1]), int(usage[0][2])) if len(usage) == 1 else None
+
+
+def _cuobjdump() -> Path | None:
+    """The program beside nvcc."""
+    from tuner.compile.toolchain import find_toolchain
+    from tuner.errors import CompilerNotFound
+
+    try:
+        beside = find_toolchain().nvcc.with_name("cuobjdump")
+    except CompilerNotFound:
+        return None
+    return beside if beside.is_file() else None
