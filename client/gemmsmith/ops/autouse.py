@@ -33,7 +33,7 @@ from gemmsmith.http.sending import ask
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import source
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.engine.in_use import install
+from gemmsmith.ops.engine.in_use import in_use, install
 from gemmsmith.ops.engine.planning import PackSource
 from gemmsmith.ops.models.automatic import every_model, every_norm
 from gemmsmith.ops.models.patching import patch
@@ -71,6 +71,15 @@ def start(value: str, numerics: str | None = None) -> None:
     Raises:
         GemmsmithError, OSError, ValueError: there are no winners; torch's own operators run.
     """
+    try:
+        _start(value, numerics)
+    except Exception as error:
+        if in_use() is None:
+            install(None, line(f"{VARIABLE}={value} is ignored: {error}"))
+        raise
+
+
+def _start(value: str, numerics: str | None) -> None:
     _State.running.close()
     with ExitStack() as stack:
         # Opened within `_agreed`, so that a rank that fails reports it to the other ranks.
