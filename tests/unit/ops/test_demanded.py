@@ -203,7 +203,6 @@ def test_graphs_that_are_compiled_meanwhile_call_torchs_products(
 @pytest.fixture
 def started(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(autouse, "Engine", stand_in.ENGINE)
-    monkeypatch.setattr(autouse._State, "reports", True)
     yield
     autouse._State.running.close()
 

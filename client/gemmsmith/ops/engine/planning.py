@@ -21,6 +21,7 @@ from gemmsmith.ops.engine.forms import Form, Shape, Spec, shapes
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.platform import Platform
 from gemmsmith.ops.engine.settings import needed
+from gemmsmith.ops.engine.untuned import Untuned
 from gemmsmith.runtime.abi import NO_ALGORITHM
 from gemmsmith.runtime.pack import LoadedPack
 
@@ -96,6 +97,7 @@ class Planner:
         self._is_invariant = is_invariant
         self._deterministic, self._platform = deterministic, platform
         self._broken: dict[str, str] = {}  # packs, with the reason
+        self._untuned = Untuned(chooser)
         self._complaints: set[tuple[str, str]] = set()
 
     def plan(self, shapes: Sequence[Shape], form: Form, a: Spec) -> tuple[Plan | None, bool]:
@@ -109,13 +111,20 @@ class Planner:
         index = self._platform.index(a.device)
         if index is None:
             return None, True
+        outcome: Plan | str | None = NO_WINNER
+        reasons = set()
         for shape in shapes:
             outcome = self._outcome(shape, form, a.device, index)
             if outcome is None:
                 return None, False
             if isinstance(outcome, Plan):
-                return outcome, True
-        return None, True
+                break
+            reasons.add(outcome)
+        plan = outcome if isinstance(outcome, Plan) else None
+        if shapes and shapes[0].problem.operation.epilogue.is_torchs:
+            is_untuned = plan is None and reasons == {NO_WINNER}
+            self._untuned.decided(shapes[0].problem, has_winner=not is_untuned)
+        return plan, True
 
     def why_not(self, shapes: Sequence[Shape], form: Form, a: Spec) -> dict[Problem, str]:
         """Why torch computes the product, for every way in which a kernel could. As `plan`."""
