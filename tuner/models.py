@@ -10,6 +10,7 @@ times the tokens. A suite does not say how many that is, so its tokens are the r
 
 from __future__ import annotations
 
+import functools
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -40,6 +41,8 @@ _GATED = frozenset(
     }
 )
 """`model_type`s whose feed-forward layer is down(act(gate(x)) · up(x))."""
+_SINGLE = frozenset({"invariant"})
+"""Suites in which query, key, value, gate and up are products of their own."""
 _HEADLESS = frozenset({"bert", "roberta", "vit"})
 _PLAIN = frozenset({"gpt_neox", "phi", "starcoder2", *_HEADLESS})
 """`model_type`s whose feed-forward layer is two linear layers."""
@@ -79,29 +82,36 @@ def of_suites(name: str) -> list[Layer]:
     Raises:
         SuiteError: there is no such model; lists the known ones.
     """
-    layers: dict[tuple[Any, ...], Layer] = {}
-    names = set()
-    for path in sorted(shipped().glob("*.toml")):
-        for entry in tomllib.loads(read_text(path)).get("layer", []):
-            names.add(entry["model"])
-            if entry["model"] == name:
-                stored = Stored(entry.get("weight", Stored.OUT_IN))
-                key = (entry["out"], entry["in"], entry.get("groups"), stored)
-                layer = Layer(
-                    name=entry["name"],
-                    out=entry["out"],
-                    inner=entry["in"],
-                    groups=entry.get("groups"),
-                    stored=stored,
-                )
-                layers.setdefault(key, layer)
-    if not layers:
-        near = [known for known in sorted(names) if name.lower() in known]
+    known = by_model()
+    if name not in known:
+        near = [model for model in known if name.lower() in model]
         raise SuiteError(
-            f"no model {name!r:.80}: choose one of {', '.join(near or sorted(names))}, or pass "
-            "--config with its config.json"
+            f"no model {name!r:.80}: choose one of {', '.join(near or known)}, or pass --config "
+            "with its config.json"
         )
-    return list(layers.values())
+    return list(known[name])
+
+
+@functools.cache
+def by_model() -> dict[str, tuple[Layer, ...]]:
+    """The models of the shipped suites, by name in order, with each layer once.
+
+    Without `_SINGLE`: with these, a model's products would be counted twice.
+    """
+    models: dict[str, dict[tuple[Any, ...], Layer]] = {}
+    for path in sorted(shipped().glob("*.toml")):
+        layers = [] if path.stem in _SINGLE else tomllib.loads(read_text(path)).get("layer", [])
+        for entry in layers:
+            layer = Layer(
+                name=entry["name"],
+                out=entry["out"],
+                inner=entry["in"],
+                groups=entry.get("groups"),
+                stored=Stored(entry.get("weight", Stored.OUT_IN)),
+            )
+            key = (layer.out, layer.inner, layer.groups, layer.stored)
+            models.setdefault(entry["model"], {}).setdefault(key, layer)
+    return {name: tuple(models[name].values()) for name in sorted(models)}
 
 
 def of_config(path: Path) -> list[Layer]:

@@ -89,8 +89,8 @@ if TYPE_CHECKING:  # the names of `_MODULES`, for type checkers
     from gemmsmith.ops.products.feedforward import mlp as mlp
     from gemmsmith.ops.products.gated import gated_linear as gated_linear
     from gemmsmith.ops.products.mixture import experts as experts
+    from gemmsmith.ops.products.scaled import scaled_gated_linear as scaled_gated_linear
     from gemmsmith.ops.products.scaled import scaled_linear as scaled_linear
-    from gemmsmith.ops.products.scaled_gated import scaled_gated_linear as scaled_gated_linear
     from gemmsmith.winners.bundle import Bundle as Bundle
     from gemmsmith.winners.lookup import Lookup as Lookup
     from gemmsmith.winners.packs import Packs as Packs
@@ -156,8 +156,7 @@ _MODULES = {
     "ops.products.gated": ("gated_linear",),
     "ops.graphs.inductor": ("inductor_pass",),
     "ops.products.mixture": ("experts",),
-    "ops.products.scaled": ("scaled_linear",),
-    "ops.products.scaled_gated": ("scaled_gated_linear",),
+    "ops.products.scaled": ("scaled_gated_linear", "scaled_linear"),
     "core.operation": ("DType", "Element", "Layout", "Operation"),
     "winners.packs": ("Packs",),
     "core.problem": ("Problem",),

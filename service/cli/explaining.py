@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from service.cli.best import answering
-from service.cli.options import Database, DeviceSlug, Packs, ProblemOptions, load_settings, typed
+from service.cli.options import (
+    DeviceSlug,
+    Packs,
+    ProblemOptions,
+    SourceOptions,
+    load_settings,
+    typed,
+)
 from service.cli.output import CommandError, Result, say, table
-from service.cli.session import model_of
+from service.cli.session import connect, model_of
 
 if TYPE_CHECKING:
     from tuner.explain import Explanation
 
 
 def explain(
-    shape: ProblemOptions,
-    device: DeviceSlug = None,
-    database: Database = None,
-    packs: Packs = None,
+    shape: ProblemOptions, device: DeviceSlug = None, packs: Packs = None, *, source: SourceOptions
 ) -> Result:
     """Say why the winner of M N K is fastest: tiles, waves, occupancy, limits, energy, time.
 
     The winner and the default are side by side. Figures follow from what was recorded; estimates
     are named so.
     """
+    problem = shape.problem
+    if source.url:
+        with connect(source.url) as client:
+            document = client.explain(problem, device=device)
+        return Result(document, lambda: _show(_read(document)))
     from service import documents
     from service.explaining import explanation_of
     from tuner.compile import ArtifactStore
 
-    settings = load_settings(database=database, packs=packs)
-    problem = shape.problem
-    with answering(settings, database) as store:
+    settings = load_settings(database=source.database, packs=packs)
+    with answering(settings, source.database) as store:
         model = model_of(settings, device, store)
         winner = store.winner(problem, model.slug)
         if winner is not None:
@@ -45,6 +53,20 @@ def explain(
         f"{problem} was not tuned on {model.name}. Tune it: gemmsmith tune {typed(problem)}"
         f"{nearest}"
     )
+
+
+def _read(document: dict[str, Any]) -> Explanation:
+    import msgspec
+
+    from tuner.explain import Explanation
+
+    try:
+        return msgspec.convert(document, Explanation)
+    except msgspec.ValidationError as error:
+        raise CommandError(
+            f"the service's explanation cannot be read ({error}): upgrade the older of the two, or "
+            "print it with --json"
+        ) from None
 
 
 def _show(item: Explanation) -> None:

@@ -232,12 +232,13 @@ class OptionalProblemOptions(SizeOptions):
     dtype: DTypeName = "bf16"
     layout: LayoutName = None
     batch: Batch = 1
+    numerics: NumericsName = None
 
     def problem(self, instead: str) -> Problem:
         """The problem; `instead` is as of `three`."""
-        return problem_of(
-            *self.three(instead), batch=self.batch, dtype=self.dtype, layout=self.layout
-        )
+        sizes = self.three(instead)
+        problem = problem_of(*sizes, batch=self.batch, dtype=self.dtype, layout=self.layout)
+        return with_numerics(problem, self.numerics)
 
 
 @dataclass(frozen=True, kw_only=True)

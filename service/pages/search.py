@@ -3,7 +3,8 @@
 `8×512×512×512 bf16.group_rows tn` is a problem as every page and command prints it. Its parts:
 `4096x6144` is M and N, `4096x6144x1024` also K, and with a fourth size the first is the batch; `*`
 is any size; `n=4096` is an N, and a bare `4096` is M, N or K. `bf16` is an element type,
-`bf16.group_rows` an operation, `group_rows` the suffix of an operation, and `tn` a layout.
+`bf16.group_rows` an operation, `group_rows` the suffix of an operation, and `tn` a layout. `llama`
+is every layer of the models of the suites whose name contains it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from gemmsmith.core.problem import MAX_EXTENT
 from gemmsmith.errors import InvalidProblem
 from service.pages import operations
 from service.pages.addresses import PLAIN
+from tuner.models import by_model
 from tuner.store.listing import Search
 
 ACCEPTED = (
     "problems such as 8x512x512x512 bf16.group_rows tn, sizes such as 4096x6144, *x6144 or n=4096, "
-    f"element types ({', '.join(DType)}), operations such as group_rows, and layouts "
-    f"({', '.join(Layout)})"
+    f"element types ({', '.join(DType)}), operations such as group_rows, layouts "
+    f"({', '.join(Layout)}), and models of the suites such as llama-3-8b"
 )
 
 _SIZES = re.compile(r"(?:[0-9]{1,10}|\*)(?:x(?:[0-9]{1,10}|\*)){1,3}", re.ASCII)
@@ -64,8 +66,10 @@ def parse(text: str, known: Sequence[Operation] = ()) -> Search:
             fields |= {name: _extent(size, word) for name, size in pairs if size != "*"}
         elif word.isascii() and word.isdigit():
             fields["extents"] += (_extent(word, word),)
+        elif layers := _layers(word):
+            fields["layers"] = layers
         else:
-            words = [*DType, *Layout, PLAIN, *map(operations.suffix, known)]
+            words = [*DType, *Layout, PLAIN, *map(operations.suffix, known), *by_model()]
             raise SearchError(f"cannot be read: {word!r:.80}{suggestion(word, words)}")
     if suffix == PLAIN or (suffix and "dtype" not in fields):
         types = fields.pop("dtype", None)
@@ -77,6 +81,12 @@ def parse(text: str, known: Sequence[Operation] = ()) -> Search:
     elif suffix:
         fields["dtype"] = _dtype(f"{fields['dtype'].partition('.')[0]}.{suffix}")
     return Search(**fields)
+
+
+def _layers(word: str) -> tuple[tuple[int, int], ...]:
+    """Out and in features of all layers of the models whose name contains the word."""
+    models = [layers for name, layers in by_model().items() if word in name and len(word) > 2]
+    return tuple({(layer.out, layer.inner): None for layers in models for layer in layers})
 
 
 def _is_suffix(word: str) -> bool:

@@ -15,7 +15,8 @@ from tuner.explain import sentences
 from tuner.explain.advice import Advice, padding
 from tuner.explain.breakdown import Kernels, TimePart, breakdown, kernels_of
 from tuner.explain.competitors import Competitor, Energy, Work, work_of
-from tuner.explain.grid import Grid, of_candidate, of_names
+from tuner.explain.grid import Grid, of_candidate
+from tuner.explain.named_grid import of_names
 from tuner.explain.resources import Resources, resources
 from tuner.explain.roofline import Limit, Roofline, regime_of, roofline_of
 from tuner.trial import Winner

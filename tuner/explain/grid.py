@@ -1,15 +1,10 @@
 """How a kernel divides a problem: tiles, waves, and the share of the work that is padding.
 
-Everything is along the problem's own M and N. The default's tile and cluster are read from the
-names of its kernels (`tuner.search.hints`); a name says neither how often K is split nor how many
-blocks share an SM, so a split along K has no waves, and an SM counts as holding what fits into its
-shared memory.
+Everything is along the problem's own M and N.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -23,22 +18,10 @@ from gemmsmith.core.tiles import padded_tiles, tile_grid
 from tuner.arch import ARCHITECTURES, architecture
 from tuner.backends import features
 from tuner.backends.cutlass import footprint
-from tuner.search.hints import choice_of
 from tuner.workloads.spreads import Spread, runs_of
 
-_MOST_BLOCKS = 4
+MOST_BLOCKS = 4
 """Blocks that an SM is assumed to hold at most; registers allow no more of these kernels."""
-
-_TORCH_GROUPED = re.compile(
-    r"GmmaWarpSpecializedILi(?P<stages>\d+)E"
-    r"NS\w?_IJNS\w?_1CILi(?P<cluster_m>\d+)EEE(?:NS\w+_ILi(?P<cluster_n>\d+)EEE)?\w{0,30}?"
-    r"KernelPtrArrayTmaWarpSpecialized(?P<schedule>Pingpong|Cooperative)(?:FP8FastAccum)?EEE"
-    r"NS\w?_IJNS\w?_ILi(?P<m>\d+)EEENS\w?_ILi(?P<n>\d+)EEE(?:NS\w?_ILi(?P<k>\d+)E)?",
-    re.ASCII,
-)
-"""torch's grouped kernels, whose mangled names have cluster and tile. An extent that is missing is
-a back-reference to the one before it."""
-_OLDER = re.compile(r"cutlass_(?:75|80)_|ampere_|turing_|volta_|sm(?:75|80)_")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +77,7 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Shape:
+class GridShape:
     """What decides a grid, along the problem's extents."""
 
     tile: tuple[int, int, int]
@@ -121,8 +104,8 @@ def of_candidate(candidate: Candidate, problem: Problem, device: DeviceModel) ->
     in_cluster = kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K
     cluster = launch.splits if in_cluster else kernel.cluster[0] * kernel.cluster[1]
     allowed = min(launch.sm_budget or device.sm_count, device.sm_count)
-    return _grid(
-        _Shape(
+    return grid_of(
+        GridShape(
             tile=(*_turned(kernel.output_tile, kernel.swapped), kernel.tile[2]),
             cluster=_turned(kernel.cluster, kernel.swapped),
             stages=footprint.stages(kernel),
@@ -140,51 +123,13 @@ def of_candidate(candidate: Candidate, problem: Problem, device: DeviceModel) ->
     )
 
 
-def of_names(names: Sequence[str], problem: Problem, device: DeviceModel) -> Grid | None:
-    """The grid of the default, by the names of its kernels; None if none of them is understood."""
-    arch = ARCHITECTURES.get(device.arch)
-    if arch is None:
-        return None
-    for match in filter(None, map(_TORCH_GROUPED.search, names)):
-        cluster_m = int(match["cluster_m"])
-        cluster_n = int(match["cluster_n"] or cluster_m)
-        shape = _Shape(
-            tile=(int(match["m"]), int(match["n"]), int(match["k"] or match["n"])),
-            cluster=(cluster_m, cluster_n),
-            stages=int(match["stages"]),
-            resident=arch.resident_blocks(device.sm_count, cluster_m * cluster_n),
-            overlaps=match["schedule"] == "Pingpong",
-        )
-        return _grid(shape, problem, device)
-    choice = choice_of(names)
-    if choice is None:
-        return None
-    (tile_n, tile_m), (cluster_n, cluster_m) = choice.tile, choice.cluster  # its M is our N
-    element = problem.operation.a.bytes
-    held = choice.stages * (tile_m + tile_n) * choice.depth * element
-    return _grid(
-        _Shape(
-            tile=(tile_m, tile_n, choice.depth),
-            cluster=(cluster_m, cluster_n),
-            stages=choice.stages,
-            splits=0 if choice.split_k else 1,
-            blocks_per_sm=max(1, min(_MOST_BLOCKS, arch.shared_bytes // held)) if held else 1,
-            resident=arch.resident_blocks(device.sm_count, cluster_m * cluster_n),
-            overlaps=not choice.cooperative and any("nvjet" in name for name in names),
-            is_older=any(_OLDER.search(name) for name in names),
-        ),
-        problem,
-        device,
-    )
-
-
 def blocks_per_sm(kernel: CutlassKernel) -> int:
     """Blocks of a kernel that an SM runs at once: a persistent kernel starts one."""
     one_each = kernel.mainloop in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE)
     if one_each and kernel.scheduler is not TileScheduler.GRID:
         return 1
     shared = max(1, footprint.shared_bytes(kernel))
-    return max(1, min(_MOST_BLOCKS, architecture(kernel.arch).shared_bytes // shared))
+    return max(1, min(MOST_BLOCKS, architecture(kernel.arch).shared_bytes // shared))
 
 
 def tiles_of(
@@ -210,7 +155,7 @@ def tiles_of(
     return tiles, along_m * tile[0], along_n * tile[1], covered_k
 
 
-def _grid(shape: _Shape, problem: Problem, device: DeviceModel) -> Grid:
+def grid_of(shape: GridShape, problem: Problem, device: DeviceModel) -> Grid:
     tiles, covered_m, covered_n, covered_k = tiles_of(problem, shape.tile, shape.cluster)
     slots = shape.resident * shape.blocks_per_sm
     blocks = tiles * shape.splits
@@ -244,7 +189,7 @@ def _grid(shape: _Shape, problem: Problem, device: DeviceModel) -> Grid:
     )
 
 
-def _l2_bytes(problem: Problem, shape: _Shape, tiles: int) -> int:
+def _l2_bytes(problem: Problem, shape: GridShape, tiles: int) -> int:
     """A cluster's blocks share their rows of A along N, and their columns of B along M."""
     operation, (tile_m, tile_n, _) = problem.operation, shape.tile
     a = tile_m * operation.a.bytes / shape.cluster[1]

@@ -103,6 +103,8 @@ def _cause(candidate: Competitor, default: Competitor, *, is_tie: bool) -> str:
     unexplained = f"the figures do not explain the difference of {amount:.2f} µs."
     if not candidate.parts or not default.parts:
         return f"No limits of this GPU are known: {unexplained}"
+    if is_tie and (candidate.grid is None or default.grid is None):
+        return "No difference beyond the noise is left to explain."
     if candidate.grid is None or default.grid is None:
         whose = "cuBLASLt's algorithm" if candidate.grid is None else "the default's kernels"
         beside = _kernels(default)

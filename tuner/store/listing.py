@@ -51,6 +51,7 @@ class Search:
     Attributes:
         extents: sizes; each must be M, N or K.
         operations: keys, one of which the operation must have; None for any operation.
+        layers: out and in features; the problem must be the product of a pass of one of them.
         use: what callers run.
     """
 
@@ -62,6 +63,7 @@ class Search:
     batch: int | None = None
     extents: tuple[int, ...] = ()
     operations: tuple[str, ...] | None = None
+    layers: tuple[tuple[int, int], ...] = ()
     use: Use | None = None
 
     @property
@@ -332,7 +334,12 @@ def _words(search: Search) -> builtins.list[ColumnElement[bool]]:
 
 def _extents(search: Search) -> builtins.list[ColumnElement[bool]]:
     sizes = (ProblemRow.m, ProblemRow.n, ProblemRow.k)
-    return [or_(*(column == extent for column in sizes)) for extent in search.extents]
+    conditions = [or_(*(column == extent for column in sizes)) for extent in search.extents]
+    if search.layers:  # forward, input gradient, and weight gradients of both orders
+        m, n, k = sizes
+        pairs = [(n, k), (k, n), (m, n), (n, m)]
+        conditions.append(or_(*((a == x) & (b == y) for x, y in search.layers for a, b in pairs)))
+    return conditions
 
 
 def _row(session: Session, winner_id: int) -> Row[WinnerRow, ProblemRow] | None:

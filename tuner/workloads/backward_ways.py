@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 
-from gemmsmith.core.activations import ACTIVATIONS, FUNCTIONS, through
+from gemmsmith.core.activations import FUNCTIONS, activated, gradients
 from gemmsmith.core.epilogue import Backward
 from gemmsmith.core.problem import Problem
 from tuner.workloads.ways import compiled, first_of
@@ -26,20 +26,20 @@ from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
 
 def defaults(problem: Problem) -> Sequence[Way]:
-    parts = parts_of(problem)
+    parts = _parts(problem)
     return (Way(name=_named(parts), launches=_gated if parts.gated else _plain),)
 
 
 def alternatives(problem: Problem) -> Sequence[Way]:
     """Sequences that may be faster than eager calls."""
-    parts = parts_of(problem)
+    parts = _parts(problem)
     ways = [Way.to_beat("torch.compile of the same", _compiled)]
     if parts.gated:
         ways.append(Way.to_beat(f"{_named(parts)}, gate and up apart", _apart))
     return ways
 
 
-def parts_of(problem: Problem) -> Backward:
+def _parts(problem: Problem) -> Backward:
     parts = problem.operation.epilogue.backward
     assert parts is not None  # noqa: S101 - every problem here has a backward epilogue
     return parts
@@ -59,7 +59,7 @@ def _named(parts: Backward) -> str:
 
 
 def _plain(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
-    parts, m = parts_of(problem), problem.m
+    parts, m = _parts(problem), problem.m
     function = FUNCTIONS[parts.activation]
     # One product for all launches: the allocator would give the same memory again.
     product = torch.empty_like(sets[0].d[0, :m])
@@ -104,7 +104,7 @@ def _of_halves(
 
     If the epilogue does not give the activation's value, the forward pass has stored it.
     """
-    parts = parts_of(problem)
+    parts = _parts(problem)
     like = torch.empty((problem.m, problem.n), dtype=sets[0].d.dtype, device=sets[0].d.device)
     product, scaled, gate_gradient, up_gradient, value, activated = (
         torch.empty_like(like) for _ in range(6)
@@ -129,23 +129,14 @@ def _of_halves(
 
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
     """The whole sequence as one compiled function, which allocates its outputs."""
-    parts, n = parts_of(problem), problem.n
+    parts = _parts(problem)
 
-    def plain(s: OperandSet) -> tuple[torch.Tensor, ...]:
+    def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
         aux = drawn_with(s.aux)[0]
-        outputs = [through(parts.activation, torch.mm(s.a[0], s.b[0]), aux)]
+        outputs = gradients(parts, torch.mm(s.a[0], s.b[0]), aux)
         if parts.activated:
-            outputs.append(ACTIVATIONS[parts.activation](aux))
-        if parts.bias_gradient:
-            outputs.append(outputs[0].sum(0))
-        return tuple(outputs)
+            outputs = (*outputs, activated(parts, aux))
+        return (*outputs, outputs[0].sum(0)) if parts.bias_gradient else outputs
 
-    def gated(s: OperandSet) -> tuple[torch.Tensor, ...]:
-        aux = drawn_with(s.aux)[0]
-        product, gate, up = torch.mm(s.a[0], s.b[0]), aux[:, :n], aux[:, n:]
-        value = ACTIVATIONS[parts.activation](gate)
-        gradients = (through(parts.activation, product * up, gate), product * value)
-        return (*gradients, value * up) if parts.activated else gradients
-
-    call = compiled(gated if parts.gated else plain)
+    call = compiled(sequence)
     return [partial(first_of, call, s) for s in sets]

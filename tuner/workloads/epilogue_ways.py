@@ -28,12 +28,12 @@ from functools import partial
 
 import torch
 
-from gemmsmith.core.activations import ACTIVATIONS, FUNCTIONS
+from gemmsmith.core.activations import ACTIVATIONS, FUNCTIONS, follow
 from gemmsmith.core.epilogue import Activation, Epilogue, EpilogueStep, StepKind
 from gemmsmith.core.problem import Problem
 from gemmsmith.runtime.launch import torch_dtype
 from tuner.workloads.fp8_output import LARGEST
-from tuner.workloads.scaled import factors, is_taken
+from tuner.workloads.scaled import factors, is_taken, scaled_mm
 from tuner.workloads.ways import compiled, first_of, on_copies, then
 from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
@@ -68,7 +68,7 @@ def alternatives(problem: Problem) -> Sequence[Way]:
         if steps == (_BIAS,):
             ways.append(Way.to_beat("torch._scaled_mm into FP8, without amax", _into_fp8))
         return ways
-    if _multiplies_and_adds(operation.epilogue):
+    if [step.kind for step in _computing(operation.epilogue)] == [StepKind.MULTIPLY, StepKind.ADD]:
         mm = "torch.addmm" if _adds_bias(operation.epilogue) else "torch.mm"
         call = "torch._scaled_mm" if operation.is_scaled else mm
         ways.append(Way.to_beat(f"{call}, then addcmul", _at_once))
@@ -87,13 +87,6 @@ def alternatives(problem: Problem) -> Sequence[Way]:
     return ways
 
 
-def activation_of(problem: Problem) -> Activation:
-    """The activation of an epilogue that has one."""
-    activation = problem.operation.epilogue.activation
-    assert activation is not None  # noqa: S101 - every gate has one
-    return activation
-
-
 # What follows the product.
 
 
@@ -110,10 +103,6 @@ def following(epilogue: Epilogue) -> list[EpilogueStep]:
 def _computing(epilogue: Epilogue) -> list[EpilogueStep]:
     """Those that need a call: what aux stores is computed there."""
     return [step for step in following(epilogue) if step.kind is not StepKind.STORE]
-
-
-def _multiplies_and_adds(epilogue: Epilogue) -> bool:
-    return [step.kind for step in _computing(epilogue)] == [StepKind.MULTIPLY, StepKind.ADD]
 
 
 def _named(epilogue: Epilogue, call: str) -> str:
@@ -141,22 +130,9 @@ def followed(
     steps: Sequence[EpilogueStep], s: OperandSet, value: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """What the steps make of a product, and what aux stores, in new memory."""
-    dtype = value.dtype
-    stored: tuple[torch.Tensor, ...] = ()
-    for step in steps:
-        match step.kind:
-            case StepKind.MULTIPLY:
-                value = value * _operand(s, step.by)
-            case StepKind.ADD:
-                value = value + _operand(s, step.by)
-            case StepKind.STORE:
-                stored = (value,)
-            case StepKind.APPLY:
-                value = ACTIVATIONS[step.by](value)
-            case StepKind.GATE:
-                gate, up = value.chunk(2, -1)
-                value = ACTIVATIONS[step.by](gate) * up
-    return (value.to(dtype), *stored)
+    read = {by: _operand(s, by) for kind, by in steps if kind in (StepKind.MULTIPLY, StepKind.ADD)}
+    d, aux = follow(steps, value, read)
+    return (d.to(value.dtype), *(() if aux is None else (aux,)))
 
 
 def _follow(
@@ -209,17 +185,7 @@ def multiplied(s: OperandSet, out: torch.Tensor | None = None) -> torch.Tensor:
     a, b = s.a[0], s.b[0]
     bias = None if s.bias is None or s.row_scale is not None else s.bias.view(-1)
     if s.scale_a is not None:
-        scale_a, scale_b = factors(s)
-        return torch._scaled_mm(
-            a,
-            b,
-            scale_a=scale_a,
-            scale_b=scale_b,
-            bias=bias,
-            out_dtype=s.d.dtype,
-            use_fast_accum=True,
-            out=out,
-        )
+        return scaled_mm(a, b, factors(s), s.d.dtype, out=out, bias=bias)
     return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
 
 
@@ -293,17 +259,9 @@ def _by_rows(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
     """One product with factors of rows, which are computed at every launch, as at every step."""
 
     def run(s: OperandSet, scale_b: torch.Tensor) -> torch.Tensor:
-        scale_a, _ = factors(s)
-        return torch._scaled_mm(
-            s.a[0],
-            s.b[0],
-            scale_a=drawn_with(s.row_scale)[0] * scale_a,
-            scale_b=scale_b,
-            bias=None if s.bias is None else s.bias.view(-1),
-            out_dtype=s.d.dtype,
-            use_fast_accum=True,
-            out=s.d[0],
-        )
+        scales = drawn_with(s.row_scale)[0] * factors(s)[0], scale_b
+        bias = None if s.bias is None else s.bias.view(-1)
+        return scaled_mm(s.a[0], s.b[0], scales, s.d.dtype, out=s.d[0], bias=bias)
 
     return [partial(run, s, factors(s)[1].expand(1, s.b.shape[2]).contiguous()) for s in sets]
 
@@ -323,8 +281,8 @@ def _onto_residual(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Laun
 
 
 def _eager_of_two(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
-    activation, like, half = activation_of(problem), sets[0].d[0], problem.columns
-    gate, up, activated = (torch.empty_like(like) for _ in range(3))
+    activation, half = problem.operation.epilogue.activation or "", problem.columns
+    gate, up, activated = (torch.empty_like(sets[0].d[0]) for _ in range(3))
 
     def run(s: OperandSet) -> torch.Tensor:
         torch.mm(s.a[0], s.b[0][:, :half], out=gate)
@@ -335,8 +293,8 @@ def _eager_of_two(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> l
 
 
 def _compiled_of_two(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    activate, half = ACTIVATIONS[activation_of(problem)], problem.columns
-    stores = problem.operation.epilogue.stores_aux
+    epilogue, half = problem.operation.epilogue, problem.columns
+    activate, stores = ACTIVATIONS[epilogue.activation or ""], epilogue.stores_aux
 
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
         gate, up = torch.mm(s.a[0], s.b[0][:, :half]), torch.mm(s.a[0], s.b[0][:, half:])
@@ -383,18 +341,9 @@ def _into_fp8(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
     # torch 2.11 does not apply `scale_result` on CUDA, so A's factor and the bias include D's.
     launches: list[Launch] = []
     for s in sets:
-        scale_a, scale_b = factors(s)
-        scale_d = drawn_with(s.scale_d).view(())
-        launch = partial(
-            torch._scaled_mm,
-            s.a[0],
-            s.b[0],
-            scale_a=scale_a * scale_d,
-            scale_b=scale_b,
-            bias=(drawn_with(s.bias) * scale_d).to(drawn_with(s.bias).dtype).view(-1),
-            out_dtype=s.d.dtype,
-            use_fast_accum=True,
-            out=s.d[0],
-        )
-        launches.append(launch)
+        (scale_a, scale_b), scale_d = factors(s), drawn_with(s.scale_d).view(())
+        bias = drawn_with(s.bias)
+        scaled = (bias * scale_d).to(bias.dtype).view(-1)
+        call = partial(scaled_mm, s.a[0], s.b[0], (scale_a * scale_d, scale_b), s.d.dtype)
+        launches.append(partial(call, out=s.d[0], bias=scaled))
     return launches

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemmsmith.core.device import DeviceModel
-from gemmsmith.core.operation import Element, Epilogue, Grouping, Scaling
+from gemmsmith.core.operation import Element, Grouping, Scaling
 from gemmsmith.core.problem import Problem
 from tuner.errors import DoesNotFit
 from tuner.workloads.spreads import Spread, groups_read
@@ -75,7 +75,8 @@ def footprint(problem: Problem) -> Footprint:
     """Device memory of a problem's operands and of their verification."""
     m, n, k = problem.m, problem.n, problem.k
     of_a, of_b, of_d = problem.matrices
-    operation = problem.operation
+    operation, epilogue = problem.operation, problem.operation.epilogue
+    vectors = epilogue.has_bias + epilogue.has_column_scale + epilogue.sums_rows
     elements = m * problem.columns * of_d
     d = _aligned(elements * operation.d.bytes)
     # Bytes of an element of the reference: FP32, or FP64 for a D of 32 bits and for integers.
@@ -90,9 +91,9 @@ def footprint(problem: Problem) -> Footprint:
             _aligned(4 * (m * of_d + n * problem.batch)) if operation.scaling is Scaling.ROW else 0
         ),
         epilogue=(
-            _aligned(n * operation.bias.bytes) * _vectors(operation.epilogue)
-            + _aligned(m * 4) * operation.epilogue.has_row_scale
-            + _aligned(m * n * operation.d.bytes * operation.epilogue.reads)
+            _aligned(n * operation.bias.bytes) * vectors
+            + _aligned(m * 4) * epilogue.has_row_scale
+            + _aligned(m * n * operation.d.bytes * epilogue.reads)
         ),
         verification=d * (2 if operation.accumulate else 1) + scratch + upcast,
         default=_intermediate(problem),
@@ -113,12 +114,6 @@ def _intermediate(problem: Problem) -> int:
     if not operation.a.is_integer or operation.d.is_integer:
         return 0
     return problem.m * problem.n * problem.batch * 4 * (2 if operation.is_scaled else 1)
-
-
-def _vectors(epilogue: Epilogue) -> int:
-    backward = epilogue.backward
-    summed = backward is not None and backward.bias_gradient
-    return epilogue.has_bias + epilogue.has_column_scale + summed
 
 
 def least_bytes(problem: Problem) -> int:

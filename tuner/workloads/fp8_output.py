@@ -18,14 +18,10 @@ too. The largest value is in FP32, and as exact as the bare product.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from gemmsmith.core.problem import Problem
-from gemmsmith.runtime.abi import Arguments
-from tuner.workloads.workload import OperandSet, RandomSource, Tolerance, drawn_with
+from tuner.workloads.workload import Tolerance
 
 LARGEST = 448.0
 """E4M3's maximum."""
@@ -38,23 +34,9 @@ _MANY = 4096
 """Elements from which the errors of rounding average out."""
 
 
-def with_factor(
-    sets: Sequence[OperandSet], largest: float, source: RandomSource
-) -> tuple[tuple[OperandSet, ...], float]:
-    """The sets with a factor that brings `largest` within range, and with memory for the largest
-    value; and the factor.
-    """
-    factor = 2.0 ** math.floor(math.log2(LARGEST / largest))
-    scale_d = torch.full((1,), factor, dtype=torch.float32, device=source.place)
-    amaxes = torch.zeros((len(sets), 1), dtype=torch.float32, device=source.place)
-    return tuple(
-        replace(s, scale_d=scale_d, amax=amax) for s, amax in zip(sets, amaxes, strict=True)
-    ), factor
-
-
-def set_addresses(arguments: Arguments, operands: OperandSet) -> None:
-    arguments.scale_d = drawn_with(operands.scale_d).data_ptr()
-    arguments.amax = drawn_with(operands.amax).data_ptr()
+def factor(largest: float) -> float:
+    """The factor that brings `largest` within range."""
+    return 2.0 ** math.floor(math.log2(LARGEST / largest))
 
 
 def rounded(problem: Problem, exact: Tolerance) -> Tolerance:

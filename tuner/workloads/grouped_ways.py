@@ -201,7 +201,7 @@ def _on_copies(launches: Launches, dtype: torch.dtype) -> Launches:
 def _scaled_loop(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
     def step(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, *scales: torch.Tensor) -> Launch:
         scale_a, scale_b = scales
-        return partial(scaled_mm, a, b, scale_a, scale_b, d)
+        return partial(scaled_mm, a, b, (scale_a, scale_b), d.dtype, out=d)
 
     return [_through(problem, s, step) for s in sets]
 

@@ -43,19 +43,17 @@ def draw_matrices(
     source: RandomSource,
     sigma_a: float,
     sigma_b: float,
-    *,
-    rows_d: int | None = None,
 ) -> tuple[tuple[OperandSet, ...], torch.Tensor]:
     """`count` sets with normal A and B and an uninitialized D, and one more output.
 
-    `rows_d` is the number of rows of D, by default that of A.
+    D has one row more than A if the epilogue adds up its rows.
     """
     operation = problem.operation
     m, n, k = problem.m, problem.n, problem.k
     of_a, of_b, of_d = problem.matrices
     all_a = empty(source, count, m * k * of_a, operation.a)
     all_b = empty(source, count, k * n * of_b, operation.b)
-    rows_d, columns = m if rows_d is None else rows_d, problem.columns
+    rows_d, columns = m + operation.epilogue.sums_rows, problem.columns
     all_d = empty(source, count + 1, rows_d * columns * of_d, operation.d)
     fill(all_a, operation.a, sigma_a, source)
     fill(all_b, operation.b, sigma_b, source)

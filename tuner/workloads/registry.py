@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from gemmsmith.core.operation import Operation
 from gemmsmith.errors import InvalidProblem
-from tuner.workloads.backward import BackwardProducts
 from tuner.workloads.dense import Dense
 from tuner.workloads.fused import Fused
-from tuner.workloads.gated import Gated
 from tuner.workloads.grouped import Grouped
-from tuner.workloads.grouped_backward import GroupedBackward
-from tuner.workloads.grouped_gated import GroupedGated
 from tuner.workloads.integer import Integer
 from tuner.workloads.scaled import Scaled
 from tuner.workloads.workload import Workload
@@ -20,11 +16,7 @@ WORKLOADS: tuple[Workload, ...] = (
     Scaled(),
     Integer(),
     Grouped(),
-    GroupedGated(),
-    GroupedBackward(),
     Fused(),
-    BackwardProducts(),
-    Gated(),
 )
 
 

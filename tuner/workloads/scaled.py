@@ -179,7 +179,7 @@ def _scaled(_: Problem, sets: Sequence[OperandSet], __: int, *, fast: bool = Tru
         # A tensor's factor is used for the whole batch.
         scales = [scale if scale.dim() == 3 else [scale] * len(s.d) for scale in factors(s)]
         for a, b, scale_a, scale_b, d in zip(s.a, s.b, *scales, s.d, strict=True):
-            scaled_mm(a, b, scale_a, scale_b, d, fast=fast)
+            scaled_mm(a, b, (scale_a, scale_b), d.dtype, out=d, fast=fast)
         return s.d
 
     return [partial(launch, s) for s in sets]
@@ -188,13 +188,11 @@ def _scaled(_: Problem, sets: Sequence[OperandSet], __: int, *, fast: bool = Tru
 def scaled_mm(
     a: torch.Tensor,
     b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    out: torch.Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor],
+    dtype: torch.dtype,
     *,
+    out: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     fast: bool = True,
 ) -> torch.Tensor:
-    return torch._scaled_mm(
-        *(a, b, scale_a, scale_b), bias=bias, out_dtype=out.dtype, use_fast_accum=fast, out=out
-    )
+    return torch._scaled_mm(a, b, *scales, bias=bias, out_dtype=dtype, use_fast_accum=fast, out=out)

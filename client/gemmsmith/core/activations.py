@@ -1,11 +1,11 @@
-"""The activations of `gemmsmith.core.epilogue` in torch.
+"""The activations and the steps of `gemmsmith.core.epilogue` in torch.
 
 Kernels are checked against them, and they run where no kernel won. Importing this needs torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gemmsmith.core.epilogue import Activation
+from gemmsmith.core.epilogue import Activation, Backward, EpilogueStep, StepKind
 
 _aten = torch.ops.aten
 
@@ -105,7 +105,7 @@ def check_activation(activation: str) -> None:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
 
 
-def through(activation: Activation, dy: Tensor, x: Tensor) -> Tensor:
+def through(activation: str, dy: Tensor, x: Tensor) -> Tensor:
     """The gradient of x, given dy, the gradient of activation(x). Differentiable.
 
     dy and x have the same shape.
@@ -113,7 +113,7 @@ def through(activation: Activation, dy: Tensor, x: Tensor) -> Tensor:
     return FUNCTIONS[activation].gradient(dy, x)
 
 
-def gate_gradients(activation: Activation, dy: Tensor, aux: Tensor) -> tuple[Tensor, Tensor]:
+def gate_gradients(activation: str, dy: Tensor, aux: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of gate and up from that of `activation(gate) * up`, [..., I] each; differentiable.
 
     Args:
@@ -123,3 +123,46 @@ def gate_gradients(activation: Activation, dy: Tensor, aux: Tensor) -> tuple[Ten
     """
     gate, up = aux.chunk(2, -1)
     return through(activation, dy * up, gate), dy * ACTIVATIONS[activation](gate)
+
+
+def gradients(parts: Backward, dy: Tensor, aux: Tensor) -> tuple[Tensor, ...]:
+    """The gradient of aux, or those of gate and up, from the value's; differentiable."""
+    if parts.gated:
+        return gate_gradients(parts.activation, dy, aux)
+    return (through(parts.activation, dy, aux),)
+
+
+def activated(parts: Backward, aux: Tensor) -> Tensor:
+    """The activation's value, for a gate times up; differentiable."""
+    activate = ACTIVATIONS[parts.activation]
+    if not parts.gated:
+        return activate(aux)
+    gate, up = aux.chunk(2, -1)
+    return activate(gate) * up
+
+
+def follow(
+    steps: Sequence[EpilogueStep], value: Tensor, operands: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """What steps make of a product, and what they store in aux; differentiable.
+
+    Args:
+        steps: of a forward epilogue.
+        value: the product.
+        operands: what the steps read, by name; broadcastable to the product.
+    """
+    stored = None
+    for step in steps:
+        match step.kind:
+            case StepKind.MULTIPLY:
+                value = value * operands[step.by]
+            case StepKind.ADD:
+                value = value + operands[step.by]
+            case StepKind.STORE:
+                stored = value
+            case StepKind.APPLY:
+                value = ACTIVATIONS[step.by](value)
+            case StepKind.GATE:
+                gate, up = value.chunk(2, -1)
+                value = ACTIVATIONS[step.by](gate) * up
+    return value, stored

@@ -116,6 +116,23 @@ class Epilogue(StrEnum):
         return _STEPS[self]
 
     @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of what it reads beside A, B and C, in the order of its steps."""
+        if self.backward is not None:
+            return ("aux",)
+        return tuple(
+            step.by for step in self.steps if step.kind in (StepKind.MULTIPLY, StepKind.ADD)
+        )
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of what it writes beside D."""
+        if (backward := self.backward) is None:
+            return ("aux",) if self.stores_aux else ()
+        written = {"activated": backward.activated, "bias_gradient": backward.bias_gradient}
+        return tuple(name for name, is_written in written.items() if is_written)
+
+    @property
     def is_torchs(self) -> bool:
         """Whether torch's call of the product computes all of it: nothing follows, or a bias."""
         return self not in _BACKWARD and self.steps in ((), (_ADDED_BIAS,))

@@ -197,8 +197,7 @@ class Problem(Plain):
         if operation.scaling is Scaling.ROW:
             # Each group has its own column factors; row factors belong to tokens, once per D.
             moved += (self.m * d + self.n * self.batch) * Element.F32.bytes
-        backward = operation.epilogue.backward
-        if operation.epilogue.has_bias or (backward and backward.bias_gradient):
+        if operation.epilogue.has_bias or operation.epilogue.sums_rows:
             moved += self.n * operation.bias.bytes
         if operation.epilogue.has_column_scale:
             moved += self.n * operation.d.bytes

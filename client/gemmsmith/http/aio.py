@@ -112,6 +112,7 @@ class AsyncClient:
     devices = awaited(Client.devices)
     snapshot = awaited(Client.snapshot)
     history = awaited(Client.history)
+    explain = awaited(Client.explain)
     pin = awaited(Client.pin)
     unpin = awaited(Client.unpin)
     rollback = awaited(Client.rollback)

@@ -277,6 +277,15 @@ class Client:
         """
         return self._sender.run(lookups.history(self._session, problem, device, limit))
 
+    def explain(self, problem: Problem, *, device: str | None = None) -> dict[str, Any]:
+        """Why the problem's winner is the fastest: the document of `GET /explain`.
+
+        Raises:
+            NotTuned: it has no winner.
+            ServiceUnavailable, ServiceError: the service did not answer, or failed.
+        """
+        return self._sender.run(lookups.explain(self._session, problem, device))
+
     def pin(self, problem: Problem, revision: int, *, device: str | None = None) -> Revision:
         """Serve this revision until it is unpinned, even if others are promoted meanwhile.
 

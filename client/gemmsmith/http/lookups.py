@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from gemmsmith.answers import understood
@@ -245,6 +246,14 @@ async def history(
             _check_revision(revision, problem, device)
             revisions.append(revision)
     return revisions
+
+
+async def explain(session: Session, problem: Problem, device: str | None) -> dict[str, Any]:
+    """`GET /explain`, as the service sent it."""
+    request = get("/explain", **fields_of(problem), device=device)
+    content = document(check(await session.exchange(request), lookup=True))
+    check_same("the explanation", "problem", content.get("problem"), fields_of(problem))
+    return content
 
 
 async def choose(

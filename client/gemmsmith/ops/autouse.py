@@ -29,7 +29,7 @@ from gemmsmith.http.sending import ask
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import source
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.engine.in_use import in_use, install
+from gemmsmith.ops.engine.in_use import demanded, in_use, install
 from gemmsmith.ops.engine.planning import PackSource
 from gemmsmith.ops.models.automatic import every_model, every_norm
 from gemmsmith.ops.models.patching import patch
@@ -58,7 +58,7 @@ MEETING_S = 60.0
 def start(value: str, numerics: str | None = None) -> None:
     """Run the winners that `value` names from now on. A further call fetches them again.
 
-    `numerics` is as of `gemmsmith.patch`.
+    `numerics` is as of `gemmsmith.patch`. The program's own winners must keep to it too.
 
     Raises:
         GemmsmithError, OSError, ValueError: there are no winners; torch's own operators run.
@@ -73,6 +73,7 @@ def start(value: str, numerics: str | None = None) -> None:
 
 def _start(value: str, numerics: str | None) -> None:
     _State.running.close()
+    _State.demand.close()
     with ExitStack() as stack:
         # Opened within `_agreed`, so that a rank that fails reports it to the other ranks.
         winners = cache(lambda: _opened(value, source.local_model(), stack))
@@ -85,6 +86,7 @@ def _start(value: str, numerics: str | None) -> None:
         stack.callback(install, install(engine))
         stack.enter_context(patch(numerics=numerics))
         stack.enter_context(every_model() if _fuses(snapshot) else every_norm())
+        _State.demand.enter_context(demanded(numerics))
         _State.running = stack.pop_all()
     source.on_use(_State.running.close)
     revision = snapshot.revision[:16]
@@ -208,6 +210,7 @@ def _agreed(fetch: Callable[[], Snapshot], take: Callable[[Snapshot], None]) -> 
 
 class _State:
     running = ExitStack()
+    demand = ExitStack()  # stays when the program calls `gemmsmith.use`
     meetings = 0
 
 

@@ -27,10 +27,12 @@ from gemmsmith.ops.below.scaling import scales_rows
 from gemmsmith.ops.engine.forms import Form, Spec, shapes
 from gemmsmith.ops.products import backward as _backward  # noqa: F401 - registers gemmsmith::…
 from gemmsmith.ops.products import fused as _fused  # noqa: F401 - the same
-from gemmsmith.ops.products import gated, mixture, scaled, scaled_gated
+from gemmsmith.ops.products import gated as _gated  # noqa: F401 - the same
 from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - the same
 from gemmsmith.ops.products import integer as _integer  # noqa: F401 - the same
+from gemmsmith.ops.products import mixture, scaled
 from gemmsmith.ops.products import operators as _operators  # noqa: F401 - the same
+from gemmsmith.ops.products.layer import parts
 from gemmsmith.ops.products.recording import Multiplied
 from gemmsmith.program.calls import Call, Calls, Fusion, Operand, compiled
 from gemmsmith.program.captured import Captured
@@ -68,7 +70,7 @@ for _name, _form in (
 # Operators that run several products, or a product with an epilogue.
 _LAYERS: dict[Any, Callable[[dict[str, Any]], Iterator[Multiplied]]] = {
     _own.scaled_linear: scaled.products,
-    _own.scaled_gated_linear: scaled_gated.products,
+    _own.scaled_gated_linear: scaled.products,
     _own.experts: mixture.products,
     _own.experts_backward: mixture.products_of_gradients,
     _own.fused_product: lambda values: _fused_with(
@@ -88,7 +90,7 @@ def _fused_with(
 
 
 def _gate(values: dict[str, Any]) -> torch.Tensor:
-    return gated.parts(values["weight"], values["up"], values["interleaved"])[0]
+    return parts(values["weight"], values["up"], values["interleaved"])[0]
 
 
 class Shapes(Captured):

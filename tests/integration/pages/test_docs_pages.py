@@ -25,6 +25,6 @@ def test_the_pictures_are_there_and_small() -> None:
 def test_the_searches_can_be_read() -> None:
     rows = [line.split("|")[1] for line in TEXT.splitlines() if line.startswith("| `")]
     searches = [found for row in rows for found in re.findall(r"`([^`]+)`", row)]
-    assert len(searches) == 7
+    assert len(searches) == 8
     for search in searches:
         parse(search)

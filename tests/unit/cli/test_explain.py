@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tests.support.commands import run
+from tests.support.serving import new_settings, running
 from tests.support.shipped import ROOT, SWEEPS
 from tuner.explain import Explanation
 
@@ -48,6 +49,21 @@ def test_json_is_the_whole_explanation(url: str) -> None:
     assert item.work.bound == "memory"
     assert item.default is not None
     assert item.default.grid is not None
+
+
+def test_a_service_explains_the_same(url: str, tmp_path: Path) -> None:
+    here = json.loads(run("explain", 4096, 6144, 1024, "--json").stdout)
+    printed = run("explain", 4096, 6144, 1024).stdout
+    settings = new_settings(tmp_path, database=url)
+    with running(settings) as http:  # whose log is on the same stdout
+        address = ("--url", http.base_url)
+        said = run("explain", 4096, 6144, 1024, "--json", *address).stdout
+        shown = run("explain", 4096, 6144, 1024, *address).stdout
+        failed = run("explain", 7, 7, 7, *address, code=1)
+    served, _ = json.JSONDecoder().raw_decode(said[said.index("{\n") :])
+    assert served == here
+    assert [line for line in printed.splitlines() if line not in shown.splitlines()] == []
+    assert "No winner is known for 7×7×7" in failed.stderr
 
 
 def test_experts_without_tokens_are_named(url: str) -> None:

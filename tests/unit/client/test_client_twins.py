@@ -62,6 +62,7 @@ def calls(answer: Answer) -> dict[str, tuple[tuple[Any, ...], dict[str, Any], tu
         "devices": ((), {}, (body(devices=[device]),)),
         "snapshot": ((H200,), {}, (Say(body=snapshot(row(PROBLEM)).document),)),
         "history": ((PROBLEM,), {"limit": 2}, (body(revisions=[revision]),)),
+        "explain": ((PROBLEM,), {}, (body(problem=known["problem"], why="it is faster"),)),
         "pin": ((PROBLEM, 1), {"device": H200}, (chosen,)),
         "unpin": ((PROBLEM,), {}, (chosen,)),
         "rollback": ((PROBLEM,), {}, (chosen,)),

@@ -45,6 +45,28 @@ def test_names_say_their_parts() -> None:
     assert Epilogue.made_of(bias=True, activation="tanh") is None
 
 
+def test_a_name_gives_what_is_read_and_what_is_written_beside_d() -> None:
+    for epilogue in FORWARD:
+        residual_first = epilogue.has_residual and epilogue.activation is not None
+        read = {
+            "row_scale": epilogue.has_row_scale,
+            "bias": epilogue.has_bias,
+            "residual": residual_first,
+            "column_scale": epilogue.has_column_scale,
+            "residual ": epilogue.has_residual and not residual_first,
+        }
+        assert epilogue.operands == tuple(name.strip() for name, reads in read.items() if reads)
+        assert epilogue.results == (("aux",) if epilogue.stores_aux else ())
+    for epilogue in Epilogue:
+        if epilogue.backward is not None:
+            value = ("activated",) if epilogue.backward.activated else ()
+            assert epilogue.operands == ("aux",)
+            assert epilogue.results == value + ("bias_gradient",) * epilogue.sums_rows
+    assert Epilogue.BIAS_RESIDUAL_RELU_AUX.operands == ("bias", "residual")
+    assert Epilogue.BIAS_SCALE_RESIDUAL.operands == ("bias", "column_scale", "residual")
+    assert Epilogue.ROW_SCALE_BIAS.operands == ("row_scale", "bias")
+
+
 def test_names_of_backward_epilogues_give_their_parts() -> None:
     matrices = {}
     for epilogue in Epilogue:

@@ -41,6 +41,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "devices": lambda client: client.devices(),
     "snapshot": lambda client: client.snapshot("nvidia-h200-132sm"),
     "history": lambda client: client.history(PROBLEM),
+    "explain": lambda client: client.explain(PROBLEM),
     "pin": lambda client: client.pin(PROBLEM, 1),
     "results": lambda client: list(client.results()),
     "packs": lambda client: list(client.packs()),

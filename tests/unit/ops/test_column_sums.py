@@ -14,7 +14,7 @@ from torch.nn import functional
 from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine import functions
 from gemmsmith.ops.products.feedforward import MLP
-from gemmsmith.ops.products.fused import FusedLinear, LinearFusion
+from gemmsmith.ops.products.layer import FusedLinear, LinearFusion
 
 
 @pytest.fixture

@@ -187,6 +187,12 @@ def test_sums_in_place(engine: Engine, runs: Runs) -> None:
         assert act(ours) is ours
         assert runs() == 1
     close(torch.addmm(added, x, w), added.float() + x.float() @ w.float())
+    runs()
+    products = torch.bmm(batch.float(), other.float()).sum(0)
+    torch.testing.assert_close(
+        torch.addbmm(added, batch, other).float(), added.float() + products, rtol=5e-2, atol=0.2
+    )
+    assert runs() == 3
 
 
 def test_vectors_are_rows_and_columns(engine: Engine, runs: Runs) -> None:

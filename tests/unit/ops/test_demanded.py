@@ -1,4 +1,4 @@
-"""`numerics="invariant"` of a patch: who is demanded of, from when, and until when."""
+"""`numerics="invariant"` of a patch: from when until when, and for whose products it holds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import gemmsmith
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import NotInvariant
 from gemmsmith.ops import autouse
+from gemmsmith.ops.below.compiling import OPTIONS
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import in_use, install
-from gemmsmith.ops.graphs.one_order import OPTIONS
 from gemmsmith.ops.models.patching import _Patches
 from tests.gpu.support.choosing import Ground
 from tests.support import stand_in, unchanged
@@ -129,13 +129,13 @@ def test_winners_stay_while_they_are_demanded(engine: Engine) -> None:
     with gemmsmith.patch(numerics="invariant"):
         with pytest.raises(NotInvariant, match="undo its patch first"):
             gemmsmith.use(None)
-        assert in_use() is engine.in_order
+        assert in_use() is engine.invariant
     before = install(engine)
     gemmsmith.use(None)
     install(before)
 
 
-def test_other_winners_are_demanded_of_too(engine: Engine, chooser: Chooser, pack: Path) -> None:
+def test_other_winners_run_in_order_too(engine: Engine, chooser: Chooser, pack: Path) -> None:
     others = Chooser(answers=chooser.answers)
     with gemmsmith.patch(numerics="invariant"):
         before = install(Engine(others, Packs(pack), platform=engine.platform))
@@ -144,9 +144,7 @@ def test_other_winners_are_demanded_of_too(engine: Engine, chooser: Chooser, pac
         install(before)
 
 
-def test_without_a_binding_nothing_is_demanded(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_demand_needs_the_binding(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dispatch, "of", lambda kind: None)
     for outer in (False, True):
         if outer:
@@ -203,8 +201,10 @@ def test_graphs_that_are_compiled_meanwhile_call_torchs_products(
 @pytest.fixture
 def started(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(autouse, "Engine", stand_in.ENGINE)
+    monkeypatch.setattr("gemmsmith.ops.engine.source.local_model", lambda: None)
     yield
     autouse._State.running.close()
+    autouse._State.demand.close()
 
 
 def test_the_environment_opens_such_a_patch(ground: Ground, started: None, tmp_path: Path) -> None:
@@ -215,8 +215,12 @@ def test_the_environment_opens_such_a_patch(ground: Ground, started: None, tmp_p
         engine = in_use()
         assert engine is not None
         assert engine.is_invariant == (numerics is not None)
-    autouse._State.running.close()
-    assert in_use() is None
+    gemmsmith.use(bundle)  # the program's own winners
+    engine = in_use()
+    assert engine is not None
+    assert engine.is_invariant
+    with pytest.raises(NotInvariant):
+        gemmsmith.use(None)
 
 
 @pytest.mark.long
@@ -233,7 +237,7 @@ def test_the_environment_opens_such_a_patch(ground: Ground, started: None, tmp_p
         ({"GEMMSMITH_NUMERICS": " "}, None),
     ],
 )
-def test_a_program_that_cannot_be_demanded_of_ends(
+def test_a_program_that_cannot_run_in_order_ends(
     tmp_path: Path, variables: dict[str, str], error: str | None
 ) -> None:
     environment = unchanged.environment(tmp_path / "site", **variables)

@@ -22,7 +22,6 @@ from gemmsmith.ops.products import (  # noqa: F401 - registers gemmsmith::…
     feedforward,
     integer,
     scaled,
-    scaled_gated,
 )
 from gemmsmith.ops.products.routing import route
 

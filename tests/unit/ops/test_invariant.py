@@ -502,6 +502,22 @@ def test_grouped_products_of_any_operands(patched: Engine, runs: Runs) -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="an older torch")
+@pytest.mark.parametrize("layout", ["tn", "tt"])
+def test_one_layout_of_grouped_products_is_enough(
+    patched: Engine, chooser: Chooser, runs: Runs, layout: str
+) -> None:
+    chooser.answers = lambda problem: problem.layout in (layout, "nt")
+    x, w = operands((16, 16), (2, 8, 16), grad=True)
+    offs = torch.tensor([3, 16], dtype=torch.int32)
+    for weight in (w.mT, w.mT.contiguous()):
+        gemmsmith.grouped_mm(x, weight, offs).backward(operands((16, 8))[0])
+        assert runs() == 3
+    by_depth = torch._grouped_mm(x.detach().t().contiguous(), x.detach(), offs=offs)
+    close(by_depth[0], x[:3].float().t() @ x[:3].float())
+    assert runs() == 1
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="an older torch")
 def test_gradients_of_grouped_products_run_in_order(
     patched: Engine, chooser: Chooser, runs: Runs
 ) -> None:

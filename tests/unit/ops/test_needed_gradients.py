@@ -19,12 +19,9 @@ import gemmsmith.ops.products.norms  # noqa: F401 - their functions are counted
 from gemmsmith.core.epilogue import Epilogue
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.functions import Linear, Matmul
-from gemmsmith.ops.products import fused
-from gemmsmith.ops.products import gated as gated_layer
 from gemmsmith.ops.products.feedforward import MLP
-from gemmsmith.ops.products.fused import FusedLinear
-from gemmsmith.ops.products.gated import GatedLinear
 from gemmsmith.ops.products.grouped import GroupedMm
+from gemmsmith.ops.products.layer import FusedLinear, LinearFusion
 from gemmsmith.ops.products.mixture import Experts
 from gemmsmith.ops.products.norms import RMSNorm
 from tests.support.mixtures import reference
@@ -131,17 +128,17 @@ def cases() -> dict[str, Case]:
         "fused": Case(
             function=FusedLinear,
             operands={"x": x, "weight": weight, "bias": bias},
-            call=of(FusedLinear, fused.LinearFusion(bias_gelu, ("bias",))),
+            call=of(FusedLinear, LinearFusion(bias_gelu, ("bias",))),
             exact=lambda *operands: functional.gelu(functional.linear(*operands)),
             kept=rules(x="weight", weight="x weight"),
             products=each("x", "weight"),
         ),
         "gated": Case(
-            function=GatedLinear,
+            function=FusedLinear,
             operands={"x": x, "weight": random(2 * N, K)},
-            call=of(GatedLinear, None, gated_layer.GatedFusion(gate)),
+            call=of(FusedLinear, LinearFusion(gate)),
             exact=gated,
-            kept=dense,
+            kept=rules(x="weight", weight="x weight"),
             products=each("x", "weight"),
         ),
         "mlp": Case(

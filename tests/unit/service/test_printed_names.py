@@ -34,10 +34,12 @@ from tests.support.serving import H200, new_settings, promote, running, winner
 from tuner import places, suites
 from tuner.devices import open_device
 from tuner.exchange import read_winners
+from tuner.models import by_model, of_suites, products
+from tuner.store import Store
 from tuner.store.listing import Search
 from tuner.trial import Winner
 
-COMMANDS = ("best", "tune", "enumerate", "compile", "demo", "winners history", "results")
+COMMANDS = ("best", "explain", "tune", "enumerate", "compile", "demo", "winners history", "results")
 
 
 @cache
@@ -260,3 +262,24 @@ def test_pages_take_a_device_by_any_of_its_names(tmp_path: Path) -> None:
         assert H200.slug in refused.json()["detail"]
         typo = http.get("/best", params={"m": 8, "n": 8, "k": 8, "epilogue": "bias_gelo"}).json()
         assert "did you mean bias_gelu" in typo["detail"]
+
+
+def test_every_model_of_the_suites_is_found_with_all_its_products(tmp_path: Path) -> None:
+    """By its name, also together with a type."""
+    settings = new_settings(tmp_path)
+    of_model = {item.problem for item in products(of_suites("llama-3-8b"), 4096, "bf16")}
+    other = Problem(m=333, n=555, k=777)
+    promote(settings, *map(winner, [*of_model, other]))
+    with Store.open(settings.database) as store:
+        for text in ("llama-3-8b", "LLAMA-3-8b bf16", "llama"):
+            listed = store.listing.winners(H200.slug, parse(text, known()), limit=50)
+            assert {item.problem for item in listed.items} == of_model, text
+        one = parse("llama-3-8b m=128256", known())
+        listed = store.listing.winners(H200.slug, one, limit=50)
+        assert [str(item.problem) for item in listed.items] == ["128256×4096×4096 bf16 nt"]
+    for name in by_model():
+        for word in name.split():
+            assert parse(word).layers or word.isdigit() or word in ("over", "ranks"), name
+    for wrong, said in (("lhama-3-8b", "llama-3-8b"), ("ll", "'ll'")):
+        with pytest.raises(SearchError, match=f"cannot be read: '{wrong}'.*{said}|{said}"):
+            parse(wrong)

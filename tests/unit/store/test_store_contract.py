@@ -264,6 +264,16 @@ def test_near_winners_are_nearest_first(store: Store) -> None:
         assert store.near_winners(asked, H200, reach=reach) == within
 
 
+def test_all_winners_of_an_order_are_near(store: Store) -> None:
+    """Any of them may answer, also one of another weight or batch."""
+    asked = Problem(m=200, n=4096, k=4096, dtype="bf16.sum_sequential")
+    others = [replace(asked, m=1), replace(asked, n=8, k=8), replace(asked, batch=3)]
+    for problem in (*others, replace(asked, dtype="bf16"), replace(asked, layout=Layout.TT)):
+        store.promote(winner(problem))
+    near = [entry.problem for entry in store.near_winners(asked, H200, limit=1, reach=0.5)]
+    assert near == sorted(others, key=asked.distance)
+
+
 def test_packs_know_their_kernels(store: Store) -> None:
     kernels = [candidate(n).kernel for n in range(3)]
     store.add_pack("old", "toolchain", kernels, 1000)

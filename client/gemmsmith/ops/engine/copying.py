@@ -6,8 +6,8 @@ no multiple of the alignment, A and B are copied in another layout and padded wi
 product costs its copies, and only what no winner's kernel takes in any layout cannot run.
 
 Zeros after the end of K keep a row's bits. Kernels add zeros there themselves, up to whole tiles of
-K, and the sum of an instruction does not depend on terms that are zero: this is assumed, and
-`tests/gpu/test_order.py` compares it. A sum starts at +0, so it never becomes -0 without them.
+K, and the sum of an instruction does not depend on terms that are zero. This is assumed, and
+`tests/gpu/test_invariant_programs.py` compares it. A sum starts at +0, so it never becomes -0.
 
 A fused product reads A or a copy by rows. So whether a layer is fused depends on its weight, not on
 where its input lies.
@@ -50,7 +50,7 @@ class CopyingPlan(Plan):
 
 
 class _Packed(CopyingPlan):
-    """Copies A, B or both without gaps, and keeps everything else. A fused one copies A by rows."""
+    """Copies A, B or both without gaps in the layout's order, and keeps everything else."""
 
     __slots__ = ("_copies_a", "_copies_b")
 
@@ -67,11 +67,17 @@ class _Packed(CopyingPlan):
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, operands: Operands = NO_OPERANDS
     ) -> torch.Tensor | None:
-        if self._copies_b and "up" in operands:
-            operands = {**operands, "up": packed(operands["up"])}
+        layout = self.shape.problem.operation.layout
+        if self._copies_b:
+            b = _by_order(b, row_major=layout.b_row_major)
+            if "up" in operands:
+                operands = {
+                    **operands,
+                    "up": _by_order(operands["up"], row_major=layout.b_row_major),
+                }
         if self._copies_a:
-            a = a.contiguous() if self.shape.problem.operation.layout.a_row_major else packed(a)
-        return self._inner(a, packed(b) if self._copies_b else b, operands)
+            a = _by_order(a, row_major=layout.a_row_major)
+        return self._inner(a, b, operands)
 
 
 class _Extents(NamedTuple):
@@ -195,7 +201,7 @@ def planned(
     packed_b = _packed(b, is_batch=has_batch)
     adds_bias = form is Form.LINEAR_BIAS and epilogue is Epilogue.NONE
     fused = Epilogue.BIAS if adds_bias else epilogue
-    rows = _packed(a, is_batch=several, by_rows=True)
+    rows = _packed(a, is_batch=several, orders=(True,))
     if fused is not Epilogue.NONE:
         possible = [
             shape
@@ -205,7 +211,13 @@ def planned(
         plan, keep = _with_copies(planner, form, possible, (a, rows), (b, packed_b))
         if plan is not None or not keep or epilogue is not Epilogue.NONE:
             return plan, keep
-    pairs = [(a, b), (_packed(a, is_batch=several), packed_b), (rows, packed_b)]
+    pairs = [(a, b), (_packed(a, is_batch=several), packed_b)]
+    if form.is_grouped:
+        lefts, rights = (
+            [_packed(of, is_batch=is_batch, orders=(order,)) for order in (True, False)]
+            for of, is_batch in ((a, several), (b, has_batch))
+        )
+        pairs += itertools.product(lefts, rights)
     for left, right in dict.fromkeys(pairs):
         possible = [*shapes(form, left, right, output, groups)]
         plan, keep = _with_copies(planner, form, possible, (a, left), (b, right))
@@ -293,6 +305,10 @@ def _laid(matrix: torch.Tensor, rows: int, columns: int, *, row_major: bool) -> 
     return lines if row_major else lines.mT
 
 
+def _by_order(tensor: torch.Tensor, *, row_major: bool) -> torch.Tensor:
+    return tensor.contiguous() if row_major else tensor.mT.contiguous().mT
+
+
 def beside(operands: Operands, *, moves: bool = False) -> dict[str, torch.Tensor]:
     """What a kernel reads beside A and B, without gaps; but not `up`, which lies as B.
 
@@ -338,20 +354,19 @@ def packed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
-def _packed(of: Spec, *, is_batch: bool, by_rows: bool = False) -> Spec:
-    """What `packed` makes of a tensor that no kernel reads; others as they are.
+def _packed(of: Spec, *, is_batch: bool, orders: tuple[bool, ...] = (True, False)) -> Spec:
+    """A copy of a tensor that no kernel reads in one of the orders; others as they are.
 
-    `by_rows`: that no kernel reads by rows.
+    An order is whether rows are contiguous, else columns.
     """
     if len(of.size) < 2:
         return of
     matrix = (batched if is_batch else folded)(of.size, of.stride)
-    orders = (True,) if by_rows else (True, False)
     if any(_is_read(matrix, order, of.dtype.itemsize) for order in orders):
         return of
-    turned = _is_turned(of.stride) and not by_rows
+    by_rows = orders[0] if len(orders) == 1 else not _is_turned(of.stride)
     rows, columns = of.size[-2:]
-    stride = [1, rows] if turned else [columns, 1]
+    stride = [columns, 1] if by_rows else [1, rows]
     step = rows * columns
     for extent in reversed(of.size[:-2]):
         stride.insert(0, step)

@@ -68,7 +68,7 @@ class Engine:
         self._plans: dict[Any, Plan | None] = {}
 
     @cached_property
-    def in_order(self) -> Engine:
+    def invariant(self) -> Engine:
         """The same winners under `numerics="invariant"`. Keeps decisions of its own."""
         if self.is_invariant:
             return self

@@ -140,7 +140,7 @@ def _choose() -> None:
     with _InUse.lock:
         engine = _InUse.installed
         if engine is not None and _InUse.demands:
-            engine = engine.in_order
+            engine = engine.invariant
         _InUse.engine = engine
         _InUse.last = engine or _InUse.last
     for react in _InUse.reactions:

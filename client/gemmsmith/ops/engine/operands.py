@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from gemmsmith.core.elements import Element
-from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.operation import Operation
 from gemmsmith.ops.engine.forms import Shape
 
 Operands = Mapping[str, torch.Tensor]
@@ -40,15 +40,11 @@ class EpilogueOperand(NamedTuple):
 
     Attributes:
         size: of the packed tensor, by the product's shape.
-        is_read: whether an epilogue reads it.
-        is_written: whether an epilogue writes it.
         element: its element type; by default D's.
         leading: the name of its leading dimension in the C ABI. None for a vector.
     """
 
     size: Callable[[Shape], tuple[int, ...]]
-    is_read: Callable[[Epilogue], bool] = lambda _: False
-    is_written: Callable[[Epilogue], bool] = lambda _: False
     element: Callable[[Operation], Element] = lambda operation: operation.d
     leading: str | None = None
 
@@ -72,34 +68,12 @@ def _aux(shape: Shape) -> tuple[int, ...]:
 
 
 OPERANDS = {
-    "bias": EpilogueOperand(
-        _columns, lambda epilogue: epilogue.has_bias, element=lambda it: it.bias
-    ),
-    "residual": EpilogueOperand(
-        _matrix, lambda epilogue: epilogue.has_residual, leading="ld_residual"
-    ),
-    "column_scale": EpilogueOperand(
-        _columns, lambda epilogue: epilogue.has_column_scale, element=lambda it: it.bias
-    ),
-    "row_scale": EpilogueOperand(
-        _rows, lambda epilogue: epilogue.has_row_scale, element=lambda _: Element.F32
-    ),
-    "aux": EpilogueOperand(
-        _aux,
-        lambda epilogue: epilogue.backward is not None,
-        lambda epilogue: epilogue.stores_aux,
-        leading="ld_aux",
-    ),
-    "activated": EpilogueOperand(
-        _matrix,
-        is_written=lambda epilogue: epilogue.backward is not None and epilogue.backward.activated,
-        leading="ld_activated",
-    ),
-    "bias_gradient": EpilogueOperand(
-        _columns,
-        is_written=lambda epilogue: (
-            epilogue.backward is not None and epilogue.backward.bias_gradient
-        ),
-    ),
+    "bias": EpilogueOperand(_columns, element=lambda it: it.bias),
+    "residual": EpilogueOperand(_matrix, leading="ld_residual"),
+    "column_scale": EpilogueOperand(_columns, element=lambda it: it.bias),
+    "row_scale": EpilogueOperand(_rows, element=lambda _: Element.F32),
+    "aux": EpilogueOperand(_aux, leading="ld_aux"),
+    "activated": EpilogueOperand(_matrix, leading="ld_activated"),
+    "bias_gradient": EpilogueOperand(_columns),
 }
-"""Operands of epilogues by name; see `Epilogue`."""
+"""By name; see `Epilogue.operands` and `Epilogue.results`."""

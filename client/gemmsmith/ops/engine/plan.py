@@ -164,8 +164,7 @@ class Plan:
     def _name_operands(self, operation: Operation) -> None:
         """Derive from the operation which operands the kernel has, and how they must lie."""
         of = operation.epilogue
-        self._reads = {name for name, operand in OPERANDS.items() if operand.is_read(of)}
-        self._writes = tuple(name for name, operand in OPERANDS.items() if operand.is_written(of))
+        self._reads, self._writes = set(of.operands), of.results
         pointers = {name: name for name in (*self._reads, *self._writes)}
         pointers |= _product_pointers(operation)
         # Every kernel may have these two: callers may add to a tensor, or write to their own.

@@ -41,12 +41,11 @@ from typing import TextIO
 import torch
 
 from gemmsmith.errors import NotInvariant
-from gemmsmith.ops.below import experts, scaling
+from gemmsmith.ops.below import compiling, experts, scaling
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, watch
 from gemmsmith.ops.engine.in_use import current, demanded, in_use, on_install, why_none
 from gemmsmith.ops.engine.recomputing import Again, remember
-from gemmsmith.ops.graphs import one_order
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
@@ -238,7 +237,7 @@ class Patch(AbstractContextManager[None]):
         if dispatch is None:
             return False
         if engine.is_invariant:
-            one_order.install()
+            compiling.install()
         sizes = None
         if model is not None:
             sizes = frozenset((layer.out_features, layer.in_features) for layer in _linears(model))

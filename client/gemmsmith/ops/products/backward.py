@@ -6,6 +6,9 @@ gradient of aux: by one kernel where one wins (`gemmsmith.core.epilogue`), else 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from gemmsmith.core import activations
@@ -41,23 +44,13 @@ def _compute(dy: torch.Tensor, weight: torch.Tensor, aux: torch.Tensor, name: st
     assert parts is not None  # noqa: S101 - callers name backward epilogues alone
     d = through(parts, functions.product(Form.MATMUL, dy, weight), aux).contiguous()
     sums = functions.column_sums(d) if parts.bias_gradient else none
-    return d, activated(parts, aux).contiguous() if parts.activated else none, sums
+    return d, activations.activated(parts, aux).contiguous() if parts.activated else none, sums
 
 
 def through(parts: Backward, dh: torch.Tensor, aux: torch.Tensor) -> torch.Tensor:
     """The gradient of `aux` from the gradient of the activation's value; differentiable."""
-    if parts.gated:
-        return torch.cat(activations.gate_gradients(parts.activation, dh, aux), -1)
-    return activations.through(parts.activation, dh, aux)
-
-
-def activated(parts: Backward, aux: torch.Tensor) -> torch.Tensor:
-    """The activation's value, for a gate times up; differentiable."""
-    activate = activations.ACTIVATIONS[parts.activation]
-    if not parts.gated:
-        return activate(aux)
-    gate, up = aux.chunk(2, -1)
-    return activate(gate) * up
+    of_aux = activations.gradients(parts, dh, aux)
+    return torch.cat(of_aux, -1) if parts.gated else of_aux[0]
 
 
 def by_kernel(
@@ -114,12 +107,34 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def gradients(
-    needs: tuple[bool, bool], dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of a layer's input and weight that are needed."""
-    multiply = fallback.product if observers.only_torch_differentiates(dy) else functions.product
-    dx = multiply(Form.MATMUL, dy, weight) if needs[0] else None
-    return dx, functions.weight_gradient(multiply, dy, x, weight) if needs[1] else None
+    products: Sequence[torch.Tensor],
+    x: torch.Tensor,
+    weights: Sequence[Any],
+    needs: Sequence[bool | None],
+    main_grads: Sequence[torch.Tensor | None] = (None, None),
+) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+    """The gradients of x and of weights from those of the products x · weightᵀ.
+
+    Args:
+        products: their gradients; there may be fewer than weights.
+        x: of the layer. None if no weight's gradient is needed.
+        weights: of the layer. None if no gradient reads it.
+        needs: which gradients are needed: that of x, then those of the weights.
+        main_grads: of the weights: a gradient is added to it, and is not a result.
+    """
+    is_torchs = observers.only_torch_differentiates(products[0])
+    multiply = fallback.product if is_torchs else functions.product
+    dx: torch.Tensor | None = None
+    dweights: list[torch.Tensor | None] = [None] * len(weights)
+    for at, (dp, weight, main_grad) in enumerate(zip(products, weights, main_grads, strict=False)):
+        if needs[0]:
+            more = multiply(Form.MATMUL, dp, weight)
+            dx = more if dx is None else dx + more if is_torchs else dx.add_(more)
+        if needs[1 + at] and main_grad is not None:
+            functions.accumulate(main_grad, dp, x)
+        elif needs[1 + at]:
+            dweights[at] = functions.weight_gradient(multiply, dp, x, weight)
+    return dx, dweights
 
 
 def _fake_product(

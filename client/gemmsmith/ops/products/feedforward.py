@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemmsmith.core.activations import check_activation
+from gemmsmith.core.activations import activated, check_activation
 from gemmsmith.core.epilogue import Activation, Backward, Epilogue
 from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.engine.operands import present
-from gemmsmith.ops.products import backward, fused, gated, recording
+from gemmsmith.ops.products import backward, fused, gated, layer, recording
 from gemmsmith.ops.products.registry import (
     CallWay,
     as_cast,
@@ -210,7 +210,7 @@ class MLP(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> fused.Outputs:
+    def forward(ctx: Any, *arguments: Any) -> layer.Outputs:
         """The second layer's output, and aux."""
         epilogue, layers = arguments[-1], Layers(*arguments[:-1])
         parts = epilogue.backward
@@ -233,7 +233,7 @@ class MLP(torch.autograd.Function):
         if residual is None or adding is None:
             return backward.linear(hidden, down, down_bias), aux
         operands = present(bias=down_bias, residual=residual)
-        return fused.run_fused(hidden, down, operands, fused.LinearFusion(adding))[0], aux
+        return layer.run_fused(hidden, down, operands, layer.LinearFusion(adding))[0], aux
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -263,23 +263,20 @@ class MLP(torch.autograd.Function):
                     part, sums = daux + part, None
                 daux = part
             if needs.down and (is_torchs or hidden is None):
-                hidden = backward.activated(parts, aux)
-            _, ddown = backward.gradients((False, needs.down), dy, hidden, down)
-        dx: torch.Tensor | None = None
-        dweights: list[torch.Tensor | None] = [None, None]
-        products = [] if daux is None else [daux] if up is None else daux.chunk(2, -1)
-        weights = zip(products, (weight, up), (needs.weight, needs.up), strict=False)
-        for at, (dp, rows, needs_weight) in enumerate(weights):
-            more, dweights[at] = backward.gradients((needs.x, needs_weight), dp, x, rows)
-            dx = more if dx is None or more is None else dx + more if is_torchs else dx.add_(more)
-        dbias = None
+                hidden = activated(parts, aux)
+            _, (ddown,) = backward.gradients([dy], hidden, [down], (False, needs.down))
+        dx = dweight = dup = dbias = None
+        if daux is not None:
+            products = [daux] if up is None else daux.chunk(2, -1)
+            needed = (needs.x, needs.weight, needs.up)
+            dx, (dweight, dup) = backward.gradients(products, x, (weight, up), needed)
         if needs.bias and daux is not None:
             dbias = functions.column_sums(daux) if sums is None or not sums.numel() else sums
         return (
             dx,
-            dweights[0],
+            dweight,
             ddown,
-            dweights[1],
+            dup,
             dbias,
             functions.column_sums(dy) if needs.down_bias and dy is not None else None,
             dy if needs.residual else None,
@@ -293,24 +290,17 @@ def _hidden(layers: Layers, parts: Backward) -> tuple[torch.Tensor, torch.Tensor
     epilogue = Epilogue.made_of(
         bias=bias is not None, activation=parts.activation, gate=parts.gated, aux=True
     )
-    outputs: fused.Outputs | None = None
-    engine = functions.engine_here()
-    if epilogue is not None and parts.gated:
-        gate, raised = gated.parts(weight, up)
-        decided = functions.decide(engine, Form.LINEAR, x, gate, epilogue, {"up": raised})
+    if epilogue is not None:
+        operands = present(up=up) if parts.gated else present(bias=bias)
+        decided = layer.decide(functions.engine_here(), x, weight, operands, epilogue)
         if decided is not None:
-            outputs = gated.run_fused(x, weight, up, gated.GatedFusion(epilogue, decided=decided))
-    elif epilogue is not None:
-        operands = present(bias=bias)
-        decided = functions.decide(engine, Form.LINEAR, x, weight, epilogue, operands)
-        if decided is not None:
-            fusion = fused.LinearFusion(epilogue, decided=decided)
-            outputs = fused.run_fused(x, weight, operands, fusion)
-    if outputs is not None and outputs[1] is not None:
-        return outputs[0], outputs[1]
+            fusion = layer.LinearFusion(epilogue, decided=decided)
+            value, stored = layer.run_fused(x, weight, operands, fusion)
+            if stored is not None:
+                return value, stored
     aux = backward.linear(x, weight, bias) if up is None else _side_by_side(x, weight, up, bias)
     aux = aux.contiguous()
-    return backward.activated(parts, aux), aux
+    return activated(parts, aux), aux
 
 
 def _side_by_side(

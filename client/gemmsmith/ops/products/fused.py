@@ -12,16 +12,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional
 
-from gemmsmith.core.activations import ACTIVATIONS, check_activation, through
+from gemmsmith.core.activations import ACTIVATIONS, check_activation
 from gemmsmith.core.epilogue import Epilogue
-from gemmsmith.ops.engine import fallback, functions, observers
+from gemmsmith.ops.engine import functions
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.engine.functions import Decided
-from gemmsmith.ops.engine.operands import Operands, present
-from gemmsmith.ops.products import operators
+from gemmsmith.ops.engine.operands import present
+from gemmsmith.ops.products import layer, operators
+from gemmsmith.ops.products.layer import LinearFusion
 from gemmsmith.ops.products.recording import is_recording, record
 from gemmsmith.ops.products.registry import (
     CallWay,
@@ -106,11 +106,6 @@ def linear(
     return call.run()
 
 
-_OPERANDS = ("bias", "residual", "column_scale", "row_scale")
-Outputs = tuple[torch.Tensor, torch.Tensor | None]
-"""D, and aux if it is stored."""
-
-
 class LinearCall(NamedTuple):
     """The arguments of the operator `fused_linear`, in its order; see `linear`.
 
@@ -129,7 +124,7 @@ class LinearCall(NamedTuple):
     @property
     def operands(self) -> dict[str, torch.Tensor]:
         """What an epilogue reads, by name."""
-        return present(**{name: getattr(self, name) for name in _OPERANDS})
+        return present(**{name: getattr(self, name) for name in layer.OPERANDS})
 
     @property
     def has_gradient(self) -> bool:
@@ -178,31 +173,12 @@ class LinearCall(NamedTuple):
         if plan is None or not plan.suits(operands := self.operands):
             return None
         decided = Decided(engine, plan, Form.LINEAR, x, weight, operands)
-        if not self.has_gradient:
-            run = _run if way is CallWay.EAGER else run_fused
-            return run(x, weight, operands, LinearFusion(epilogue, decided=decided))[0]
-        fusion = LinearFusion(epilogue, tuple(operands), self.main_grad, decided)
-        d: torch.Tensor = FusedLinear.apply(x, weight, *operands.values(), fusion)[0]  # type: ignore[no-untyped-call]
-        return d
+        main_grads = (self.main_grad, None)
+        fusion = LinearFusion(epilogue, tuple(operands), main_grads, decided=decided)
+        return layer.run(way, x, weight, operands, fusion, has_gradient=self.has_gradient)
 
     def run(self) -> torch.Tensor:
         return _fused_linear(*self)
-
-
-class LinearFusion(NamedTuple):
-    """How a product and its epilogue are computed.
-
-    Attributes:
-        epilogue: what follows the product.
-        names: of the operands that the epilogue reads, in their order.
-        main_grad: as of `linear`.
-        decided: None: it is decided where the product is computed.
-    """
-
-    epilogue: Epilogue
-    names: tuple[str, ...] = ()
-    main_grad: torch.Tensor | None = None
-    decided: Decided | None = None
 
 
 def run_composed(*arguments: Any) -> torch.Tensor:
@@ -210,17 +186,11 @@ def run_composed(*arguments: Any) -> torch.Tensor:
     call = LinearCall(*arguments)
     x, weight, bias, residual, activation, main_grad, column_scale, row_scale = call
     if row_scale is not None:
-        return _scale_rows(operators.linear(x, weight, main_grad=main_grad), row_scale, bias)
+        product = operators.linear(x, weight, main_grad=main_grad)
+        d = product * row_scale.unsqueeze(-1)  # in their type
+        return (d if bias is None else d + bias).to(product.dtype)
     d = operators.linear(x, weight, bias, main_grad=main_grad)
     return _follow(d, activation, column_scale, residual, residual_first=True)
-
-
-def _scale_rows(
-    product: torch.Tensor, row_scale: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """The product times its factors, plus bias: in their type, rounded to the product's."""
-    d = product * row_scale.unsqueeze(-1)
-    return (d if bias is None else d + bias).to(product.dtype)
 
 
 def _follow(
@@ -241,114 +211,12 @@ def _follow(
     return d if residual is None else d + residual
 
 
-def run_fused(
-    x: torch.Tensor, weight: torch.Tensor, operands: Operands, fusion: LinearFusion
-) -> Outputs:
-    """The product and its epilogue, by a kernel or by torch. Below autograd."""
-    if observers.unobserved():
-        return _run(x, weight, operands, fusion)
-    if observers.is_watched():
-        return _run_by_torch(x, weight, operands, fusion.epilogue)
-    with torch._C._AutoDispatchBelowAutograd():
-        bias, residual, *factors = map(operands.get, _OPERANDS)
-        outputs: Outputs = torch.ops.gemmsmith.fused_product(
-            x, weight, bias, residual, fusion.epilogue.value, *factors
-        )
-        return outputs
-
-
-def _run(
-    x: torch.Tensor, weight: torch.Tensor, operands: Operands, fusion: LinearFusion
-) -> Outputs:
-    decided = fusion.decided or functions.decide(
-        functions.engine_here(), Form.LINEAR, x, weight, fusion.epilogue, operands
-    )
-    outputs = None if decided is None else decided.run()
-    if outputs is None:
-        return _run_by_torch(x, weight, operands, fusion.epilogue)
-    return outputs[0], outputs[1].get("aux")
-
-
-def _run_by_torch(
-    x: torch.Tensor, weight: torch.Tensor, operands: Operands, epilogue: Epilogue
-) -> Outputs:
-    bias, row_scale = operands.get("bias"), operands.get("row_scale")
-    if row_scale is not None:
-        return _scale_rows(functional.linear(x, weight), row_scale, bias), None
-    linear = functional.linear(x, weight, bias).contiguous()
-    column_scale, residual = operands.get("column_scale"), operands.get("residual")
-    if epilogue.activation is not None and residual is not None:
-        linear, residual = linear + residual, None
-    d = _follow(linear, epilogue.activation, column_scale, residual)
-    return d, linear if epilogue.stores_aux else None
-
-
-class FusedLinear(torch.autograd.Function):
-    """`linear` with an epilogue; gives aux too, so that gradients have gradients.
-
-    Takes x, weight, the epilogue's operands, and a `LinearFusion` that names these.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Outputs:
-        x, weight, *tensors, fusion = arguments
-        operands = dict(zip(fusion.names, tensors, strict=True))
-        d, aux = run_fused(x, weight, operands, fusion)
-        needs_x, needs_weight = ctx.needs_input_grad[:2]
-        ctx.save_for_backward(
-            x if needs_weight else None,
-            weight if needs_x or needs_weight else None,
-            operands.get("column_scale"),
-            operands.get("row_scale"),
-            aux,
-        )
-        # The decision holds the operands, which may be freed before the backward pass.
-        ctx.fusion = fusion._replace(decided=None)
-        ctx.set_materialize_grads(False)
-        return d, aux
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of all but row_scale; that of weight is added to `main_grad`, if it is set."""
-        dy: Any
-        dy, dlinear = (None if grad is None else observers.dense(grad) for grad in grads)
-        x, weight, column_scale, row_scale, aux = ctx.saved_tensors
-        fusion: LinearFusion = ctx.fusion
-        names = ("x", "weight", *fusion.names)
-        needs = dict(zip(names, ctx.needs_input_grad, strict=False))
-        gradients: dict[str, torch.Tensor] = {}
-        activation = fusion.epilogue.activation
-        if dy is not None:
-            part = dy if column_scale is None else dy * column_scale
-            part = part if activation is None else through(activation, dy, aux)
-            dlinear = part if dlinear is None else dlinear + part
-            if needs.get("column_scale"):
-                gradients["column_scale"] = (dy * aux).reshape(-1, dy.shape[-1]).sum(0)
-        added = dy if activation is None else dlinear
-        if needs.get("residual") and added is not None:
-            gradients["residual"] = added
-        if dlinear is not None:  # the gradient of what the bias is added to
-            is_torchs = observers.only_torch_differentiates(dlinear)
-            multiply = fallback.product if is_torchs else functions.product
-            scaled = dlinear if row_scale is None else dlinear * row_scale.unsqueeze(-1)
-            dp = scaled.to(dlinear.dtype)
-            if needs["x"]:
-                gradients["x"] = multiply(Form.MATMUL, dp, weight)
-            if needs["weight"] and fusion.main_grad is not None:
-                functions.accumulate(fusion.main_grad, dp, x)
-            elif needs["weight"]:
-                gradients["weight"] = functions.weight_gradient(multiply, dp, x, weight)
-            if needs.get("bias"):
-                gradients["bias"] = functions.column_sums(dlinear)
-        return (*(gradients.get(name) for name in names), None)
-
-
 def _compute(*arguments: Any) -> torch.Tensor:
     call = LinearCall(*arguments)
     epilogue = call.epilogue(for_gradients=False)
     if epilogue is None:
         return run_composed(*call._replace(main_grad=None)).contiguous()
-    return _run(call.x, call.weight, call.operands, LinearFusion(epilogue))[0].contiguous()
+    return layer.compute(call.x, call.weight, call.operands, LinearFusion(epilogue))[0].contiguous()
 
 
 def fake(call: LinearCall) -> torch.Tensor:
@@ -363,22 +231,6 @@ def fake(call: LinearCall) -> torch.Tensor:
     return call.x.new_empty(whole, dtype=dtype)
 
 
-def _compute_product(
-    x: torch.Tensor, weight: torch.Tensor, *others: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    bias, residual, epilogue, column_scale, row_scale = (*others, None, None)[:5]
-    operands = present(bias=bias, residual=residual, column_scale=column_scale, row_scale=row_scale)
-    d, aux = _run(x, weight, operands, LinearFusion(Epilogue(epilogue)))
-    return d, x.new_empty(0) if aux is None else aux
-
-
-def _fake_product(
-    x: torch.Tensor, weight: torch.Tensor, *others: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    size = (*x.shape[:-1], weight.shape[0])
-    return x.new_empty(size), x.new_empty(size if Epilogue(others[2]).stores_aux else (0,))
-
-
 _fused_linear: Callable[..., torch.Tensor] = register(
     "fused_linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, "
     "str? activation=None, Tensor? main_grad=None, Tensor? column_scale=None, "
@@ -389,10 +241,4 @@ _fused_linear: Callable[..., torch.Tensor] = register(
     by_torch=run_composed,
     needs_engine=True,
     casts=3,
-)
-register(
-    "fused_product(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str epilogue, "
-    "Tensor? column_scale=None, Tensor? row_scale=None) -> (Tensor, Tensor)",
-    _compute_product,
-    _fake_product,
 )

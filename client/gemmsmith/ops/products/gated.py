@@ -12,15 +12,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional
 
-from gemmsmith.core.activations import ACTIVATIONS, FUNCTIONS, gate_gradients
+from gemmsmith.core.activations import ACTIVATIONS
 from gemmsmith.core.epilogue import GATES, Activation, Epilogue
-from gemmsmith.ops.engine import fallback, functions, observers
+from gemmsmith.ops.engine import functions
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.engine.functions import Decided
-from gemmsmith.ops.products import operators
+from gemmsmith.ops.engine.operands import Operands, present
+from gemmsmith.ops.products import layer, operators
+from gemmsmith.ops.products.layer import LinearFusion, Pair, halves, parts
 from gemmsmith.ops.products.recording import is_recording, record
 from gemmsmith.ops.products.registry import (
     CallWay,
@@ -29,12 +29,6 @@ from gemmsmith.ops.products.registry import (
     register,
     wants_gradient,
 )
-
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""Gate, then up."""
-
-Outputs = tuple[torch.Tensor, torch.Tensor | None]
-"""D, and aux if it is stored."""
 
 
 def gated_linear(
@@ -112,35 +106,16 @@ class GatedCall(NamedTuple):
             return None
         aux = wants_gradient(x, weight, up)
         epilogue = EPILOGUES[self.activation, aux]
-        gate, raised = parts(weight, up, self.interleaved)
-        decided = functions.decide(engine, Form.LINEAR, x, gate, epilogue, {"up": raised})
+        operands: Operands = {} if up is None else {"up": up}
+        interleaved, main_grads = self.interleaved, (self.main_grad, self.up_main_grad)
+        decided = layer.decide(engine, x, weight, operands, epilogue, interleaved=interleaved)
         if decided is None:
             return None
-        main_grads = (self.main_grad, self.up_main_grad)
-        fusion = GatedFusion(epilogue, self.interleaved, main_grads, decided)
-        if not aux:
-            return (_run if way is CallWay.EAGER else run_fused)(x, weight, up, fusion)[0]
-        d: torch.Tensor = GatedLinear.apply(x, weight, up, fusion)[0]  # type: ignore[no-untyped-call]
-        return d
+        fusion = LinearFusion(epilogue, tuple(operands), main_grads, interleaved, decided)
+        return layer.run(way, x, weight, operands, fusion, has_gradient=aux)
 
     def run(self) -> torch.Tensor:
         return _gated_linear(*self)
-
-
-class GatedFusion(NamedTuple):
-    """How a gated layer is computed.
-
-    Attributes:
-        epilogue: the gate's, with or without aux.
-        interleaved: as of `gated_linear`.
-        main_grads: of the weights, as of `gated_linear`.
-        decided: None: it is decided where the layer is computed.
-    """
-
-    epilogue: Epilogue
-    interleaved: bool = False
-    main_grads: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-    decided: Decided | None = None
 
 
 def check(
@@ -170,23 +145,6 @@ def _main_grads(
     return main_grads if len(main_grads) == 2 else (*main_grads, None)
 
 
-def parts(whole: torch.Tensor, up: torch.Tensor | None, interleaved: bool = False) -> Pair:
-    """The gate's rows and up's, without gradients: autograd would note the slices."""
-    if torch.is_grad_enabled():
-        whole, up = whole.detach(), None if up is None else up.detach()
-    if up is not None:
-        return whole, up
-    if interleaved:
-        return whole[0::2], whole[1::2]
-    half = whole.shape[0] // 2
-    return whole[:half], whole[half:]
-
-
-def halves(both: torch.Tensor, interleaved: bool) -> Pair:
-    """The gate's columns and up's."""
-    return (both[..., 0::2], both[..., 1::2]) if interleaved else both.chunk(2, -1)  # type: ignore[return-value]
-
-
 EPILOGUES: dict[tuple[str, bool], Epilogue] = {
     (epilogue.activation, epilogue.stores_aux): epilogue
     for epilogue in Epilogue
@@ -208,154 +166,18 @@ def run_composed(*arguments: Any) -> torch.Tensor:
     return ACTIVATIONS[activation](gate) * raised
 
 
-def run_fused(
-    x: torch.Tensor, weight: torch.Tensor, up: torch.Tensor | None, fusion: GatedFusion
-) -> Outputs:
-    """The layer without a bias, by a kernel or by torch. Below autograd."""
-    if observers.unobserved():
-        return _run(x, weight, up, fusion)
-    if observers.is_watched():
-        return _run_by_torch(x, weight, up, fusion)
-    with torch._C._AutoDispatchBelowAutograd():
-        outputs: Outputs = torch.ops.gemmsmith.gated_product(
-            x, weight, up, fusion.interleaved, fusion.epilogue.value
-        )
-        return outputs
-
-
-def _run(
-    x: torch.Tensor, weight: torch.Tensor, up: torch.Tensor | None, fusion: GatedFusion
-) -> Outputs:
-    decided = fusion.decided
-    if decided is None:
-        engine = functions.engine_here()
-        gate, raised = parts(weight, up, fusion.interleaved)
-        decided = functions.decide(engine, Form.LINEAR, x, gate, fusion.epilogue, {"up": raised})
-    outputs = None if decided is None else decided.run()
-    if outputs is None:
-        return _run_by_torch(x, weight, up, fusion)
-    return outputs[0], outputs[1].get("aux")
-
-
-def _run_by_torch(
-    x: torch.Tensor, weight: torch.Tensor, up: torch.Tensor | None, fusion: GatedFusion
-) -> Outputs:
-    epilogue, interleaved = fusion.epilogue, fusion.interleaved
-    assert epilogue.activation is not None  # noqa: S101 - every gate has one
-    # One product where the weight is whole: torch's own way.
-    both = functional.linear(x, weight)
-    gate, raised = halves(both, interleaved) if up is None else (both, functional.linear(x, up))
-    d = ACTIVATIONS[epilogue.activation](gate) * raised
-    if not epilogue.stores_aux:
-        return d, None
-    return d, both.contiguous() if up is None and not interleaved else torch.cat([gate, raised], -1)
-
-
-class GatedLinear(torch.autograd.Function):
-    """`gated_linear` in one kernel; its gradients by torch's pointwise kernels and products.
-
-    Gives gate and up as well, so that gradients of gradients need no more than is kept.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Outputs:
-        x, weight, up, fusion = arguments
-        d, aux = run_fused(x, weight, up, fusion)
-        needs_x, *needs_weights = ctx.needs_input_grad[:3]
-        weights = (weight, up) if needs_x else (None, None)
-        ctx.save_for_backward(x if any(needs_weights) else None, *weights, aux)
-        ctx.fusion, ctx.is_joined = fusion._replace(decided=None), up is None
-        ctx.set_materialize_grads(False)
-        return d, aux
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of x and the weights, which are added to their main_grads, if these are set."""
-        dy: Any
-        daux: Any
-        dy, daux = (None if grad is None else observers.dense(grad) for grad in grads)
-        if dy is None and daux is None:
-            return (None,) * 4
-        x, weight, up, aux = ctx.saved_tensors
-        fusion: GatedFusion = ctx.fusion
-        activation: Any = fusion.epilogue.activation
-        interleaved = fusion.interleaved
-        is_torchs = observers.only_torch_differentiates(dy if daux is None else daux)
-        if ctx.is_joined and daux is None and not is_torchs and observers.unobserved():
-            products = [(_joined_in_place(activation, dy, aux, interleaved), weight)]
-        else:
-            pair: Any = None if dy is None else gate_gradients(activation, dy, aux)
-            if daux is not None:
-                halves = daux.chunk(2, -1)
-                pair = halves if pair is None else (pair[0] + halves[0], pair[1] + halves[1])
-            products = list(zip(pair, (weight, up), strict=True))
-            if ctx.is_joined:
-                products = [(_joined(pair, interleaved), weight)]
-        multiply = fallback.product if is_torchs else functions.product
-        dx: torch.Tensor | None = None
-        dweights: list[torch.Tensor | None] = [None, None]
-        for i, (dp, rows) in enumerate(products):
-            if ctx.needs_input_grad[0]:
-                part = multiply(Form.MATMUL, dp, rows)
-                dx = part if dx is None else dx + part
-            if not ctx.needs_input_grad[1 + i]:
-                continue
-            main_grad = fusion.main_grads[i]
-            if main_grad is not None:
-                functions.accumulate(main_grad, dp, x)
-            else:
-                dweights[i] = multiply(Form.WEIGHT_GRADIENT, dp, x)
-        return dx, *dweights, None
-
-
-def _joined(pair: Pair, interleaved: bool) -> torch.Tensor:
-    """Both gradients in the order of one weight's rows, [..., 2·I]."""
-    return torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-
-
-def _joined_in_place(
-    activation: Activation, dy: torch.Tensor, aux: torch.Tensor, interleaved: bool
-) -> torch.Tensor:
-    """The same of `dy`'s, each gradient written where it belongs; not differentiable."""
-    gate, up = aux.chunk(2, -1)
-    out = torch.empty_like(aux)
-    of_gate, of_up = halves(out, interleaved)
-    function = FUNCTIONS[activation]
-    value = function.value(gate)
-    torch.mul(dy, value, out=of_up)
-    function.write_gradient(dy * up, gate, value, of_gate)
-    return out
-
-
 def _compute(*arguments: Any) -> torch.Tensor:
     call = GatedCall(*arguments)
     if call.bias is not None:
         return run_composed(*call._replace(main_grad=None, up_main_grad=None)).contiguous()
-    fusion = GatedFusion(EPILOGUES[call.activation, False], call.interleaved)
-    return _run(call.x, call.weight, call.up, fusion)[0].contiguous()
-
-
-def _compute_product(
-    x: torch.Tensor, weight: torch.Tensor, *others: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    up, interleaved, epilogue = others
-    d, aux = _run(x, weight, up, GatedFusion(Epilogue(epilogue), interleaved))
-    return d, x.new_empty(0) if aux is None else aux
+    fusion = LinearFusion(EPILOGUES[call.activation, False], interleaved=call.interleaved)
+    return layer.compute(call.x, call.weight, present(up=call.up), fusion)[0].contiguous()
 
 
 def _fake(
     x: torch.Tensor, weight: torch.Tensor, up: torch.Tensor | None = None, *_: Any
 ) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if up is None else 1)))
-
-
-def _fake_product(
-    x: torch.Tensor, weight: torch.Tensor, *others: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    up, _, epilogue = others
-    d = _fake(x, weight, up)
-    whole = (*x.shape[:-1], 2 * d.shape[-1])
-    return d, x.new_empty(whole if Epilogue(epilogue).stores_aux else (0,))
 
 
 _gated_linear: Callable[..., torch.Tensor] = register(
@@ -368,10 +190,4 @@ _gated_linear: Callable[..., torch.Tensor] = register(
     by_torch=run_composed,
     needs_engine=True,
     casts=4,
-)
-register(
-    "gated_product(Tensor x, Tensor weight, Tensor? up, bool interleaved, str epilogue) "
-    "-> (Tensor, Tensor)",
-    _compute_product,
-    _fake_product,
 )

@@ -226,38 +226,14 @@ def _scaled_mm_compute(
     return fallback.scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
 
 
-# Without data: what tracers call.
-
-
-def _linear_fake(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,  # noqa: ARG001 - does not change the shape
-    main_grad: torch.Tensor | None = None,  # noqa: ARG001 - nor does this
-) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-def _matmul_fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a.new_empty((*a.shape[:-1], b.shape[-1]))
-
-
-def _weight_gradient_fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a.new_empty((a.shape[-1], b.shape[-1]))
-
-
-def _accumulate_fake(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    pass
-
-
 def _scaled_mm_fake(
     a: torch.Tensor,
     b: torch.Tensor,
-    scale_a: torch.Tensor,  # noqa: ARG001 - does not change the shape
-    scale_b: torch.Tensor,  # noqa: ARG001 - nor does this
-    bias: torch.Tensor | None = None,  # noqa: ARG001 - nor does this
+    _scale_a: torch.Tensor,
+    _scale_b: torch.Tensor,
+    _bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
-    use_fast_accum: bool = False,  # noqa: ARG001 - nor does this
+    _use_fast_accum: bool = False,
 ) -> torch.Tensor:
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
@@ -265,7 +241,7 @@ def _scaled_mm_fake(
 _linear = register(
     "linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? main_grad=None) -> Tensor",
     _linear_compute,
-    _linear_fake,
+    lambda x, weight, *_: x.new_empty((*x.shape[:-1], weight.shape[0])),
     _linear_autograd,
     by_torch=_linear_by_torch,
     casts=3,
@@ -273,7 +249,7 @@ _linear = register(
 _matmul = register(
     "matmul(Tensor a, Tensor b) -> Tensor",
     _product_compute(Form.MATMUL),
-    _matmul_fake,
+    lambda a, b: a.new_empty((*a.shape[:-1], b.shape[-1])),
     _matmul_autograd,
     by_torch=torch.matmul,
     needs_engine=True,
@@ -290,10 +266,10 @@ _scaled_mm = register(
 register(
     "weight_gradient(Tensor a, Tensor b) -> Tensor",
     _product_compute(Form.WEIGHT_GRADIENT),
-    _weight_gradient_fake,
+    lambda a, b: a.new_empty((a.shape[-1], b.shape[-1])),
 )
 register(
     "accumulate(Tensor(a!) into, Tensor a, Tensor b) -> ()",
     functions.accumulate_below,
-    _accumulate_fake,
+    lambda _into, _a, _b: None,
 )

@@ -1,4 +1,6 @@
-"""`gemmsmith.scaled_linear`: a layer of FP8 operands, whose result may be FP8 as well.
+"""`gemmsmith.scaled_linear` and `scaled_gated_linear`: layers of FP8 operands.
+
+Their results may be FP8 as well.
 
 Where the operation has a winner (`gemmsmith.core.operation`: `out_e4m3`), one kernel computes the
 product, what follows it, the FP8 result with its factor, and on demand its largest value. Elsewhere
@@ -8,18 +10,19 @@ so a clamp precedes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from gemmsmith.core.activations import ACTIVATIONS, check_activation
-from gemmsmith.core.epilogue import Epilogue
+from gemmsmith.core.epilogue import Activation, Epilogue
 from gemmsmith.ops.engine import functions
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.engine.operands import Operands, present
-from gemmsmith.ops.products import operators
+from gemmsmith.ops.products import gated, operators
+from gemmsmith.ops.products.layer import halves, parts
 from gemmsmith.ops.products.recording import Multiplied
 from gemmsmith.ops.products.registry import refuse_gradient, register
 
@@ -122,24 +125,73 @@ def scaled_linear(
     if activation is not None:
         check_activation(activation)
     call = ScaledCall(
-        *(x, weight, scale_x, scale_weight, bias, activation, out_dtype, out_scale, amax),
-        use_fast_accum,
+        *(x, weight, scale_x, scale_weight, bias, None, activation, None),
+        *(out_dtype, out_scale, amax, use_fast_accum),
     )
     check(x, scale_x, scale_weight, call.output)
-    refuse_gradient("scaled_linear", ADVICE, *call)
-    result: torch.Tensor = _scaled_linear(*call)
-    return result
+    return _scaled_linear(call)
+
+
+def scaled_gated_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale_x: torch.Tensor,
+    scale_weight: torch.Tensor,
+    up: torch.Tensor | None = None,
+    *,
+    activation: str = Activation.SILU.value,
+    interleaved: bool = False,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out_scale: torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
+    use_fast_accum: bool = True,
+) -> torch.Tensor:
+    """`activation(s · x · gateᵀ) * (s · x · upᵀ)`, s = `scale_x · scale_weight`: [..., K] to
+    [..., I].
+
+    Args:
+        x: E4M3, any number of leading dimensions.
+        weight: E4M3, [2·I, K], the gate's rows before up's; only the gate's [I, K] if `up` is
+            given.
+        scale_x: one FP32 element on the operands' device, by which x's values are multiplied.
+        scale_weight: the same for those of gate and up.
+        up: E4M3, [I, K].
+        activation: of the gate: `silu` (SwiGLU), `gelu_tanh` or `gelu` (GeGLU), `relu`, `sigmoid`.
+        interleaved: even rows of the weight are the gate's, odd rows are up's.
+        out_dtype: as of `scaled_linear`.
+        out_scale: as of `scaled_linear`.
+        amax: as of `scaled_linear`.
+        use_fast_accum: as of `scaled_linear`.
+
+    Raises:
+        ValueError: as `scaled_linear`; the weight cannot be halved; two weights are interleaved or
+            differ in size.
+        NotImplementedError: an operand requires a gradient.
+        RuntimeError: raised by torch if sizes or types do not match.
+    """
+    gated.check(weight, up, activation, interleaved=interleaved)
+    call = ScaledCall(
+        *(x, weight, scale_x, scale_weight, None, up, activation, interleaved),
+        *(out_dtype, out_scale, amax, use_fast_accum),
+    )
+    check(x, scale_x, scale_weight, call.output)
+    return _scaled_gated_linear(call)
 
 
 class ScaledCall(NamedTuple):
-    """The arguments of the operator `scaled_linear`, in its order."""
+    """The arguments of the operators `scaled_linear` and `scaled_gated_linear`, in their order.
+
+    The first has no `up` and no `interleaved`, which is None. The second has no bias.
+    """
 
     x: torch.Tensor
     weight: torch.Tensor
     scale_x: torch.Tensor
     scale_weight: torch.Tensor
     bias: torch.Tensor | None
+    up: torch.Tensor | None
     activation: str | None
+    interleaved: bool | None
     out_dtype: torch.dtype
     out_scale: torch.Tensor | None
     amax: torch.Tensor | None
@@ -148,6 +200,58 @@ class ScaledCall(NamedTuple):
     @property
     def output(self) -> Output:
         return Output(self.out_dtype, self.out_scale, self.amax)
+
+    @property
+    def form(self) -> Form:
+        return Form.scaled(by_rows=False, fast=self.use_fast_accum)
+
+    @property
+    def epilogue(self) -> Epilogue | None:
+        """What follows the product. Returns None if no kernel has all of it."""
+        gate = self.interleaved is not None
+        return Epilogue.made_of(bias=self.bias is not None, activation=self.activation, gate=gate)
+
+    @property
+    def weights(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """That of the fused product, and up's."""
+        if self.interleaved is None:
+            return self.weight, None
+        return parts(self.weight, self.up, self.interleaved)
+
+    def composed(self) -> torch.Tensor:
+        """The products by their own winners or by torch, then torch's operators."""
+        value = self._multiply(self.weight, self.bias)
+        activate = None if self.activation is None else ACTIVATIONS[self.activation]
+        if activate is not None and self.interleaved is not None:
+            if self.up is None:
+                gate, raised = halves(value, self.interleaved)
+            else:
+                gate, raised = value, self._multiply(self.up)
+            value = activate(gate) * raised
+        elif activate is not None:
+            value = activate(value)
+        return self.output.of(value)
+
+    def _multiply(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """The product in bf16, by its own winner or by torch."""
+        x, fast = self.x.reshape(-1, self.x.shape[-1]), self.use_fast_accum
+        scales = (self.scale_x, self.scale_weight)
+        out = operators.scaled_mm(x, weight.t(), *scales, bias, use_fast_accum=fast)
+        return out.view(*self.x.shape[:-1], weight.shape[0])
+
+    def compute(self) -> torch.Tensor:
+        """By one kernel, or composed."""
+        epilogue, (weight, up) = self.epilogue, self.weights
+        d = None
+        if epilogue not in (None, Epilogue.NONE):
+            operands: Any = {"bias": self.bias} if up is None else {"up": up.t()}
+            product = (self.x, weight, self.scale_x, self.scale_weight)
+            d = self.output.run(self.form, product, epilogue, operands)
+        return self.composed() if d is None else d
+
+    def fake(self) -> torch.Tensor:
+        weight, _ = self.weights
+        return self.x.new_empty((*self.x.shape[:-1], weight.shape[0]), dtype=self.out_dtype)
 
 
 def check(
@@ -169,65 +273,54 @@ def check(
             )
 
 
-def multiply(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale_x: torch.Tensor,
-    scale_weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    use_fast_accum: bool,
-) -> torch.Tensor:
-    """The product in bf16, by its own winner or by torch."""
-    out = operators.scaled_mm(
-        x.reshape(-1, x.shape[-1]),
-        weight.t(),
-        scale_x,
-        scale_weight,
-        bias,
-        use_fast_accum=use_fast_accum,
-    )
-    return out.view(*x.shape[:-1], weight.shape[0])
-
-
-def run_composed(*arguments: Any) -> torch.Tensor:
-    """The product by its own winner or by torch, then torch's operators."""
-    call = ScaledCall(*arguments)
-    value = multiply(*call[:5], call.use_fast_accum)
-    if call.activation is not None:
-        value = ACTIVATIONS[call.activation](value)
-    return call.output.of(value)
-
-
-def _compute(*arguments: Any) -> torch.Tensor:
-    call = ScaledCall(*arguments)
-    epilogue = Epilogue.made_of(bias=call.bias is not None, activation=call.activation)
-    if epilogue is None or call.bias is None:
-        return run_composed(*call)
-    form = Form.scaled(by_rows=False, fast=call.use_fast_accum)
-    d = call.output.run(form, call[:4], epilogue, present(bias=call.bias))
-    return run_composed(*call) if d is None else d
-
-
-def _fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=others[4])
-
-
 def products(arguments: dict[str, Any]) -> Iterator[Multiplied]:
-    """What a call multiplies: the bare product, then the fused one."""
-    call = ScaledCall(**arguments)
-    form, b = Form.scaled(by_rows=False, fast=call.use_fast_accum), call.weight.t()
-    epilogue = Epilogue.made_of(bias=call.bias is not None, activation=call.activation)
-    yield Multiplied(form, call.x, b)
-    if epilogue not in (None, Epilogue.NONE):
-        yield Multiplied(form, call.x, b, FP8 if call.output.is_fp8 else None, epilogue)
+    """What a call multiplies: the bare products, then the fused one."""
+    call = ScaledCall._make(map(arguments.get, ScaledCall._fields))
+    for rows in (call.weight, call.up):
+        if rows is not None:
+            yield Multiplied(call.form, call.x, rows.t())
+    weight, _ = call.weights
+    if call.epilogue not in (None, Epilogue.NONE):
+        output = FP8 if call.output.is_fp8 else None
+        yield Multiplied(call.form, call.x, weight.t(), output, call.epilogue)
 
 
-_scaled_linear = register(
+def _registered(
+    schema: str, of: Callable[..., ScaledCall], *absent: str
+) -> Callable[[ScaledCall], torch.Tensor]:
+    """What runs an operator, which has the arguments of `ScaledCall` but for the `absent`.
+
+    `of` makes the record of its arguments.
+    """
+    name = schema.partition("(")[0]
+    places = [at for at, field in enumerate(ScaledCall._fields) if field not in absent]
+    run = register(
+        schema,
+        lambda *arguments: of(*arguments).compute(),
+        lambda *arguments: of(*arguments).fake(),
+        by_torch=lambda *arguments: of(*arguments).composed(),
+        advice=ADVICE,
+    )
+
+    def call(arguments: ScaledCall) -> torch.Tensor:
+        refuse_gradient(name, ADVICE, *arguments)
+        d: torch.Tensor = run(*[arguments[at] for at in places])
+        return d
+
+    return call
+
+
+_scaled_linear = _registered(
     "scaled_linear(Tensor x, Tensor weight, Tensor scale_x, Tensor scale_weight, Tensor? bias, "
     "str? activation, ScalarType out_dtype, Tensor? out_scale, Tensor(a!)? amax, "
     "bool use_fast_accum) -> Tensor",
-    _compute,
-    _fake,
-    by_torch=run_composed,
-    advice=ADVICE,
+    lambda *values: ScaledCall._make((*values[:5], None, values[5], None, *values[6:])),
+    *("up", "interleaved"),
+)
+_scaled_gated_linear = _registered(
+    "scaled_gated_linear(Tensor x, Tensor weight, Tensor scale_x, Tensor scale_weight, "
+    "Tensor? up, str activation, bool interleaved, ScalarType out_dtype, Tensor? out_scale, "
+    "Tensor(a!)? amax, bool use_fast_accum) -> Tensor",
+    lambda *values: ScaledCall._make((*values[:4], None, *values[4:])),
+    "bias",
 )

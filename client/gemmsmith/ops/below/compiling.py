@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {
 """Options of Inductor. They go before the program's own."""
 
 
-class _Installed:
+class _Inductor:
     done = False
 
 
@@ -34,7 +34,7 @@ def install() -> None:
     Raises:
         NotInvariant: this torch begins compilations in another way.
     """
-    if _Installed.done:
+    if _Inductor.done:
         return
     wrapper: Any = getattr(torch, "_TorchCompileInductorWrapper", None)
     if wrapper is None:
@@ -50,4 +50,4 @@ def install() -> None:
         return original(self, *graph, **named)
 
     wrapper.__call__ = compile_in_order
-    _Installed.done = True
+    _Inductor.done = True
