@@ -12,11 +12,11 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import gemmsmith
 from gemmsmith.errors import GemmsmithError
+from gemmsmith.ops import comparing
 from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.comparing import WARM_STEPS, paired
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import install
-from gemmsmith.ops.models import comparing
-from gemmsmith.ops.models.comparing import WARM_STEPS, paired
 from tests.support.stand_in import Chooser, Host
 
 Runs = Callable[[], int]
@@ -104,6 +104,17 @@ def test_winners_are_not_compared_with_themselves(engine: Engine) -> None:
         gemmsmith.compare(
             lambda: net(torch.ones(4, 16, dtype=torch.bfloat16)), net, blocks=6, steps=1
         )
+
+
+def test_kernels_of_another_step_do_not_count(engine: Engine, chooser: Chooser) -> None:
+    """Nor does a step that replays what was captured, such as a CUDA graph."""
+    net, other = model(), model()
+    with gemmsmith.patch(other):
+        other(torch.ones(4, 16, dtype=torch.bfloat16))
+    chooser.answers = lambda problem: False
+    for step in (lambda: net(torch.ones(8, 16, dtype=torch.bfloat16)), lambda: None):
+        with pytest.raises(GemmsmithError, match="would run torch: no product of the step"):
+            gemmsmith.compare(step, net, blocks=6)
 
 
 def test_norms_alone_are_something(

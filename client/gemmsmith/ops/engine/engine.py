@@ -278,11 +278,6 @@ class Engine:
     def watcher(self) -> Watcher | None:
         return _Watching.watcher
 
-    @property
-    def has_plans(self) -> bool:
-        """Whether a tuned kernel runs any product that was decided with the present winners."""
-        return any(plan is not None for plan in list(self._plans.values()))
-
     def outcomes(self) -> dict[Problem, Plan | str]:
         """How each problem that was decided runs, or why torch computes it.
 

@@ -178,12 +178,11 @@ class Patch(AbstractContextManager[None]):
         if self._report is not None:
             print(self._report.text(self._why_none), file=self._file or sys.stderr)
 
-    @property
-    def why_nothing(self) -> str:
-        """Why nothing has been replaced so far; empty if something has."""
+    def why_nothing(self, *, runs_kernels: bool) -> str:
+        """Why nothing has been replaced; empty if something has. Products may run kernels."""
         if self._engine is None:
             return self._why_none
-        if self._engine.has_plans or (self._has_norms and kind_in_use() is not None):
+        if runs_kernels or (self._has_norms and kind_in_use() is not None):
             return ""
         return (
             "no product of the step has a winner that runs here; `gemmsmith run --tune -- COMMAND` "

@@ -17,6 +17,8 @@ import torch
 
 from gemmsmith.answers.answer import Ratio
 from gemmsmith.errors import GemmsmithError
+from gemmsmith.ops.accounting import account
+from gemmsmith.ops.capturing import capture
 from gemmsmith.ops.models.patching import is_patched, open_patch
 
 T = TypeVar("T")
@@ -74,27 +76,36 @@ def compare(
         )
     stock_seconds: list[float] = []
     tuned_seconds: list[float] = []
-    why_nothing = ""
 
     def run_stock(count: int) -> None:
         stock_seconds.append(_seconds(step, count))
 
     def run_tuned(count: int) -> None:
-        nonlocal why_nothing
-        patch = open_patch(model)
-        with patch:
+        with open_patch(model):
             tuned_seconds.append(_seconds(tuned or step, count))
-            why_nothing = patch.why_nothing
 
     run_stock(WARM_STEPS)
-    run_tuned(WARM_STEPS)
-    if tuned is None and all(_on_all_ranks(bool(why_nothing))):
-        raise GemmsmithError(f"gemmsmith.compare: both sides would run torch: {why_nothing}")
+    if tuned is not None:
+        run_tuned(WARM_STEPS)
+    else:
+        why_nothing = _warmed(step, model)
+        if all(_on_all_ranks(bool(why_nothing))):
+            raise GemmsmithError(f"gemmsmith.compare: both sides would run torch: {why_nothing}")
     for block in range(blocks):
         sides = (run_stock, run_tuned) if block % 2 == 0 else (run_tuned, run_stock)
         for side in sides:
             side(steps)
-    return paired(_slowest(stock_seconds[1:]), _slowest(tuned_seconds[1:]))
+    return paired(_slowest(stock_seconds[-blocks:]), _slowest(tuned_seconds[-blocks:]))
+
+
+def _warmed(step: Callable[[], object], model: torch.nn.Module | None) -> str:
+    """Run untimed steps with winners. Returns why none ran; empty if one did."""
+    patch = open_patch(model)
+    with patch, capture() as shapes:
+        for _ in range(WARM_STEPS):
+            step()
+        ran = account(shapes.calls.total, steps=0).products
+        return patch.why_nothing(runs_kernels=any(product.kernel for product in ran))
 
 
 def paired(stock: Sequence[float], tuned: Sequence[float]) -> Ratio:
