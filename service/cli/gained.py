@@ -159,15 +159,15 @@ class Gained:
             f"less than torch's {without:.3f}",
             f"  {TIMES}",
         ]
-        parts = (
-            ("Kernels ran:", self.kernels),
-            ("Torch ran:", self.by_torch),
-            ("Torch ran in separate steps, and a kernel could fuse:", self.not_fused),
-        )
-        for title, products in parts:
-            if not products:
-                continue
-            lines += [f"  {title}", "    share    calls   µs each   torch's  ms saved"]
+        parts = {"kernels": list(self.kernels)}
+        for line in self.by_torch:
+            parts.setdefault(f"torch: {line.reason}", []).append(line)
+        for line in self.not_fused:
+            parts.setdefault(f"not fused: {line.reason}", []).append(line)
+        if self.kernels or self.by_torch:
+            lines.append("    share    calls   µs each   torch's  ms saved")
+        for title, products in parts.items():
+            lines += [f"  {title}"] if products else []
             lines += [_text(line) for line in products[:SHOWN]]
             if len(products) > SHOWN:
                 lines.append(f"    and {len(products) - SHOWN} more, which --report=FILE has")
@@ -219,4 +219,4 @@ def _text(line: Line) -> str:
         (10, "–" if line.saved_ms is None else f"{line.saved_ms:.3f}"),
     )
     row = "".join(cell.rjust(width) for width, cell in cells)
-    return f" {row}  {line.product}: {line.kernel or line.reason}"
+    return f" {row}  {line.product}{f': {line.kernel}' if line.kernel else ''}"

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.core.numerics import Numerics, with_numerics
+from gemmsmith.core.operation import Epilogue
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.ops.capturing import problems_of
@@ -80,7 +82,19 @@ def _ran(problems: list[Problem], outcomes: _Outcomes) -> Iterator[Problem]:
         if has_kernel or is_torchs:
             plain = [other for other in plain if other not in covered]
         yield problem
-    yield from plain
+    has_bias = any(problem.operation.epilogue.has_bias for problem in fused)
+    for problem in plain:
+        biased = _with_bias(problem) if has_bias else problem
+        yield biased if isinstance(outcomes.get(biased), Plan) else problem
+
+
+def _with_bias(plain: Problem) -> Problem:
+    """What a kernel runs if it adds the bias, and torch's steps do what follows."""
+    try:
+        operation = replace(plain.operation, epilogue=Epilogue.BIAS)
+    except InvalidProblem:
+        return plain
+    return replace(plain, dtype=operation.dtype)
 
 
 def _covers(fused: Problem, plain: Problem) -> bool:

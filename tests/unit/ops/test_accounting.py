@@ -16,6 +16,7 @@ from gemmsmith.core.config import Use
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.errors import PackUntrusted
 from gemmsmith.ops.accounting import account
+from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.program.ran import Ran, RanProduct
 from gemmsmith.winners.lookup import Lookup
@@ -229,3 +230,129 @@ def test_a_report_of_a_plain_program(ground: Ground, tmp_path: Path) -> None:
     assert "less than torch's" in done.stderr
     without = unchanged.run([*command, *program], tmp_path, environment)
     assert "less than torch's" not in without.stderr
+
+
+def leaf(*size: int) -> torch.Tensor:
+    return (random(*size) / 4).requires_grad_()
+
+
+def fp8(*size: int) -> torch.Tensor:
+    return torch.randn(size).to(torch.float8_e4m3fn)
+
+
+def int8(*size: int) -> torch.Tensor:
+    return torch.randint(-8, 8, size, dtype=torch.int8)
+
+
+ONE = torch.ones(())
+
+
+def with_backward(result: torch.Tensor) -> None:
+    result.float().square().mean().backward()
+
+
+def a_patched_model() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 32, dtype=BF16),
+        torch.nn.GELU(approximate="tanh"),
+        torch.nn.Linear(32, 16, dtype=BF16),
+    )
+    with gemmsmith.patch(model):
+        with_backward(model(leaf(8, 16)))
+
+
+def everything_patched() -> None:
+    with gemmsmith.patch():
+        x, weight = leaf(8, 16), leaf(24, 16)
+        with_backward(torch.nn.functional.linear(x, weight))
+        with_backward(torch.bmm(leaf(2, 8, 16), leaf(2, 16, 8)))
+        torch.nn.functional.linear(x, weight, random(24))
+
+
+def some_experts() -> None:
+    index = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 1]] * 4)
+    shares = torch.rand(16, 2)
+    with_backward(gemmsmith.experts(leaf(16, 32), index, shares, leaf(4, 96, 32), leaf(4, 32, 48)))
+
+
+def an_added_gradient() -> None:
+    sums = torch.zeros(24, 16)
+    with_backward(gemmsmith.linear(leaf(8, 16), leaf(24, 16), main_grad=sums))
+
+
+STEPS: dict[str, Callable[[], object]] = {
+    "linear": lambda: with_backward(gemmsmith.linear(leaf(8, 16), leaf(24, 16))),
+    "bias": lambda: with_backward(gemmsmith.linear(leaf(8, 16), leaf(24, 16), random(24))),
+    "three dimensions": lambda: with_backward(gemmsmith.linear(leaf(2, 8, 16), leaf(24, 16))),
+    "matmul": lambda: with_backward(gemmsmith.matmul(leaf(8, 16), leaf(16, 24))),
+    "batch": lambda: with_backward(gemmsmith.matmul(leaf(3, 8, 16), leaf(3, 16, 24))),
+    "added gradient": an_added_gradient,
+    "activation": lambda: with_backward(
+        gemmsmith.linear(leaf(8, 16), leaf(24, 16), random(24), activation="gelu_tanh")
+    ),
+    "residual": lambda: with_backward(
+        gemmsmith.linear(leaf(8, 16), leaf(24, 16), random(24), residual=leaf(8, 24))
+    ),
+    "gate": lambda: with_backward(gemmsmith.gated_linear(leaf(8, 16), leaf(24, 16), leaf(24, 16))),
+    "mlp": lambda: with_backward(
+        gemmsmith.mlp(leaf(8, 16), leaf(32, 16), leaf(16, 32), up=leaf(32, 16))
+    ),
+    "scaled, promoted": lambda: gemmsmith.scaled_mm(fp8(8, 16), fp8(16, 16).mT, ONE, ONE),
+    "scaled": lambda: gemmsmith.scaled_mm(
+        fp8(8, 16), fp8(16, 16).mT, ONE, ONE, use_fast_accum=True
+    ),
+    "scaled layer": lambda: gemmsmith.scaled_linear(
+        fp8(8, 16), fp8(16, 16), ONE, ONE, random(16), activation="gelu_tanh"
+    ),
+    "scaled gate": lambda: gemmsmith.scaled_gated_linear(
+        fp8(8, 16), fp8(16, 16), ONE, ONE, fp8(16, 16)
+    ),
+    "int8": lambda: gemmsmith.int8_mm(int8(32, 16), int8(16, 16).mT),
+    "grouped": lambda: with_backward(
+        gemmsmith.grouped_mm(
+            leaf(16, 32), leaf(4, 32, 48), torch.tensor([4, 4, 9, 16], dtype=torch.int32)
+        )
+    ),
+    "experts": some_experts,
+    "model": a_patched_model,
+    "everything": everything_patched,
+}
+
+
+@pytest.mark.parametrize("answers", ["all", "plain"])
+@pytest.mark.parametrize("kind", STEPS)
+def test_as_many_calls_ran_kernels_as_were_launched(
+    engine: Engine, chooser: Chooser, runs: Callable[[], int], kind: str, answers: str
+) -> None:
+    if answers == "plain":
+        chooser.answers = lambda problem: not problem.operation.is_fused
+    runs()
+    with gemmsmith.capture() as shapes:
+        STEPS[kind]()
+    launched = runs()
+    assert launched or answers == "plain" or kind == "scaled, promoted"
+    products = account(shapes.calls.total, 1).products
+    assert sum(product.calls for product in products if product.kernel) == launched, products
+
+
+@pytest.mark.parametrize("step", [a_patched_model, everything_patched])
+def test_the_same_below_torchs_operators(
+    engine: Engine,
+    host: Host,
+    binding: Dispatch,
+    runs: Callable[[], int],
+    step: Callable[[], object],
+) -> None:
+    host.kind = "cpu"
+    with gemmsmith.capture() as shapes:
+        step()
+    launched = runs()
+    assert launched > 0
+    products = account(shapes.calls.total, 1).products
+    assert sum(product.calls for product in products if product.kernel) == launched, products
+
+
+def test_products_of_one_order_are_named_with_it(chooser: Chooser, host: Host, pack: Path) -> None:
+    with installed(Engine(chooser, Packs(pack), platform=host, numerics="invariant")):
+        (product,) = accounted(once)
+    assert (str(product.problem), product.kernel) == ("4×8×16 bf16.sum_sequential tn", "tn")
