@@ -32,9 +32,8 @@ Outputs = tuple[torch.Tensor, torch.Tensor | None]
 OPERANDS = ("bias", "residual", "column_scale", "row_scale")
 """What the epilogue of one weight may read."""
 _KEPT = ("up", "column_scale", "row_scale")
-"""What gradients read beside x, weight and aux."""
+"""What gradients read beside x, weight and aux. None if the layer does not have it."""
 _Kept = Mapping[str, Any]
-"""These and aux; those that the layer does not have are None."""
 
 
 class LinearFusion(NamedTuple):
