@@ -36,7 +36,7 @@ class Untuned:
     def decided(self, problem: Problem, *, has_winner: bool) -> None:
         """Called when a product is decided."""
         self._largest = max(self._largest, problem.flops)
-        if has_winner or problem.flops < MATTERS * self._largest:
+        if has_winner or len(self.named) >= MOST or problem.flops < MATTERS * self._largest:
             return
         rows: Sequence[object] = getattr(getattr(self._winners, "snapshot", None), "rows", ())
         if rows and is_first_rank() and CAPTURE_VARIABLE not in os.environ:
