@@ -16,7 +16,7 @@ import msgspec
 
 from gemmsmith.answers.answer import Ratio, Statistics
 from gemmsmith.core.config import Use
-from gemmsmith.core.kernel import AnyKernel, Backend, CutlassKernel, TileScheduler
+from gemmsmith.core.kernel import AnyKernel, Backend, CutlassKernel, PluginKernel, TileScheduler
 from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.legality import launch_refusal
 from gemmsmith.core.problem import MAX_EXTENT, Problem
@@ -249,17 +249,19 @@ def reason(winner: Winner) -> str | None:
 def kernel_reason(kernel: AnyKernel, problem: Problem | None = None) -> str | None:
     """Why no backend has such a kernel of that name, or why it does not take the problem."""
     if backend_of(kernel) is None:
-        return f"{kernel.name}: no backend {kernel.backend} is known here"
+        return f"{kernel.name}: no backend {kernel.source} is known here"
     numbers = [kernel.alignment_a, kernel.alignment_b, kernel.alignment_d]
     if isinstance(kernel, CutlassKernel):
         numbers += [*kernel.tile, *kernel.cluster, kernel.stages + 1]
+    elif isinstance(kernel, PluginKernel):
+        numbers += kernel.tile
     if not all(1 <= number <= 2**16 for number in numbers):
         return f"{kernel.name}: no kernel has such a tile, cluster, alignment or number of stages"
     try:
         reason = refusal(kernel, problem)
     # The rules are written for what enumerators make; another description may break them.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        reason = f"{kernel.backend} has no such kernel"
+        reason = f"{kernel.source} has no such kernel"
     return f"{kernel.name}: {reason}" if reason else None
 
 

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.readme.shipped import AVERAGES, averages, got, models, origin, short
+from benchmarks.readme.shipped import (
+    AVERAGES,
+    averages,
+    got,
+    library,
+    models,
+    origin,
+    runs,
+    short,
+)
 from gemmsmith.core.operation import Epilogue, Grouping, Scaling
 from gemmsmith.core.problem import Problem
+from gemmsmith.runtime import cublaslt
 from service.report.problem_rows import unaligned_operands
 from tuner.trial import Winner
 
@@ -159,6 +169,12 @@ def table(winners: Sequence[Winner]) -> str:
         f"the lowest of all problems is {min(map(got, winners)):.2f}. "
         f"{origin(winners).capitalize()}.",
     ]
+    usable = sum(map(runs, winners))
+    if usable < len(winners):
+        lines[-1] += (
+            f" {usable:,} of the {len(winners):,} winners run after the installation below; the "
+            f"others are algorithms of another cuBLASLt than its {cublaslt.text(library())}."
+        )
     if unmeasured:
         lines[-1] += f" Not measured yet: {'; '.join(unmeasured)}."
     return "\n".join(lines)

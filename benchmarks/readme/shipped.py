@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
+from msgspec import UNSET
+
 from gemmsmith.core.device import DeviceModel
+from gemmsmith.runtime import cublaslt
 from service.report.problem_rows import unaligned_operands
 from tuner.exchange import read_winners
 from tuner.trial import Winner
@@ -37,6 +42,23 @@ def short(model: DeviceModel) -> str:
 def got(winner: Winner) -> float:
     """Return the speed-up of what is served over the default; 1 if that is the default."""
     return 1.0 if winner.use.is_default or winner.speedup is None else winner.speedup.median
+
+
+@cache
+def library() -> int:
+    """Return the version of cuBLASLt that the locked installation loads."""
+    lock = (ROOT / "requirements" / "gpu.lock").read_text(encoding="utf-8")
+    release = re.search(r"^nvidia-cublas==(\S+)", lock, re.MULTILINE)
+    assert release is not None
+    return cublaslt.number(release[1])
+
+
+def runs(winner: Winner) -> bool:
+    """Whether what is served can run after the locked installation."""
+    if winner.use.is_default or winner.candidate is None:
+        return True
+    algorithm = winner.candidate.launch.algorithm
+    return algorithm is UNSET or algorithm.library == library()
 
 
 def is_aligned(winner: Winner) -> bool:

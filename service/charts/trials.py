@@ -106,7 +106,7 @@ def by_trait(trials: Sequence[Tried], name: str, trait: Trait) -> Markup:
     """
 
     def value_of(kernel: AnyKernel) -> str:
-        return trait(kernel) if isinstance(kernel, CutlassKernel) else kernel.backend.value
+        return trait(kernel) if isinstance(kernel, CutlassKernel) else kernel.source
 
     columns: defaultdict[str, list[float]] = defaultdict(list)
     failed: defaultdict[str, int] = defaultdict(int)

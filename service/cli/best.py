@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import UNSET
 
 from gemmsmith.answers.answer import Answer, Statistics
-from gemmsmith.core.config import Match
+from gemmsmith.core.config import Config, Match
 from gemmsmith.core.device import recording_of, time_text
 from gemmsmith.core.problem import Problem
 from gemmsmith.files import private_folder
+from gemmsmith.runtime import cublaslt
 from service.cli.models import WholeModelOptions, listing
 from service.cli.options import (
     AsJson,
@@ -152,6 +154,8 @@ def _show(answer: Answer) -> None:
     untuned = answer.match is Match.NEAREST and answer.use.is_default
     until = f" until it is tuned: gemmsmith tune {typed(answer.problem)}" if untuned else ""
     say(f"  use        {name}{until}")
+    if not answer.use.is_default and answer.config is not None:
+        _print_unusable(answer, answer.config)
     if answer.use.is_default:
         _print_default(answer, default)
     else:
@@ -167,6 +171,18 @@ def _show(answer: Answer) -> None:
     say(f"  revision   {answer.revision}, {origin}, {answer.promoted_at}{pinned}")
     if answer.stale:
         say("  stale      measured under software that no GPU of this model runs any more")
+
+
+def _print_unusable(answer: Answer, config: Config) -> None:
+    """Print why the config cannot run on this machine, if so."""
+    algorithm, here = config.launch.algorithm, cublaslt.installed()
+    if algorithm is UNSET or here is None or algorithm.library == here:
+        return
+    say(
+        f"  not here   an algorithm of cuBLASLt {cublaslt.text(algorithm.library)}; torch loads "
+        f"{cublaslt.text(here)} and runs its own operator"
+    )
+    say(f"             until it is tuned again: gemmsmith tune {typed(answer.problem)}")
 
 
 def _print_default(answer: Answer, default: str) -> None:

@@ -134,7 +134,7 @@ def _kernels(problem: Problem, arch: str, level: Level, limit: int) -> Result:
     }
     state = "measured" if measured else "can be compiled here, not measured"
     line = f"{problem} on {arch} ({ARCHITECTURES[arch].gpus}), {state}: {len(legal)} kernels"
-    rows = [(kernel.name, kernel.backend) for kernel in legal[:limit]]
+    rows = [(kernel.name, kernel.source) for kernel in legal[:limit]]
     return Result(document, lambda: _print(line, ("kernel", "backend"), rows))
 
 

@@ -73,6 +73,7 @@ def run(settings: Settings, url: str | None) -> list[Check]:
         ("host compiler", _host_compiler),
         ("torch", _torch),
         ("cutlass", _cutlass),
+        ("plugins", _plugins),
         ("disk", lambda: _disk(settings.packs)),
         ("database", lambda: _database(settings.database)),
         ("recordings", lambda: _recordings(settings.sweeps)),
@@ -196,6 +197,17 @@ def _cutlass() -> _Result:
     return _ok(f"{package.version()} ({include})")
 
 
+def _plugins() -> _Result:
+    from tuner.backends.registry import plugins
+
+    known, refused = plugins()
+    detail = ", ".join(known) or "no other package adds kernels"
+    if refused:
+        reasons = "; ".join(f"{place} is left out: {reason}" for place, reason in refused.items())
+        return _warning(f"{detail}; {reasons}", "upgrade or uninstall the package")
+    return _ok(detail)
+
+
 def _disk(packs: Path) -> _Result:
     folder = packs.absolute()
     while not folder.exists():
@@ -214,6 +226,7 @@ def _disk(packs: Path) -> _Result:
 
 
 def _database(where: str) -> _Result:
+    from service.report import verdict
     from tuner import store
 
     upgrade = f"gemmsmith db upgrade --database {where}"
@@ -227,6 +240,7 @@ def _database(where: str) -> _Result:
     try:
         with store.Store.open(where) as opened:
             winners = opened.counts()["winners"]
+            unusable = verdict.other_libraries(opened.overview.algorithms())
     except SchemaOutdated:  # the service migrates it when it starts
         return _warning(f"{where}, schema {schema}, needs {needed}", upgrade)
     except SchemaTooNew as error:
@@ -236,7 +250,14 @@ def _database(where: str) -> _Result:
     path = store.sqlite_path(store.parse_url(where))
     if path is not None and path.stat().st_mode & 0o077:
         return _warning(f"{where} can be read by others", f"chmod 600 {path}*")
-    return _ok(f"{where}, schema {schema}, {winners} winners")
+    detail = f"{where}, schema {schema}, {winners} winners"
+    if unusable:
+        number = sum(unusable.values())
+        return _warning(
+            f"{detail}, {winners - number} of {winners} usable here: {verdict.why(unusable)}",
+            "torch's own operators run; tune these problems again on this machine's GPU",
+        )
+    return _ok(detail)
 
 
 def _recordings(folder: Path) -> _Result:

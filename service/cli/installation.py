@@ -36,7 +36,7 @@ def doctor(
     *,
     data: DataOptions,
 ) -> Result:
-    """Check GPU, driver, compiler, torch, CUTLASS, disk, database, recordings and service.
+    """Check GPU, driver, compilers, torch, CUTLASS, plugins, disk, database, recordings, service.
 
     Changes nothing. The status is 0 if this machine can serve answers, otherwise 1. With --deep, it
     is also 1 if stored data was altered.

@@ -48,6 +48,7 @@ def overview(
         columns=[column for column in models if any(slug == column.slug for _, slug in standings)],
         dtypes=in_order(dtype for dtype, _ in standings),
         standings=standings,
+        unusable=glance.unusable,
         suites=glance.suites,
         roofline=rooflines.of_winners(winners.items, roofs),
         drawn=len(winners.items),

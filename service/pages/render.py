@@ -19,7 +19,7 @@ from gemmsmith.core.problem import DType, Layout
 from service.http.access import LOCAL, Caller, Scope
 from service.pages import addresses
 from service.report.explained import sections, work
-from service.report.verdict import NONE, choices, faster, verdict
+from service.report.verdict import NONE, choices, faster, verdict, why
 from service.report.waiting import waiting
 
 _FOLDER = Path(__file__).parent
@@ -165,7 +165,13 @@ _TEMPLATES.globals.update(
     verdict=verdict,
     explained_sections=sections,
     explained_work=work,
+    why_unusable=why,
     waiting=waiting,
-    uses={"cutlass": "CUTLASS", "cublaslt": "cuBLASLt", "cublas": "the default"},
+    uses={
+        "cutlass": "CUTLASS",
+        "cublaslt": "cuBLASLt",
+        "plugin": "a plugin",
+        "cublas": "the default",
+    },
     list_href=addresses.winners_of,
 )

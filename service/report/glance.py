@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from gemmsmith.core.operation import of_dtype
 from gemmsmith.core.problem import Problem
+from service.report import verdict
 from tuner.store import Store
 from tuner.store.overview import Standing
 from tuner.suites import Suite, SuiteError, load, shipped
@@ -58,9 +59,15 @@ class SuiteSaving:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Glance:
-    """All winners of all device models, and the suites on one of them."""
+    """All winners of all device models, and the suites on one of them.
+
+    Attributes:
+        unusable: the numbers of winners that are algorithms of another cuBLASLt than that of this
+            machine, by its version.
+    """
 
     standings: tuple[Standing, ...]
+    unusable: Mapping[int, int]
     suites: tuple[SuiteSaving, ...]
 
 
@@ -83,7 +90,8 @@ class Glances:
             standings = tuple(self._store.overview.standings())
             dtypes = sorted({item.dtype for item in standings if item.device == device})
             savings = _savings(self._store, device, dtypes)
-            glance = Glance(standings=standings, suites=tuple(savings))
+            unusable = verdict.other_libraries(self._store.overview.algorithms())
+            glance = Glance(standings=standings, unusable=unusable, suites=tuple(savings))
             self._kept[device] = (sequence, time.monotonic(), glance)
             return glance
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gemmsmith.answers.answer import Ratio
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.config import Use
 from gemmsmith.core.kernel import CutlassKernel, TileScheduler
 from gemmsmith.core.launch import Decomposition
+from gemmsmith.runtime import cublaslt
 
 NONE = "–"
 
@@ -36,6 +39,20 @@ def why_cublas_stays(use: Use, speedup: Ratio | None, power_penalty: float | Non
     return f"gains less than its higher power draw costs a program at the power limit{least}"
 
 
+def other_libraries(algorithms: Mapping[int, int]) -> dict[int, int]:
+    """Of numbers of algorithms by their version of cuBLASLt, those that cannot run here."""
+    here = cublaslt.installed()
+    return {} if here is None else {v: n for v, n in algorithms.items() if v != here}
+
+
+def why(unusable: Mapping[int, int]) -> str:
+    """Say why the algorithms of `other_libraries` cannot run here."""
+    others = [f"{cublaslt.text(v)} ({number})" for v, number in sorted(unusable.items())]
+    return (
+        f"torch loads cuBLASLt {cublaslt.text(cublaslt.installed() or 0)}, not {', '.join(others)}"
+    )
+
+
 def faster(ratio: float) -> str:
     """Say a ratio of the default's time to ours in words: how much faster or slower ours is."""
     if ratio >= _TIMES:
@@ -52,7 +69,7 @@ def choices(candidate: Candidate | None) -> tuple[str, ...]:
         return (NONE,) * 4
     kernel, launch = candidate.kernel, candidate.launch
     if not isinstance(kernel, CutlassKernel):
-        return (NONE, kernel.backend.value, NONE, launch.key)
+        return (NONE, kernel.source, NONE, launch.key)
     swapped = " swapped" if kernel.swapped else ""
     words = [launch.raster.value, f"swizzle {launch.swizzle}"]
     if kernel.scheduler is TileScheduler.STREAM_K:

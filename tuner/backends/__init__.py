@@ -22,7 +22,7 @@ from gemmsmith.core.problem import Problem
 from tuner.arch import ARCHITECTURES, Architecture, architecture
 from tuner.backends import cutlass as _cutlass  # noqa: F401  # imports cutlass_library safely
 from tuner.backends.backend import Features, KernelBackend, Level
-from tuner.backends.registry import BACKENDS, backend_of
+from tuner.backends.registry import BACKENDS, backend_of, every
 from tuner.errors import NoLegalCandidate
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
 
 @lru_cache(maxsize=1024)
 def supporting(operation: Operation, arch: Architecture) -> tuple[KernelBackend, ...]:
-    return tuple(backend for backend in BACKENDS.values() if backend.supports(operation, arch))
+    return tuple(backend for backend in every() if backend.supports(operation, arch))
 
 
 def kernels(problem: Problem, arch: str = "sm90", *, level: Level = Level.CORE) -> list[AnyKernel]:

@@ -1,6 +1,7 @@
 """The interface of a backend, which is a source of kernels.
 
-A backend is a folder here and a line in `tuner.backends.registry`. It says which operations it
+A backend is a folder here and a line in `tuner.backends.registry`, or a package of its own
+(`tuner.backends.plugin`). It says which operations it
 computes on which architecture, lists its kernels and launches, judges whether they are legal, and
 writes the C++ that they are compiled from. The rest of the tuner uses `tuner.backends`.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from gemmsmith.core.device import DeviceModel
-from gemmsmith.core.kernel import AnyKernel, Backend
+from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import Problem
@@ -96,7 +97,7 @@ class KernelBackend(ABC):
     The methods that list kernels and launches list none by default.
     """
 
-    name: Backend
+    name: str
 
     def supports(self, operation: Operation, arch: Architecture) -> bool:
         """Whether the backend has kernels of the operation on the architecture."""

@@ -67,7 +67,7 @@ def kernel_digest(kernel: AnyKernel) -> str:
     A kernel whose backend is not known cannot be compiled: its digest is one that no pack has.
     """
     if backend_of(kernel) is None:
-        text = f"{kernel.backend}\0{kernel.name}"
+        text = f"{kernel.source}\0{kernel.name}"
     else:
         part = _part(kernel)
         text = "\0".join([headers_digest(part.header, *part.include), part.definition, part.entry])
@@ -99,5 +99,5 @@ def headers_digest(header: str, *folders: Path) -> str:
 def _part(kernel: AnyKernel) -> Part:
     backend = backend_of(kernel)
     if backend is None:
-        raise ValueError(f"{kernel.name} of {kernel.backend} is not compiled here")
+        raise ValueError(f"{kernel.name} of {kernel.source} is not compiled here")
     return backend.part(kernel)

@@ -13,19 +13,22 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmsmith.core.kernel import AnyKernel
+import msgspec
+
+from gemmsmith.core.kernel import AnyKernel, Backend
 from tuner.backends.cutlass.slim import write_slim_headers
 from tuner.backends.unit import include_dirs, unit_source
 from tuner.compile.toolchain import Toolchain
 from tuner.errors import CompileFailed, DiskFull, TunerError
 
-_IDENTIFIER = re.compile(r"\bcutlass\w+")
+_WORD = re.compile(r"\w+")
 _DERIVED = re.compile(r"_(?:mainloop|epilogue|base)$")
 _ERROR = re.compile(r"\b(?:error|fatal)\b", re.IGNORECASE)
 _OUT_OF_MEMORY = re.compile(
@@ -43,6 +46,7 @@ _GUARDED = (
 """Shell script that runs a command; when standard input ends, it removes the directory of its first
 argument and kills the whole process group. This process never writes to that pipe, so the input
 ends only when this process does."""
+PRELUDE = (sys.executable, "-P", "-m", "tuner.compile.prelude")
 _SHELL_SIGKILL = 128 + signal.SIGKILL
 _LINE_LENGTH = 400
 _QUOTED_LINES = 12
@@ -76,7 +80,8 @@ class Compilation:
             write_slim_headers(slim, [kernel.operation for kernel in kernels])
             with (directory / "log").open("wb") as log:
                 include = (slim, *include_dirs(kernels))
-                command = toolchain.command(source, directory / "unit.so", *include)
+                compiler = toolchain.command(source, directory / "unit.so", *include)
+                command = _after_plugins(directory, kernels, compiler)
                 process = subprocess.Popen(
                     ["/bin/sh", "-c", _GUARDED, "gemmsmith-unit", str(directory), *command],
                     stdin=subprocess.PIPE,
@@ -114,6 +119,14 @@ class Compilation:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+def _after_plugins(directory: Path, kernels: Sequence[AnyKernel], compiler: list[str]) -> list[str]:
+    """The command of a unit: the compiler's, after plugins have made their files for it."""
+    if not any(kernel.backend is Backend.PLUGIN for kernel in kernels):
+        return compiler
+    (directory / "kernels.json").write_bytes(msgspec.json.encode(kernels))
+    return [*PRELUDE, str(directory), *compiler]
+
+
 def out_of_memory(returncode: int, log: str) -> bool:
     # When memory runs out, Linux ends nvcc, or one of its children, by SIGKILL.
     return returncode in (-signal.SIGKILL, _SHELL_SIGKILL) or bool(_OUT_OF_MEMORY.search(log))
@@ -135,7 +148,7 @@ def environment_fault(log: str) -> TunerError | None:
 
 
 def suspects(kernels: Sequence[AnyKernel], log: str) -> list[AnyKernel]:
-    mentioned = {_DERIVED.sub("", word) for word in _IDENTIFIER.findall(log)}
+    mentioned = {_DERIVED.sub("", word) for word in _WORD.findall(log)}
     return [kernel for kernel in kernels if kernel.name in mentioned]
 
 

@@ -88,7 +88,7 @@ class Builder:
         missing = []
         for kernel in {kernel.name: kernel for kernel in kernels}.values():
             if not compiles(kernel):
-                reason = f"kernels of {kernel.backend} cannot be compiled here for {kernel.arch}"
+                reason = f"kernels of {kernel.source} cannot be compiled here for {kernel.arch}"
                 yield Built(
                     kernel=kernel, failure=Failure(kind=FailureKind.COMPILE, message=reason)
                 )

@@ -5,6 +5,7 @@ Read models for the pages: plain data, a transaction of its own for each call, n
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from sqlalchemy import case, func, select
@@ -55,6 +56,13 @@ class Overview:
                 operations.append(following)
                 following = session.scalar(query.where(ProblemRow.operation > following))
         return operations
+
+    def algorithms(self) -> Counter[int]:
+        """How many current winners are algorithms of each version of cuBLASLt."""
+        query = select(WinnerRow.launch).where(CURRENT, WinnerRow.use == Use.CUBLASLT.value)
+        with self._database.read() as session:
+            launches = session.scalars(query)
+            return Counter(int(launch["algorithm"]["library"]) for launch in launches if launch)
 
     def standings(self) -> list[Standing]:
         """All current winners by device and `dtype`; reads every one of them."""

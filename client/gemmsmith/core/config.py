@@ -30,15 +30,19 @@ class Use(StrEnum):
 
     CUTLASS = "cutlass"  # the config's compiled kernel beat the default
     CUBLASLT = "cublaslt"  # the config's cuBLASLt algorithm beat the default
+    PLUGIN = "plugin"  # the config's compiled kernel, which a plugin added, beat the default
     CUBLAS = "cublas"  # the default was at least as fast: keep torch's own operator
 
     @classmethod
     def of(cls, kernel: Kernel) -> Use:
-        return cls.CUBLASLT if kernel.backend is Backend.CUBLASLT else cls.CUTLASS
+        return _USES.get(kernel.backend, cls.CUTLASS)
 
     @property
     def is_default(self) -> bool:
         return self is Use.CUBLAS
+
+
+_USES = {Backend.CUBLASLT: Use.CUBLASLT, Backend.PLUGIN: Use.PLUGIN}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)

@@ -23,6 +23,7 @@ class Backend(StrEnum):
     CUTLASS2X = "cutlass2x"  # multistage mma.sync kernels: any alignment
     CUTE = "cute"  # our own kernels, written on CUTLASS's CuTe
     CUBLASLT = "cublaslt"  # algorithms of cuBLASLt, of the library that torch loaded
+    PLUGIN = "plugin"  # kernels that a package beside gemmsmith adds (`PluginKernel`)
 
 
 _BACKENDS: dict[object, Backend] = {backend.value: backend for backend in Backend}
@@ -95,6 +96,11 @@ class Kernel(Plain, msgspec.Struct, frozen=True, kw_only=True, tag_field="backen
         return _BACKENDS[self.__struct_config__.tag]
 
     @property
+    def source(self) -> str:
+        """The name of the kernel's backend; of a plugin's kernel, the plugin's name."""
+        return self.backend.value
+
+    @property
     def operation(self) -> Operation:
         return named(self.dtype, self.layout)
 
@@ -140,7 +146,7 @@ class Kernel(Plain, msgspec.Struct, frozen=True, kw_only=True, tag_field="backen
     @property
     def family(self) -> str:
         # Kernels of the same types and layout share nearly all of their compile time.
-        return f"{self.backend}_{self.arch}_{self.dtype}_{self.layout}"
+        return f"{self.source}_{self.arch}_{self.dtype}_{self.layout}"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -246,8 +252,49 @@ class CublasLtKernel(Kernel, frozen=True, kw_only=True, tag=Backend.CUBLASLT.val
         return self.fast_accumulation
 
 
+class PluginKernel(Kernel, frozen=True, kw_only=True, tag=Backend.PLUGIN.value):
+    """A kernel of a plugin: a package that adds a backend (entry point `gemmsmith.backends`).
+
+    To run the compiled kernel, the package is not needed.
+
+    Attributes:
+        plugin: the plugin's name.
+        tile: (M, N, K) of one thread block's output tile.
+        traits: all other choices in which kernels of the plugin differ, by name.
+
+    Raises:
+        ValueError: the name is not `<plugin>_…`, both in letters, digits and underscores.
+    """
+
+    plugin: str
+    tile: tuple[int, int, int]
+    traits: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        # No plugin can describe a kernel of another backend: names are unique.
+        words = (self.name, self.plugin)
+        is_plain = all(word.isascii() and word.isidentifier() for word in words)
+        if not is_plain or not self.name.startswith(f"{self.plugin}_"):
+            raise ValueError(
+                f"a kernel of the plugin {self.plugin!r:.200} is called {self.name!r:.200}; name "
+                "it <plugin>_…, and both in letters, digits and underscores"
+            )
+
+    @property
+    def source(self) -> str:
+        return self.plugin
+
+    @property
+    def output_tile(self) -> tuple[int, int]:
+        return self.tile[:2]
+
+    @property
+    def choices(self) -> tuple[tuple[str, object], ...]:
+        return (("plugin", self.plugin), ("tile", self.tile), *self.traits)
+
+
 CutlassKernel = Cutlass3xKernel | Cutlass2xKernel | CuteKernel
-AnyKernel = Cutlass3xKernel | Cutlass2xKernel | CuteKernel | CublasLtKernel
+AnyKernel = Cutlass3xKernel | Cutlass2xKernel | CuteKernel | CublasLtKernel | PluginKernel
 """A kernel of any backend. The tag `backend` tells a decoder which class it is."""
 
 

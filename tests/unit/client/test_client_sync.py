@@ -193,7 +193,7 @@ def test_every_request_says_which_backends_can_be_run(
 ) -> None:
     server.say(served)
     client.best(256, 4096, 4096)
-    assert server.seen[0].headers["gemmsmith-runs"] == "cutlass3x cutlass2x cute cublaslt"
+    assert server.seen[0].headers["gemmsmith-runs"] == "cutlass3x cutlass2x cute cublaslt plugin"
 
 
 def test_the_last_known_answer_when_the_service_is_away(

@@ -1,0 +1,1 @@
+"""Kernels of Triton for plain products, as a backend of gemmsmith."""
