@@ -17,7 +17,7 @@ import transformers
 
 from gemmsmith.answers.answer import Ratio
 from gemmsmith.files import publish
-from gemmsmith.ops.models.comparing import paired
+from gemmsmith.ops.comparing import paired
 
 BLOCKS, BLOCK_S = 8, 0.5
 """Blocks of each side, and seconds of a block: three sides take 12 s."""

@@ -35,7 +35,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import gemmsmith
-from gemmsmith.ops.models.comparing import paired
+from gemmsmith.ops.comparing import paired
 
 WARM_STEPS = 3
 BLOCK_STEPS = 5

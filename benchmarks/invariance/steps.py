@@ -24,7 +24,7 @@ import gemmsmith
 from benchmarks.invariance.values import drawn
 from benchmarks.programs import hugging
 from benchmarks.turns import Side, described, in_turns, keep, settle
-from gemmsmith.ops.models.comparing import paired
+from gemmsmith.ops.comparing import paired
 
 Step = Callable[[], object]
 PARTS = ("training", "decode")

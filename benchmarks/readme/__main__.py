@@ -31,6 +31,7 @@ def blocks() -> dict[Path, dict[str, str]]:
     return {
         README: {
             "gains": kinds.table(winners),
+            "models": steps.models(),
             "steps": steps.table(),
             "beside": beside.table(winners),
             "matrix": matrix.table(winners),

@@ -123,6 +123,60 @@ MEASURED = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A row of the short table: a model's runs on both GPUs."""
+
+    title: str
+    eager: Sequence[Runs]
+    compiled: Sequence[Runs]
+
+
+KNOWN = (
+    Model(
+        title="Llama 3 8B",
+        eager=[Runs(file=SHIPPED, only=["llama"])],
+        compiled=[Runs(file=COMPILED, only=["llama"])],
+    ),
+    Model(
+        title="Qwen3 8B",
+        eager=[
+            Runs(file=SHIPPED, only=["qwen3"]),
+            Runs(file="2026-11-25-h100-programs.json", only=["qwen3"]),
+        ],
+        compiled=[Runs(file=COMPILED, only=["qwen3"])],
+    ),
+    Model(
+        title="Qwen3-30B-A3B (compiled: with `gemmsmith.experts`)",
+        eager=[Runs(file=SHIPPED, only=["qwen3-moe"]), Runs(file=H100, only=["qwen3-moe"])],
+        compiled=[
+            Runs(file=EXPERTS, mode="compiled"),
+            Runs(file=H100_TRAIN, only=["qwen3-16384-experts"], mode="compiled"),
+        ],
+    ),
+    Model(
+        title="GPT-2 medium",
+        eager=[Runs(file=SHIPPED, only=["gpt2"]), Runs(file=H100, only=["gpt2"])],
+        compiled=[
+            Runs(file="2026-11-25-h200-programs-conv1d.json", only=["gpt2"], mode="compiled")
+        ],
+    ),
+)
+"""Models that people know. All have 4 layers but GPT-2, which is whole."""
+
+
+def models() -> str:
+    """Write a row for each known model: its gains, eager and compiled, on both GPUs."""
+    lines = ["| training step of | eager | compiled |", "|---|---|---|"]
+    for model in KNOWN:
+        eager, compiled = (
+            _range([gain for runs in of_mode for gain, _ in runs.gains()])
+            for of_mode in (model.eager, model.compiled)
+        )
+        lines.append(f"| {model.title} | {eager} | {compiled} |")
+    return "\n".join(lines)
+
+
 def _range(values: Sequence[float]) -> str:
     if not values:
         return "–"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmsmith.program.captured import Captured
-from gemmsmith.program.variables import LOADED, PRODUCTS, SEEN, STOPPED
+from gemmsmith.program.ran import Ran
+from gemmsmith.program.variables import LOADED, PRODUCTS, RAN, SEEN, STOPPED
 from service.cli.output import note
 
 
@@ -20,6 +22,7 @@ class Ended:
         processes: how many processes had products.
         stopped: it was ended after the steps that were to be captured.
         reason: why nothing was captured; empty if something was.
+        ran: which kernels ran the products, if the program wrote it.
     """
 
     status: int
@@ -27,16 +30,21 @@ class Ended:
     processes: int
     stopped: bool
     reason: str
+    ran: Ran
 
     @classmethod
     def of(cls, status: int, folder: Path) -> Ended:
         """What the processes of a program left in the folder of their captures."""
         captured, processes = Captured(), 0
+        ran: list[Ran] = []
         try:
             names = sorted(path.name for path in folder.iterdir())
         except OSError:  # the program has removed the folder
             names = []
         for name in names:
+            if name.endswith(RAN):
+                with suppress(OSError, ValueError):
+                    ran.append(Ran.parse(_read(folder / name)))
             if name.endswith(PRODUCTS):
                 try:
                     of_process = Captured.parse(_read(folder / name))
@@ -55,6 +63,7 @@ class Ended:
             processes=processes,
             stopped=STOPPED in names,
             reason="" if captured.problems else _no_products(captured, with_torch, with_gemmsmith),
+            ran=Ran.together(ran),
         )
 
     @property

@@ -156,12 +156,7 @@ class ProblemCommand(TyperCommand):
         Raises:
             MisuseError: an option contradicts the problem.
         """
-        single = {
-            name
-            for option in self.params
-            if isinstance(option, TyperOption) and not option.is_flag and option.nargs == 1
-            for name in option.opts
-        }
+        single = _single(self)
         # The word after such an option is its value, and no part of a problem.
         words: list[str] = []
         typed: dict[str, str] = {}
@@ -179,6 +174,30 @@ class ProblemCommand(TyperCommand):
             if typed.setdefault(name, value) != value:
                 raise MisuseError(f"the problem says {name} {value}, but {name} is {typed[name]}")
         return words + [word for pair in meant.items() for word in pair]
+
+
+class ProgramCommand(TyperCommand):
+    """A command that runs a program. `--report` needs no value; `--report=FILE` has one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give `--report` an empty value, unless it is one of the program's own arguments."""
+        words, single = list(args), _single(self)
+        at = 0
+        while at < len(words) and words[at].startswith("-") and words[at] != "--":
+            if words[at] == "--report":
+                words[at] = "--report="
+            at += 2 if words[at] in single else 1
+        return super().parse_args(ctx, words)
+
+
+def _single(command: TyperCommand) -> set[str]:
+    """The options of a command that take one value."""
+    return {
+        name
+        for option in command.params
+        if isinstance(option, TyperOption) and not option.is_flag and option.nargs == 1
+        for name in option.opts
+    }
 
 
 app = typer.Typer(
@@ -269,6 +288,7 @@ def _add(panel: str, words: str, function: Callable[..., Result | None], example
     if "m" in options or "problem" in options:
         settings["cls"] = ProblemCommand
     if "command" in options:  # what follows the name of a program are its own arguments
+        settings["cls"] = ProgramCommand
         settings["context_settings"] = {
             "ignore_unknown_options": True,
             "allow_interspersed_args": False,

@@ -203,7 +203,7 @@ def summary(winners: ProgramWinners, captured: Captured) -> list[str]:
     Raises:
         TunerError, GemmsmithError: the database or the service does not answer.
     """
-    ran, stored, times = _known(winners, captured)
+    ran, stored, times = known(winners, captured)
     without = [problem for problem in times if ran is None or ran.row_for(problem) is None]
     lacking = [problem for problem in without if stored.row_for(problem) is None]
     whole = sum(times.values())
@@ -228,7 +228,7 @@ def summary(winners: ProgramWinners, captured: Captured) -> list[str]:
     return lines
 
 
-def _known(
+def known(
     winners: ProgramWinners, captured: Captured
 ) -> tuple[Snapshot | None, Snapshot, Mapping[Problem, float]]:
     """The winners it ran with, all that are stored, and each problem's µs by default."""

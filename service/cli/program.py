@@ -27,6 +27,7 @@ from gemmsmith.core.numerics import Numerics, demands_order
 from gemmsmith.program.variables import (
     CAPTURE_VARIABLE,
     NUMERICS_VARIABLE,
+    RAN_VARIABLE,
     STEPS_VARIABLE,
     STOP_VARIABLE,
     VARIABLE,
@@ -62,6 +63,14 @@ class RunOptions:
         typer.Option(
             help="invariant: a row of a product has the same bits at every M, or the program ends "
             "with an error."
+        ),
+    ] = None
+    report: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[=FILE]",
+            help="When it has ended, print what its kernels gained and why torch ran the other "
+            "products. With =FILE, also write it there as JSON.",
         ),
     ] = None
     url: Url = None
@@ -133,20 +142,25 @@ def run(
                 "them"
             )
         note("gemmsmith: there are no winners yet: this run is not invariant")
+    report_file = writable(Path(options.report)) if options.report else None
+    reporting = {} if options.report is None else {RAN_VARIABLE: "1"}
     demanded = {NUMERICS_VARIABLE: Numerics.INVARIANT} if is_invariant else {}
-    ended = run_captured(
-        command,
-        winners=winners(),
-        steps=steps,
-        stop=rehearse,
-        variables=demanded if has_winners else {},
-    ).with_numerics(options.numerics)
+
+    def run_once(*, stop: bool, variables: Mapping[str, str]) -> Ended:
+        ended = run_captured(
+            command, winners=winners(), steps=steps, stop=stop, variables=variables
+        )
+        return ended.with_numerics(options.numerics)
+
+    ended = run_once(stop=rehearse, variables=reporting | (demanded if has_winners else {}))
     # Imported only now: a database and all that goes with it take a second.
     from gemmsmith.errors import GemmsmithError
-    from service.cli import of_run
+    from service.cli import gained, of_run
     from tuner.errors import TunerError
 
-    captured = ended.captured
+    captured, kept_winners = ended.captured, of_run.ProgramWinners(settings, kept, url)
+    if reporting and not ended.stopped:
+        gained.report(ended, kept_winners, report_file)
     if output is not None and captured.problems:
         ended.save(output)
     if ended.status:
@@ -156,10 +170,13 @@ def run(
     if ended.reason:
         note(f"gemmsmith: nothing was captured: {ended.reason}")
         raise typer.Exit(1 if tune else 0)
-    kept_winners = of_run.ProgramWinners(settings, kept, url)
     if tune:
         status = of_run.tune(kept_winners, captured, options.effort, options.time_limit)
-        if ended.stopped:
+        if ended.stopped and reporting:
+            again = run_once(stop=False, variables=reporting | demanded)
+            gained.report(again, kept_winners, report_file)
+            status = again.status or status
+        elif ended.stopped:
             status = run_program(command, winners(), **demanded) or status
         elif rehearse:
             note(f"gemmsmith: the program ended before step {steps}, and is not run again")

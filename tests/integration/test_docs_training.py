@@ -20,7 +20,7 @@ import torch
 from gemmsmith import Bundle
 from gemmsmith.answers.answer import Ratio
 from gemmsmith.core.problem import Problem
-from tests.support import fake_nvcc, unchanged
+from tests.support import fake_nvcc, stand_in, unchanged
 from tests.support.docs import ROOT
 from tests.support.serving import H200, own_signer
 from tuner.compile import ArtifactStore
@@ -84,15 +84,17 @@ def test_the_commands(tmp_path: Path) -> None:
         assert [row.problem for row in Bundle.open(path).snapshot.rows] == [RECORDED]
 
 
-def test_a_step_is_compared_as_the_page_says() -> None:
-    net, trained = torch.nn.Linear(8, 8), []
+def test_a_step_is_compared_as_the_page_says(tmp_path: Path) -> None:
+    net, trained = torch.nn.Linear(16, 24, bias=False, dtype=torch.bfloat16), []
     program = "import contextlib\nimport gemmsmith\n" + PYTHON[1]
     given = {
         "model": net,
-        "step": lambda: net(torch.ones(1, 8)).sum().backward(),
+        "step": lambda: net(torch.ones(8, 16, dtype=torch.bfloat16)).sum().backward(),
         "train": lambda: trained.append("once"),
     }
-    exec(compile(program, "docs/training.md", "exec"), given)
+    packs = stand_in.Packs(stand_in.build(tmp_path))
+    with stand_in.installed(stand_in.ENGINE(stand_in.Chooser(), packs)):
+        exec(compile(program, "docs/training.md", "exec"), given)
     assert isinstance(given["gain"], Ratio)
     assert trained == ["once"]
 

@@ -16,7 +16,8 @@ NOTEBOOK = ROOT / "examples" / "first_steps.ipynb"
 
 
 WITHOUT_GPU = (
-    "gemmsmith.compare: nothing was replaced: no product of the step has a winner that runs here\n"
+    "gemmsmith.compare: both sides would run torch: no product of the step has a winner that runs "
+    "here; "
 )
 
 
@@ -25,7 +26,7 @@ def shown(cell: Any) -> str:
     texts = []
     for output in cell.outputs:
         assert output.output_type != "error", output
-        assert output.get("name") != "stderr" or output.text == WITHOUT_GPU, output.text
+        assert output.get("name") != "stderr", output.text
         texts += [output.get("text", ""), *map(str, output.get("data", {}).values())]
     return "\n".join(texts)
 
@@ -65,5 +66,4 @@ def test_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ">done</td>" in code[5]
     first, last = map(float, re.findall(r"[\d.]+", code[6]))
     assert last < first
-    assert WITHOUT_GPU in code[7]
-    assert "\nRatio(median=1.0, " in code[7]
+    assert code[7].startswith(WITHOUT_GPU)

@@ -4,8 +4,8 @@ Importing it needs torch. `import gemmsmith` does not import it until one of its
 """
 
 from gemmsmith.ops.capturing import Shapes, capture
+from gemmsmith.ops.comparing import compare
 from gemmsmith.ops.engine.source import use
-from gemmsmith.ops.models.comparing import compare
 from gemmsmith.ops.models.invariance import InvarianceReport, check_invariance
 from gemmsmith.ops.models.patching import patch, unpatch
 from gemmsmith.ops.products.fused import linear

@@ -10,10 +10,8 @@ another mode.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,24 +19,21 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gemmsmith.answers.snapshot import Choice, Snapshot
-from gemmsmith.core.problem import Problem
+from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.distributed import agreed_snapshot
-from gemmsmith.errors import InvalidProblem, PackError, PackIncompatible, ServiceUnavailable
+from gemmsmith.errors import PackError, PackIncompatible, ServiceUnavailable
 from gemmsmith.http.address import DEFAULT_URL
 from gemmsmith.http.client import Client
 from gemmsmith.http.replies import Response
-from gemmsmith.http.requests import problem_of
 from gemmsmith.http.sending import ask
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import source
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.engine.in_use import demanded, install
+from gemmsmith.ops.engine.in_use import demanded, in_use, install
 from gemmsmith.ops.engine.planning import PackSource
 from gemmsmith.ops.models.automatic import every_model, every_norm
 from gemmsmith.ops.models.patching import patch
-from gemmsmith.program.captured import tune_command
-from gemmsmith.program.variables import CAPTURE_VARIABLE, VARIABLE, is_first_rank
+from gemmsmith.program.variables import VARIABLE
 from gemmsmith.showing import line
 from gemmsmith.winners.bundle import Bundle, kept_bundle
 from gemmsmith.winners.lookup import Lookup
@@ -59,9 +54,6 @@ wait for each of them."""
 MEETING_S = 60.0
 """Seconds that a rank waits for the others. All ranks reach this point at about the same time."""
 
-MATTERS = 0.05
-"""Smallest share, of the operations of all different products, of a product that is reported."""
-
 
 def start(value: str, numerics: str | None = None) -> None:
     """Run the winners that `value` names from now on. A further call fetches them again.
@@ -71,27 +63,32 @@ def start(value: str, numerics: str | None = None) -> None:
     Raises:
         GemmsmithError, OSError, ValueError: there are no winners; torch's own operators run.
     """
+    try:
+        _start(value, numerics)
+    except Exception as error:
+        if in_use() is None:
+            install(None, line(f"{VARIABLE}={value} is ignored: {error}"))
+        raise
+
+
+def _start(value: str, numerics: str | None) -> None:
     _State.running.close()
     _State.demand.close()
     with ExitStack() as stack:
         # Opened within `_agreed`, so that a rank that fails reports it to the other ranks.
         winners = cache(lambda: _opened(value, source.local_model(), stack))
-        engines: list[tuple[_Noting, Engine]] = []
+        engines: list[Engine] = []
         snapshot = _agreed(
             lambda: winners().fetch(),
             lambda fetched: engines.append(_engine_for(winners(), fetched)),
         )
-        ((lookup, engine),) = engines
+        (engine,) = engines
         stack.callback(install, install(engine))
         stack.enter_context(patch(numerics=numerics))
         stack.enter_context(every_model() if _fuses(snapshot) else every_norm())
         _State.demand.enter_context(demanded(numerics))
         _State.running = stack.pop_all()
     source.on_use(_State.running.close)
-    _State.lookup = lookup
-    if is_first_rank() and not _State.reports:
-        _State.reports = True
-        atexit.register(_report, winners().url)
     revision = snapshot.revision[:16]
     log.info("%s=%s: winners of %s, snapshot %s", VARIABLE, line(value), snapshot.device, revision)
 
@@ -147,8 +144,8 @@ def _opened(value: str, model: str | None, stack: ExitStack) -> _Winners:
     )
 
 
-def _engine_for(winners: _Winners, snapshot: Snapshot) -> tuple[_Noting, Engine]:
-    """A lookup and an engine for a snapshot.
+def _engine_for(winners: _Winners, snapshot: Snapshot) -> Engine:
+    """An engine for a snapshot.
 
     Raises:
         PackError: this process cannot run the snapshot's kernels, or does not trust them.
@@ -158,14 +155,14 @@ def _engine_for(winners: _Winners, snapshot: Snapshot) -> tuple[_Noting, Engine]
         raise PackIncompatible(
             f"the winners are those of {snapshot.device}, and this is {winners.model}"
         )
-    lookup = _Noting(snapshot, pin=True)
+    lookup = Lookup(snapshot, pin=True, url=winners.url)
     engine = Engine(lookup, winners.packs(snapshot), deterministic=True)
     kind = engine.platform.kind
     if kind is not None and Dispatch.of(kind) is None:
         raise PackIncompatible(
             "gemmsmith's compiled binding is not available: install the wheel, or a C++ compiler"
         )
-    return lookup, engine
+    return engine
 
 
 def _nearest(model: str | None) -> str:
@@ -214,36 +211,7 @@ def _agreed(fetch: Callable[[], Snapshot], take: Callable[[Snapshot], None]) -> 
 class _State:
     running = ExitStack()
     demand = ExitStack()  # stays when the program calls `gemmsmith.use`
-    lookup: _Noting | None = None
     meetings = 0
-    reports = False
-
-
-class _Noting(Lookup):
-    """A lookup that collects the problems for which nothing is known."""
-
-    def __init__(self, snapshot: Snapshot, *, pin: bool) -> None:
-        super().__init__(snapshot, pin=pin)
-        self.all: set[Problem] = set()
-        self.unknown: set[Problem] = set()
-
-    def _miss(self, key: tuple[str, str, int, int, int, int]) -> Choice | None:
-        choice = super()._miss(key)
-        dtype, layout, m, n, k, batch = key
-        try:
-            problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
-        except InvalidProblem:
-            return choice
-        self.all.add(problem)
-        if choice is None and self.snapshot.row_for(problem) is None:
-            self.unknown.add(problem)
-        return choice
-
-    def important(self) -> list[Problem]:
-        """The unknown problems whose share of all operations is at least MATTERS, largest first."""
-        total = sum(problem.flops for problem in self.all)
-        important = [problem for problem in self.unknown if problem.flops >= MATTERS * total]
-        return sorted(important, key=lambda problem: (-problem.flops, problem))
 
 
 class _Bounded:
@@ -261,14 +229,3 @@ class _Bounded:
         except ServiceUnavailable:
             self._away_until = time.monotonic() + AWAY_S
             raise
-
-
-def _report(url: str | None) -> None:
-    """Print the important products without a winner, when the program ends."""
-    lookup = _State.lookup
-    important = [] if lookup is None else lookup.important()
-    if not important or CAPTURE_VARIABLE in os.environ:  # a capture reports more precisely
-        return
-    lines = [f"gemmsmith: {len(important)} large products have no winner:"]
-    lines += [line(f"  {problem}: {tune_command(problem, url)}") for problem in important]
-    sys.stderr.write("\n".join(lines) + "\n")

@@ -180,7 +180,7 @@ def read(total: Counter[Call | Fusion]) -> Read:
     fusions: Counter[Problem] = Counter()
     skipped: Counter[str] = Counter()
     for call, count in total.items():
-        for problem, types in _problems_of(call):
+        for problem, types in problems_of(call):
             if problem is None:
                 skipped[types] += count
             elif isinstance(call, Fusion):
@@ -193,7 +193,7 @@ def read(total: Counter[Call | Fusion]) -> Read:
 
 
 @functools.lru_cache(maxsize=16_384)
-def _problems_of(call: Call | Fusion) -> tuple[tuple[Problem | None, str], ...]:
+def problems_of(call: Call | Fusion) -> tuple[tuple[Problem | None, str], ...]:
     """The problems that a call ran or could run, with their types. None: no kernels exist."""
     with _disable_current_modes():
         return tuple(

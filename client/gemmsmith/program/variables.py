@@ -21,6 +21,9 @@ STEPS_VARIABLE = "GEMMSMITH_CAPTURE_STEPS"
 STOP_VARIABLE = "GEMMSMITH_CAPTURE_STOP"
 """If it is 1, the program ends after these steps, with status 0."""
 
+RAN_VARIABLE = "GEMMSMITH_CAPTURE_RAN"
+"""If it is 1, each process also writes which kernels ran its products. `run --report` sets it."""
+
 SEEN = ".seen"
 """Suffix of the file that each Python process writes to the capture's folder when it starts."""
 
@@ -29,6 +32,9 @@ LOADED = ".loaded"
 
 PRODUCTS = ".products.json"
 """Suffix of the file with a process's products."""
+
+RAN = ".ran.json"
+"""Suffix of the file that says which kernels ran a process's products."""
 
 STOPPED = "stopped"
 """The file that a process writes when it ends after its steps."""

@@ -23,7 +23,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gemmsmith.program.built import modules, remember
 from gemmsmith.program.calls import Calls, compiled
-from gemmsmith.program.variables import LOADED, PRODUCTS, STEPS_VARIABLE, STOP_VARIABLE, STOPPED
+from gemmsmith.program.variables import (
+    LOADED,
+    PRODUCTS,
+    RAN,
+    RAN_VARIABLE,
+    STEPS_VARIABLE,
+    STOP_VARIABLE,
+    STOPPED,
+)
 
 if TYPE_CHECKING:
     from gemmsmith.ops.models.foreseen import Foreseen
@@ -99,6 +107,13 @@ class _Recording:
                 fused = self._foreseen.problems(shapes.problems)
                 shapes.problems.update(fused - shapes.problems)
             publish(self._file, shapes.document)
+            if os.environ.get(RAN_VARIABLE) == "1":
+                from gemmsmith.ops.accounting import account
+
+                ran = account(self._calls.total, self._steps)
+                publish(
+                    self._file.with_name(self._file.name.removesuffix(PRODUCTS) + RAN), ran.document
+                )
         except Exception as error:  # noqa: BLE001 - a capture must not stop the program
             sys.stderr.write(f"gemmsmith: the capture cannot be written: {error}\n")
 

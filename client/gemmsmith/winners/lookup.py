@@ -46,6 +46,7 @@ class Lookup:
             None: only when `refresh` is called.
         pin: keep `snapshot`; never refresh.
         capacity: number of problems whose results are cached.
+        url: of the service whose winners they are, for messages; None: of no service.
 
     Attributes:
         pinned: whether the snapshot is never refreshed.
@@ -63,12 +64,13 @@ class Lookup:
         interval: float | None = None,
         pin: bool = False,
         capacity: int = CAPACITY,
+        url: str | None = None,
     ) -> None:
         if interval is not None and not 0 < interval < threading.TIMEOUT_MAX:
             raise ValueError(f"interval must be a positive number of seconds, got {interval}")
         if capacity < 1:
             raise ValueError(f"capacity must be 1 or more, got {capacity}")
-        self.pinned = pin
+        self.pinned, self.url = pin, url
         self.on_swap: Callable[[], None] = lambda: None
         self._fetch = fetch
         self._capacity = capacity
@@ -118,6 +120,7 @@ class Lookup:
             fetch=lambda known: client.snapshot(known.device, known=known),
             interval=interval,
             pin=pin,
+            url=client.url,
         )
 
     @property

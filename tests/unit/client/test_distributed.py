@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 import gemmsmith
-from gemmsmith import Client, PackUntrusted, ServiceUnavailable, Snapshot, SnapshotUnavailable
+from gemmsmith import (
+    Client,
+    GemmsmithError,
+    PackUntrusted,
+    ServiceUnavailable,
+    Snapshot,
+    SnapshotUnavailable,
+)
 from gemmsmith.distributed import agreed_snapshot, shared_snapshot
 from tests.support.processes import in_threads
 from tests.support.snapshots import BIG, row, snapshot
@@ -205,15 +212,17 @@ def test_all_ranks_get_the_same_result_of_compare(tmp_path: Path) -> None:
     assert 0 < first[1] <= first[0] <= first[2]
 
 
-def _replaced_nothing(rank: int) -> list[float]:
+def _replaced_nothing(rank: int) -> tuple[str, int]:
     steps: list[int] = []
-    gain = gemmsmith.compare(lambda: steps.append(rank), blocks=6, steps=1)
-    return [gain.median, gain.ci_low, gain.ci_high, float(len(steps))]
+    with pytest.raises(GemmsmithError) as refused:
+        gemmsmith.compare(lambda: steps.append(rank), blocks=6, steps=1)
+    return str(refused.value), len(steps)
 
 
 @pytest.mark.long
 def test_ranks_agree_that_nothing_was_replaced(tmp_path: Path) -> None:
-    assert on_two_ranks(tmp_path, _replaced_nothing) == [[1.0, 1.0, 1.0, 6.0]] * 2
+    said = "gemmsmith.compare: both sides would run torch: call gemmsmith.use(...) first"
+    assert on_two_ranks(tmp_path, _replaced_nothing) == [(said, 6)] * 2
 
 
 def agree(

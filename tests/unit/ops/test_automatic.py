@@ -155,7 +155,6 @@ def test_a_variable_is_enough(
     Norms need no winners of theirs.
     """
     monkeypatch.setattr(autouse, "Engine", stand_in.ENGINE)
-    monkeypatch.setattr(autouse._State, "reports", True)
     model, x = made(), operand()
     norms = nn.ModuleList([LlamaRMSNorm(WIDTH)])
     problem = Problem(m=8, n=INNER, k=WIDTH, dtype=dtype)

@@ -11,12 +11,12 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import gemmsmith
-from gemmsmith.answers.answer import Ratio
+from gemmsmith.errors import GemmsmithError
+from gemmsmith.ops import comparing
 from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.comparing import WARM_STEPS, paired
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import install
-from gemmsmith.ops.models import comparing
-from gemmsmith.ops.models.comparing import WARM_STEPS, paired
 from tests.support.stand_in import Chooser, Host
 
 Runs = Callable[[], int]
@@ -70,21 +70,16 @@ def test_what_was_captured_under_a_patch_takes_the_place_of_the_step(
     assert (gain.ci_low, gain.median, gain.ci_high) == pytest.approx((0.5, 0.5, 0.5))
 
 
-NOTHING = Ratio(median=1.0, ci_low=1.0, ci_high=1.0)
-
-
-def test_without_winners_nothing_is_gained_and_nothing_breaks(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_winners_torch_is_not_compared_with_itself() -> None:
     steps: list[int] = []
-    assert gemmsmith.compare(lambda: steps.append(1), blocks=6, steps=2) == NOTHING
+    with pytest.raises(GemmsmithError, match=r"would run torch: call gemmsmith.use\(...\) first"):
+        gemmsmith.compare(lambda: steps.append(1), blocks=6, steps=2)
     assert len(steps) == 2 * WARM_STEPS
-    assert "nothing was replaced: call gemmsmith.use(...) first" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["model", "everything"])
-def test_a_step_without_a_winner_gains_exactly_nothing(
-    engine: Engine, chooser: Chooser, caplog: pytest.LogCaptureFixture, what: str
+def test_a_step_without_a_winner_is_not_compared(
+    engine: Engine, chooser: Chooser, what: str
 ) -> None:
     chooser.answers = lambda problem: False
     net = model()
@@ -92,8 +87,34 @@ def test_a_step_without_a_winner_gains_exactly_nothing(
     def step() -> None:
         net(torch.ones(4, 16, dtype=torch.bfloat16))
 
-    assert gemmsmith.compare(step, net if what == "model" else None, blocks=6) == NOTHING
-    assert "no product of the step has a winner that runs here" in caplog.text
+    with pytest.raises(GemmsmithError, match="would run torch: no product of the step has a winne"):
+        gemmsmith.compare(step, net if what == "model" else None, blocks=6)
+
+
+def test_winners_are_not_compared_with_themselves(engine: Engine) -> None:
+    net, other, steps = model(), model(), list[int]()
+    for opened, compared in ((None, None), (None, net), (net, net), (net, None)):
+        with (
+            gemmsmith.patch(opened),
+            pytest.raises(GemmsmithError, match="both sides would run the winners"),
+        ):
+            gemmsmith.compare(lambda: steps.append(1), compared)
+    assert steps == []
+    with gemmsmith.patch(other):
+        gemmsmith.compare(
+            lambda: net(torch.ones(4, 16, dtype=torch.bfloat16)), net, blocks=6, steps=1
+        )
+
+
+def test_kernels_of_another_step_do_not_count(engine: Engine, chooser: Chooser) -> None:
+    """Nor does a step that replays what was captured, such as a CUDA graph."""
+    net, other = model(), model()
+    with gemmsmith.patch(other):
+        other(torch.ones(4, 16, dtype=torch.bfloat16))
+    chooser.answers = lambda problem: False
+    for step in (lambda: net(torch.ones(8, 16, dtype=torch.bfloat16)), lambda: None):
+        with pytest.raises(GemmsmithError, match="would run torch: no product of the step"):
+            gemmsmith.compare(step, net, blocks=6)
 
 
 def test_norms_alone_are_something(
@@ -102,20 +123,17 @@ def test_norms_alone_are_something(
     chooser.answers = lambda problem: False
     host.kind = "cpu"
     net = nn.Sequential(LlamaRMSNorm(16))
-    gain = gemmsmith.compare(lambda: net(torch.ones(4, 16)), net, blocks=6, steps=1)
-    assert gain != NOTHING
+    gemmsmith.compare(lambda: net(torch.ones(4, 16)), net, blocks=6, steps=1)
 
 
-def test_a_refused_use_is_the_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refused_use_is_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "winners.gspack"
     bad.write_bytes(b"no bundle")
     net = model()
     try:
         gemmsmith.use(bad)
-        assert gemmsmith.compare(lambda: None, net, blocks=6) == NOTHING
-        assert "nothing was replaced: gemmsmith.use(...) took no winners: " in caplog.text
+        with pytest.raises(GemmsmithError, match=r"torch: gemmsmith.use\(...\) took no winners: "):
+            gemmsmith.compare(lambda: None, net, blocks=6)
         with gemmsmith.patch(net, report=True):
             net(torch.ones(4, 16, dtype=torch.bfloat16))
         report = capsys.readouterr().err

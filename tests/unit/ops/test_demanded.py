@@ -202,7 +202,6 @@ def test_graphs_that_are_compiled_meanwhile_call_torchs_products(
 def started(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(autouse, "Engine", stand_in.ENGINE)
     monkeypatch.setattr("gemmsmith.ops.engine.source.local_model", lambda: None)
-    monkeypatch.setattr(autouse._State, "reports", True)
     yield
     autouse._State.running.close()
     autouse._State.demand.close()

@@ -101,8 +101,8 @@ def test_a_bundle_in_a_plain_program(ground: Ground, script: Path, tmp_path: Pat
     (worker,) = (tmp_path / "site").glob("worker-*")
     assert worker.read_text() == "torch gemmsmith.startup.hook"
     assert done.stderr.splitlines() == [
-        "gemmsmith: 1 large products have no winner:",
-        "  32×16×48 bf16 tt: gemmsmith tune 32 16 48 --dtype bf16 --layout tt",
+        "no winner for 32×16×48 bf16 tt: torch runs it, which may be slower. Tune it: "
+        "gemmsmith tune 32 16 48 --dtype bf16 --layout tt",
     ]
 
 
@@ -121,7 +121,6 @@ def test_a_service_that_is_away_is_one_warning(script: Path, tmp_path: Path) -> 
 def started(ground: Ground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Whatever is started in this process ends with the test."""
     monkeypatch.setattr(autouse, "Engine", stand_in.ENGINE)
-    monkeypatch.setattr(autouse._State, "reports", True)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("GEMMSMITH_URL", raising=False)
     yield
@@ -218,17 +217,6 @@ def test_a_service_that_is_killed_changes_nothing(
     assert runs() == 2
     product(Problem(m=33, n=48, k=16))  # not met before: no neighbour's kernel is run
     assert runs() == 0
-
-
-def test_what_matters_is_named_by_its_share(ground: Ground, started: None, tmp_path: Path) -> None:
-    autouse.start(str(baked(ground, tmp_path / "winners.gspack", [FORWARD])))
-    lookup = autouse._State.lookup
-    assert lookup is not None
-    large, small = Problem(m=64, n=8, k=64), Problem(m=8, n=8, k=8, layout=Layout.NT)
-    for one in (FORWARD, large, small):
-        lookup.lookup(one.dtype, one.layout, one.m, one.n, one.k, one.batch)
-    lookup.lookup("no such type", "tn", 1, 1, 1)
-    assert lookup.important() == [large]
 
 
 def test_a_service_that_goes_away_is_waited_for_once() -> None:

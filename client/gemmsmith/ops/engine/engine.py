@@ -17,6 +17,7 @@ import torch
 
 from gemmsmith.core.numerics import Numerics, demands_order
 from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import GemmsmithError, NotInvariant
 from gemmsmith.ops.engine import copying
 from gemmsmith.ops.engine.forms import Form, Spec
@@ -277,10 +278,28 @@ class Engine:
     def watcher(self) -> Watcher | None:
         return _Watching.watcher
 
-    @property
-    def has_plans(self) -> bool:
-        """Whether a tuned kernel runs any product that was decided with the present winners."""
-        return any(plan is not None for plan in list(self._plans.values()))
+    def outcomes(self) -> dict[Problem, Plan | str]:
+        """How each problem that was decided runs, or why torch computes it.
+
+        A problem whose operands lie differently from call to call counts as run by a kernel if any
+        of them is. Looks up each problem again, and must not be called within a capture.
+        """
+        outcomes: dict[Problem, Plan | str] = {}
+        for key, plan in list(self._plans.items()):
+            form, a, b = Form(key[0]), Spec(*key[4:8]), Spec(*key[8:])
+            shapes = ways(form, a, b, *key[1:4])
+            shapes = in_order(form, shapes) if self.is_invariant else shapes
+            if plan is None:
+                reasons = self._planner.why_not(shapes, form, a)
+                outcomes = {**reasons, **outcomes}
+                continue
+            problems = [shape.problem for shape in shapes]
+            outcomes |= {
+                problem: plan
+                for problem in (plan.shape.problem, *problems)
+                if problem.operation.epilogue is plan.epilogue
+            }
+        return outcomes
 
     @property
     def snapshot(self) -> object:

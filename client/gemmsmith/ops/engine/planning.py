@@ -15,15 +15,20 @@ import torch
 from gemmsmith.core.config import Config
 from gemmsmith.core.legality import sums_are_in_order
 from gemmsmith.core.operation import Epilogue, Layout
+from gemmsmith.core.problem import Problem
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.ops.engine.forms import Form, Shape, Spec, shapes
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.platform import Platform
 from gemmsmith.ops.engine.settings import needed
+from gemmsmith.ops.engine.untuned import Untuned
 from gemmsmith.runtime.abi import NO_ALGORITHM
 from gemmsmith.runtime.pack import LoadedPack
 
 log = logging.getLogger("gemmsmith")
+
+NO_WINNER = "no winner"
+DEFAULT_FASTER = "torch's default is faster"
 
 BIAS_US = 2.0
 """Fixed cost of the pass that adds a bias: one more launch. An estimate, not measured yet."""
@@ -91,7 +96,8 @@ class Planner:
         self._chooser, self._packs = chooser, packs
         self._is_invariant = is_invariant
         self._deterministic, self._platform = deterministic, platform
-        self._broken: set[str] = set()
+        self._broken: dict[str, str] = {}  # packs, with the reason
+        self._untuned = Untuned(chooser)
         self._complaints: set[tuple[str, str]] = set()
 
     def plan(self, shapes: Sequence[Shape], form: Form, a: Spec) -> tuple[Plan | None, bool]:
@@ -105,57 +111,108 @@ class Planner:
         index = self._platform.index(a.device)
         if index is None:
             return None, True
+        outcome: Plan | str | None = NO_WINNER
+        reasons = set()
         for shape in shapes:
-            problem = shape.problem
-            try:
-                chosen = self._chooser.lookup(
-                    problem.dtype, problem.layout, problem.m, problem.n, problem.k, problem.batch
-                )
-            except Exception as error:  # noqa: BLE001 - a lookup's fault must not end a training run
-                self.complain(None, error)
-                return None, True
-            if chosen is None or (self._deterministic and not chosen.deterministic):
-                continue
-            config = chosen.config
-            saving = getattr(chosen, "saving_us", None)
-            if (
-                config.pack is None
-                or config.pack in self._broken
-                or config.kernel.arch != self._platform.arch(index)
-                or misalignment(config, shape)
-                or sums_are_in_order(config.kernel, config.launch, problem)
-                or (adds_bias_afterwards(form, shape) and not self._pays(saving, shape))
-                or (form.is_precise and config.kernel.keeps_short_sums)
-            ):
-                continue
-            if self._platform.capturing():
-                return None, False  # loading a pack would break the capture; the next call may
-            plan = self._load(config, shape, a.device, index)
-            if plan is not None:
-                plan.saving_us = saving
-                plan.time_us = getattr(chosen, "time_us", None)
-                fixed_order = chosen.deterministic or self._deterministic is False
-                plan.needs = needed(config, fixed_order=fixed_order)
-                return plan, True
-        return None, True
+            outcome = self._outcome(shape, form, a.device, index)
+            if outcome is None:
+                return None, False
+            if isinstance(outcome, Plan):
+                break
+            reasons.add(outcome)
+        plan = outcome if isinstance(outcome, Plan) else None
+        if shapes and shapes[0].problem.operation.epilogue.is_torchs:
+            is_untuned = plan is None and reasons == {NO_WINNER}
+            self._untuned.decided(shapes[0].problem, has_winner=not is_untuned)
+        return plan, True
+
+    def why_not(self, shapes: Sequence[Shape], form: Form, a: Spec) -> dict[Problem, str]:
+        """Why torch computes the product, for every way in which a kernel could. As `plan`."""
+        index = self._platform.index(a.device)
+        if index is None:
+            return {}
+        reasons = {}
+        for shape in shapes:
+            outcome = self._outcome(shape, form, a.device, index)
+            if outcome is not None:
+                reason = outcome if isinstance(outcome, str) else "a launch of its winner failed"
+                reasons[shape.problem] = reason
+        return reasons
+
+    def _outcome(
+        self, shape: Shape, form: Form, device: torch.device, index: int
+    ) -> Plan | str | None:
+        """The plan, or why a kernel does not run. Returns None if a capture is in the way."""
+        problem = shape.problem
+        try:
+            chosen = self._chooser.lookup(
+                problem.dtype, problem.layout, problem.m, problem.n, problem.k, problem.batch
+            )
+        except Exception as error:  # noqa: BLE001 - a lookup's fault must not end a training run
+            self.complain(None, error)
+            return f"the lookup failed: {error}"
+        if chosen is None:
+            return self._why_nothing(problem)
+        config, saving = chosen.config, getattr(chosen, "saving_us", None)
+        if refusal := self._refusal(chosen, shape, form, index):
+            return refusal
+        if self._platform.capturing():
+            return None  # loading a pack would break the capture; the next call may
+        plan = self._load(config, shape, device, index)
+        if isinstance(plan, Plan):
+            plan.saving_us = saving
+            plan.time_us = getattr(chosen, "time_us", None)
+            fixed_order = chosen.deterministic or self._deterministic is False
+            plan.needs = needed(config, fixed_order=fixed_order)
+        return plan
+
+    def _why_nothing(self, problem: Problem) -> str:
+        """Why the lookup has no kernel to run."""
+        row_for = getattr(getattr(self._chooser, "snapshot", None), "row_for", None)
+        row = None if row_for is None else row_for(problem)
+        if row is None:
+            return NO_WINNER
+        return DEFAULT_FASTER if row.use.is_default else "its winner is not compiled"
+
+    def _refusal(self, chosen: Chosen, shape: Shape, form: Form, index: int) -> str | None:
+        """Why the chosen kernel may not run. Returns None if it may."""
+        config = chosen.config
+        kernel, saving = config.kernel, getattr(chosen, "saving_us", None)
+        if self._deterministic and not chosen.deterministic:
+            return "its winner adds up in no fixed order"
+        if config.pack is None:
+            return "its winner is not compiled"
+        if config.pack in self._broken:
+            return self._broken[config.pack]
+        if kernel.arch != self._platform.arch(index):
+            return f"its winner is for {kernel.arch}"
+        if misalignment(config, shape):
+            return "its rows do not begin where its winner can load or store them (alignment)"
+        if adds_bias_afterwards(form, shape) and not self._pays(saving, shape):
+            return "a pass that adds the bias costs more than its winner saves"
+        if form.is_precise and kernel.keeps_short_sums:
+            return "its winner keeps short sums, and use_fast_accum is off"
+        return sums_are_in_order(kernel, config.launch, shape.problem)
 
     def _pays(self, saving: float | None, shape: Shape) -> bool:
         return self._is_invariant or pays(saving, shape)
 
-    def _load(self, config: Config, shape: Shape, device: torch.device, index: int) -> Plan | None:
+    def _load(self, config: Config, shape: Shape, device: torch.device, index: int) -> Plan | str:
+        """The plan, or why it cannot be made."""
         pack = str(config.pack)
         try:
             kernel = LoadedPack.open(self._packs.path(pack)).kernel(config.kernel.name)
         except Exception as error:  # noqa: BLE001 - without a pack torch computes the product
-            self._broken.add(pack)
+            self._broken[pack] = f"its kernel pack is not used: {error}"
             self.complain(config, error)
-            return None
+            return self._broken[pack]
         try:
             return Plan(config, shape, kernel, self._platform, device, index)
         except GemmsmithError as error:
             if getattr(error, "status", None) != NO_ALGORITHM:
                 self.complain(config, error)
-            return None
+                return f"its winner refused: {error}"
+            return "its winner is an algorithm of another cuBLASLt"
 
     def try_packs_again(self) -> None:
         self._broken.clear()

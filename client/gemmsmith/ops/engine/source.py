@@ -111,7 +111,7 @@ def _opened(source: Source, pin: bool, device: str | None) -> tuple[Chooser, Pac
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             shared = shared_snapshot(lambda: client.snapshot(device), check=check)
             assert shared is not None  # noqa: S101 - a client returns a snapshot or raises
-            lookup = Lookup(shared, pin=True)
+            lookup = Lookup(shared, pin=True, url=client.url)
         else:
             lookup = Lookup.of(client, device, pin=pin)
             check(lookup.snapshot)

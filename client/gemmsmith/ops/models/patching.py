@@ -124,6 +124,15 @@ def unpatch(model: torch.nn.Module | None = None) -> None:
             active.close()
 
 
+def is_patched(model: torch.nn.Module | None) -> bool:
+    """Whether an open patch replaces products of `model`, or of any code if it is None."""
+    return any(
+        model is None or active._reference is None or active._model is model
+        for active in list(_Patches.open)
+        if not active._is_forgotten
+    )
+
+
 class Patch(AbstractContextManager[None]):
     """An active patch; it lasts until `close`, `unpatch`, or the end of its `with` block."""
 
@@ -169,14 +178,16 @@ class Patch(AbstractContextManager[None]):
         if self._report is not None:
             print(self._report.text(self._why_none), file=self._file or sys.stderr)
 
-    @property
-    def why_nothing(self) -> str:
-        """Why nothing has been replaced so far; empty if something has."""
+    def why_nothing(self, *, runs_kernels: bool) -> str:
+        """Why nothing has been replaced; empty if something has. Products may run kernels."""
         if self._engine is None:
             return self._why_none
-        if self._engine.has_plans or (self._has_norms and kind_in_use() is not None):
+        if runs_kernels or (self._has_norms and kind_in_use() is not None):
             return ""
-        return "no product of the step has a winner that runs here"
+        return (
+            "no product of the step has a winner that runs here; `gemmsmith run --tune -- COMMAND` "
+            "tunes a program's products"
+        )
 
     @property
     def _is_forgotten(self) -> bool:

@@ -8,7 +8,6 @@ cannot predict the gain of a whole step; a minute of steps measures it.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -17,9 +16,10 @@ from typing import TypeVar
 import torch
 
 from gemmsmith.answers.answer import Ratio
-from gemmsmith.ops.models.patching import open_patch
-
-log = logging.getLogger("gemmsmith")
+from gemmsmith.errors import GemmsmithError
+from gemmsmith.ops.accounting import account
+from gemmsmith.ops.capturing import capture
+from gemmsmith.ops.models.patching import is_patched, open_patch
 
 T = TypeVar("T")
 
@@ -39,8 +39,6 @@ def compare(
 ) -> Ratio:
     """How many times as fast `step` is under `patch(model)`: stock seconds ÷ tuned seconds.
 
-    Call it outside patch blocks, which would apply to both sides.
-
     Blocks of steps with and without winners alternate, so that clocks and temperature are the same
     for both. Three untimed steps of each come first. Every call is a real training step. Use the
     winners if the whole interval is above 1:
@@ -59,40 +57,55 @@ def compare(
         steps: steps per block.
 
     Returns:
-        The median of the paired ratios, with its 95% interval. Exactly 1 if nothing was replaced
-        in the untimed steps, for a reason that the log `gemmsmith` gives; `tuned` is always timed.
+        The median of the paired ratios, with its 95% interval.
 
     Raises:
+        GemmsmithError: both sides are the same: a patch is open already, or nothing was replaced in
+            the untimed steps (`tuned` is always timed). The message says what is missing.
         ValueError: fewer than 6 blocks, or no steps.
     """
     if blocks < LEAST_BLOCKS:
         raise ValueError(f"blocks must be at least {LEAST_BLOCKS}, not {blocks}")
     if steps < 1:
         raise ValueError(f"steps must be at least 1, not {steps}")
+    if is_patched(model):
+        raise GemmsmithError(
+            "gemmsmith.compare: both sides would run the winners, because a patch is open: call it "
+            "outside of `with gemmsmith.patch(...)`, after `gemmsmith.unpatch()`, and without "
+            "`gemmsmith run` or GEMMSMITH"
+        )
     stock_seconds: list[float] = []
     tuned_seconds: list[float] = []
-    why_nothing = ""
 
     def run_stock(count: int) -> None:
         stock_seconds.append(_seconds(step, count))
 
     def run_tuned(count: int) -> None:
-        nonlocal why_nothing
-        patch = open_patch(model)
-        with patch:
+        with open_patch(model):
             tuned_seconds.append(_seconds(tuned or step, count))
-            why_nothing = patch.why_nothing
 
     run_stock(WARM_STEPS)
-    run_tuned(WARM_STEPS)
-    if tuned is None and all(_on_all_ranks(bool(why_nothing))):
-        log.warning("gemmsmith.compare: nothing was replaced: %s", why_nothing)
-        return Ratio(median=1.0, ci_low=1.0, ci_high=1.0)
+    if tuned is not None:
+        run_tuned(WARM_STEPS)
+    else:
+        why_nothing = _warmed(step, model)
+        if all(_on_all_ranks(bool(why_nothing))):
+            raise GemmsmithError(f"gemmsmith.compare: both sides would run torch: {why_nothing}")
     for block in range(blocks):
         sides = (run_stock, run_tuned) if block % 2 == 0 else (run_tuned, run_stock)
         for side in sides:
             side(steps)
-    return paired(_slowest(stock_seconds[1:]), _slowest(tuned_seconds[1:]))
+    return paired(_slowest(stock_seconds[-blocks:]), _slowest(tuned_seconds[-blocks:]))
+
+
+def _warmed(step: Callable[[], object], model: torch.nn.Module | None) -> str:
+    """Run untimed steps with winners. Returns why none ran; empty if one did."""
+    patch = open_patch(model)
+    with patch, capture() as shapes:
+        for _ in range(WARM_STEPS):
+            step()
+        ran = account(shapes.calls.total, steps=0).products
+        return patch.why_nothing(runs_kernels=any(product.kernel for product in ran))
 
 
 def paired(stock: Sequence[float], tuned: Sequence[float]) -> Ratio:
