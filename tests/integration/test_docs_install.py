@@ -53,6 +53,7 @@ def requirements() -> Iterator[str]:
         yield from importlib.metadata.requires(name) or ()
     # What examples take, and nothing of ours asks for.
     yield "transformers==5.17"
+    yield "triton>=3.5"
 
 
 def wheel(folder: Path, name: str, version: str, metadata: str = "") -> None:

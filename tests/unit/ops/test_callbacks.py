@@ -89,7 +89,9 @@ def test_a_switch_goes_on_and_off(engine: Engine, runs: Runs, only_model: bool) 
 def test_a_switch_uses_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Any] = []
     monkeypatch.setattr("gemmsmith.integrations.switching.use", used.append)
-    Switch().on(None)
+    without = Switch()
+    without.on(None)
+    without.off()
     assert used == []
     switch = Switch("winners.gspack")
     switch.on(None)

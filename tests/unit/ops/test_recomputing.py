@@ -184,7 +184,7 @@ def other_engine(has_won: Callable[[Any], bool]) -> Callable[[World], None]:
 
 def evict(world: World) -> None:
     world.monkeypatch.setattr(engines, "CAPACITY", 1)
-    world.in_use._planner._broken.add("a" * 64)  # what is decided anew is decided otherwise
+    world.in_use._planner._broken["a" * 64] = "refused"  # what is decided anew is decided otherwise
     for k in (8, 16):
         gemmsmith.linear(torch.ones(2, k, dtype=BF16), torch.ones(8, k, dtype=BF16))
 
