@@ -15,6 +15,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -299,8 +300,15 @@ def run_program(command: Sequence[str], winners: str | None, **variables: str) -
         subprocess.Popen([program, *words[1:]], env=environment) as process,
     ):
         forwarding.to(process)
-        status = process.wait()
+        status = _wait(process)
     return status if status >= 0 else 128 - status  # -N: signal N has killed it
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    # A signal just before a blocking call is handled only after it: so none blocks for long.
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=1)
 
 
 class _Forwarding:

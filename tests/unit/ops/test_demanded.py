@@ -202,9 +202,11 @@ def test_graphs_that_are_compiled_meanwhile_call_torchs_products(
 def started(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(autouse, "Engine", stand_in.ENGINE)
     monkeypatch.setattr("gemmsmith.ops.engine.source.local_model", lambda: None)
+    before = in_use()
     yield
     autouse._State.running.close()
     autouse._State.demand.close()
+    install(before)
 
 
 def test_the_environment_opens_such_a_patch(ground: Ground, started: None, tmp_path: Path) -> None:
