@@ -20,7 +20,7 @@ from structlog.typing import EventDict
 from gemmsmith.answers.answer import Answer
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.problem import Problem
-from service.lookup import find
+from service.lookup import find, watcher
 from service.lookup.cache import Answers, Rendered
 from service.lookup.devices import Catalogue
 from service.lookup.watcher import EVERY_S, StoreWatcher
@@ -38,6 +38,12 @@ KNOWN = Problem(m=4096, n=4096, k=4096)
 NEAR = replace(KNOWN, m=4000)
 FAR = Problem(m=64, n=64, k=64)
 NEWER = replace(ENVIRONMENT, cuda="13.1")
+
+
+@pytest.fixture(autouse=True)
+def _new_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that ran in this process before has bound the module's own for good."""
+    monkeypatch.setattr(watcher, "log", structlog.get_logger("gemmsmith.service"))
 
 
 @dataclass(frozen=True, kw_only=True)
