@@ -284,14 +284,17 @@ def _is_read(matrix: Matrix | None, row_major: bool, element: int) -> bool:
 
 
 def _spec(of: Spec, size: tuple[int, ...], row_major: bool, kept: Matrix | None) -> Spec:
-    """A matrix, or several, in that order: as it lies, or without gaps."""
+    """Matrices in that order: as they lie if `kept` says so, else without gaps."""
     if kept is not None:
         strides = (kept.batch_stride, kept.row_stride, kept.column_stride)
         return Spec(of.dtype, of.device, torch.Size(size), strides[-len(size) :])
-    rows, columns = size[-2:]
-    inner = (columns, 1) if row_major else (1, rows)
-    stride = (rows * columns, *inner)[-len(size) :]
-    return Spec(of.dtype, of.device, torch.Size(size), stride)
+    *outer, rows, columns = size
+    stride = [columns, 1] if row_major else [1, rows]
+    step = rows * columns
+    for extent in reversed(outer):
+        stride.insert(0, step)
+        step *= extent
+    return Spec(of.dtype, of.device, torch.Size(size), tuple(stride))
 
 
 def _laid(matrix: torch.Tensor, rows: int, columns: int, *, row_major: bool) -> torch.Tensor:
@@ -365,13 +368,7 @@ def _packed(of: Spec, *, is_batch: bool, orders: tuple[bool, ...] = (True, False
     if any(_is_read(matrix, order, of.dtype.itemsize) for order in orders):
         return of
     by_rows = orders[0] if len(orders) == 1 else not _is_turned(of.stride)
-    rows, columns = of.size[-2:]
-    stride = [columns, 1] if by_rows else [1, rows]
-    step = rows * columns
-    for extent in reversed(of.size[:-2]):
-        stride.insert(0, step)
-        step *= extent
-    return Spec(of.dtype, of.device, of.size, tuple(stride))
+    return _spec(of, of.size, by_rows, None)
 
 
 def _is_turned(stride: tuple[int, ...]) -> bool:

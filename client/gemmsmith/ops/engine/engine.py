@@ -20,7 +20,7 @@ from gemmsmith.core.operation import Epilogue, Operation
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import GemmsmithError, NotInvariant
 from gemmsmith.ops.engine import copying
-from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.forms import Form, Shape, Spec
 from gemmsmith.ops.engine.numerics import in_order, is_demanded, refusal
 from gemmsmith.ops.engine.operands import NO_OPERANDS, Operands
 from gemmsmith.ops.engine.plan import Plan
@@ -251,10 +251,7 @@ class Engine:
                 if self.is_invariant and self._demands(a, b):
                     plan, keep = copying.planned(self._planner, form, a, b, *key[1:4])
                 else:
-                    shapes = ways(form, a, b, *key[1:4])
-                    if self.is_invariant:
-                        shapes = in_order(form, shapes)
-                    plan, keep = self._planner.plan(shapes, form, a)
+                    plan, keep = self._planner.plan(self._ways(key, a, b), form, a)
                 if not keep:
                     if self.is_invariant:  # a fused product must not become one that is not
                         self.refuse(form, a, b)
@@ -262,6 +259,12 @@ class Engine:
                 self._make_room()
                 self._plans[key] = plan
             return self._plans[key]
+
+    def _ways(self, key: Any, a: Spec, b: Spec) -> tuple[Shape, ...]:
+        """The ways to run the product of a decision, in the order of sums that is demanded."""
+        form = Form(key[0])
+        shapes = ways(form, a, b, *key[1:4])
+        return in_order(form, shapes) if self.is_invariant else shapes
 
     def _make_room(self) -> None:
         if len(self._plans) >= CAPACITY:
@@ -287,8 +290,7 @@ class Engine:
         outcomes: dict[Problem, Plan | str] = {}
         for key, plan in list(self._plans.items()):
             form, a, b = Form(key[0]), Spec(*key[4:8]), Spec(*key[8:])
-            shapes = ways(form, a, b, *key[1:4])
-            shapes = in_order(form, shapes) if self.is_invariant else shapes
+            shapes = self._ways(key, a, b)
             if plan is None:
                 reasons = self._planner.why_not(shapes, form, a)
                 outcomes = {**reasons, **outcomes}
