@@ -8,9 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support.commands import run
+from tests.support.commands import new_database, run
 from tests.support.serving import new_settings, running
-from tests.support.shipped import ROOT, SWEEPS
 from tuner.explain import Explanation
 
 FILES = ("nvidia-h200-132sm.bf16.jsonl", "nvidia-h200-132sm.bf16.group_rows.jsonl")
@@ -18,20 +17,7 @@ FILES = ("nvidia-h200-132sm.bf16.jsonl", "nvidia-h200-132sm.bf16.group_rows.json
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    shipped = tmp_path / "shipped"
-    shipped.mkdir()
-    for name in FILES:
-        (shipped / name).write_bytes((ROOT / "configs" / "winners" / name).read_bytes())
-    url = f"sqlite:///{tmp_path}/new.db"
-    for name, value in {
-        "DATABASE": url,
-        "WINNERS": str(shipped),
-        "SWEEPS": str(SWEEPS),
-        "PACKS": str(tmp_path / "packs"),
-        "DEVICE": "replay:nvidia-h200-132sm",
-    }.items():
-        monkeypatch.setenv(f"GEMMSMITH_{name}", value)
-    return url
+    return new_database(tmp_path, monkeypatch, FILES)
 
 
 def test_it_prints_the_reason_and_both_sides(url: str) -> None:

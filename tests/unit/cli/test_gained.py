@@ -15,9 +15,7 @@ from service.cli import gained, main, of_run
 from service.cli.gained import Gained
 from service.cli.output import note
 from service.settings import Settings
-from tests.support import unchanged
-from tests.support.commands import run
-from tests.support.serving import new_settings
+from tests.support.commands import beside_program, run
 
 WON = Problem(m=4096, n=4096, k=4096)
 LOST = Problem(m=4096, n=4096, k=4096, layout=Layout.TT)
@@ -59,15 +57,7 @@ TEXT = "gemmsmith: products take 0.030 ms a step (the mean of 2 steps), 0.000 ms
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    for name in ("", "_URL", "_DEVICE", "_SWEEPS"):
-        monkeypatch.delenv(f"GEMMSMITH{name}", raising=False)
-    made = new_settings(tmp_path)
-    monkeypatch.setenv("GEMMSMITH_DATABASE", made.database)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PYTHONPATH", unchanged.environment(tmp_path / "site")["PYTHONPATH"])
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "program.py").write_text(PROGRAM)
-    return made
+    return beside_program(tmp_path, monkeypatch, PROGRAM)
 
 
 def test_what_was_gained_in_a_step() -> None:

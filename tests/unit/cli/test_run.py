@@ -17,9 +17,8 @@ from gemmsmith.program.captured import Captured
 from service import documents
 from service.cli import of_run
 from service.settings import Settings
-from tests.support import unchanged
-from tests.support.commands import run
-from tests.support.serving import H200, new_settings, promote, winner
+from tests.support.commands import beside_program, run
+from tests.support.serving import H200, promote, winner
 from tuner.store import Store
 
 FORWARD = Problem(m=4096, n=4096, k=4096)
@@ -48,15 +47,7 @@ sys.exit(int(sys.argv[1]))
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Nothing of this machine's own."""
-    for name in ("", "_URL", "_DEVICE", "_SWEEPS"):
-        monkeypatch.delenv(f"GEMMSMITH{name}", raising=False)
-    made = new_settings(tmp_path)
-    monkeypatch.setenv("GEMMSMITH_DATABASE", made.database)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PYTHONPATH", unchanged.environment(tmp_path / "site")["PYTHONPATH"])
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "program.py").write_text(PROGRAM)
-    return made
+    return beside_program(tmp_path, monkeypatch, PROGRAM)
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run
-from tests.support.shipped import SWEEPS
+from tests.support.commands import new_database, run
 from tuner.store import Store, upgrade
 
 WINNERS = Path(__file__).resolve().parents[3] / "configs" / "winners"
@@ -27,20 +26,7 @@ COUNT = sum(winners_in(name) for name in FILES)
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database that is not there yet; winners of two small files are shipped."""
-    shipped = tmp_path / "shipped"
-    shipped.mkdir()
-    for name in FILES:
-        (shipped / name).write_bytes((WINNERS / name).read_bytes())
-    found = f"sqlite:///{tmp_path}/data/new.db"
-    for name, value in {
-        "DATABASE": found,
-        "WINNERS": str(shipped),
-        "SWEEPS": str(SWEEPS),
-        "PACKS": str(tmp_path / "packs"),
-        "DEVICE": "replay:nvidia-h200-132sm",
-    }.items():
-        monkeypatch.setenv(f"GEMMSMITH_{name}", value)
-    return found
+    return new_database(tmp_path, monkeypatch, FILES)
 
 
 def test_best_answers_with_them_and_says_that_it_made_the_database(url: str) -> None:

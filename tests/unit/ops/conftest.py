@@ -17,6 +17,7 @@ from gemmsmith.core.legality import refusal
 from gemmsmith.core.problem import DType, Problem
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.models.patching import _Patches
 from tests.gpu.support.choosing import Ground
 from tests.support import fake_nvcc, stand_in
 from tests.support.serving import H200, own_signer
@@ -27,6 +28,13 @@ from tuner.compile import ArtifactStore
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(20261121)
+
+
+@pytest.fixture
+def no_other_patch() -> None:
+    """A patch that an earlier test has left open would be bound, and stay so."""
+    for patch in list(_Patches.open):
+        patch.close()
 
 
 @pytest.fixture(scope="session")

@@ -16,17 +16,12 @@ import gemmsmith
 from gemmsmith.core.problem import Problem
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.models.patching import _Patches
 from tests.support.below import BF16, close, made, operands
 from tests.support.stand_in import Chooser, Host
 
+pytestmark = pytest.mark.usefixtures("no_other_patch")
+
 Runs = Callable[[], int]
-
-
-@pytest.fixture(autouse=True)
-def _no_other_patch() -> None:
-    for patch in list(_Patches.open):
-        patch.close()
 
 
 @pytest.fixture

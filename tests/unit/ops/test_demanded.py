@@ -28,15 +28,11 @@ from tests.support.below import close, layers, made, operands
 from tests.support.stand_in import Chooser, Packs, installed
 from tests.unit.ops.test_unchanged import baked
 
+pytestmark = pytest.mark.usefixtures("no_other_patch")
+
 Runs = Callable[[], int]
 
 OTHERS = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON", "cpp_wrapper": True}
-
-
-@pytest.fixture(autouse=True)
-def _no_other_patch() -> None:
-    for patch in list(_Patches.open):
-        patch.close()
 
 
 @pytest.fixture

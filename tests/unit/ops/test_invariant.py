@@ -29,12 +29,13 @@ from gemmsmith.errors import NotInvariant
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import in_use
-from gemmsmith.ops.models.patching import _Patches
 from gemmsmith.winners.lookup import Lookup
 from tests.support.below import BF16, close, layers, made, operands, trains
 from tests.support.replacing import replace
 from tests.support.snapshots import row, snapshot
 from tests.support.stand_in import Chooser, Host, Packs, config, installed
+
+pytestmark = pytest.mark.usefixtures("no_other_patch")
 
 Runs = Callable[[], int]
 ORDER = "sum_sequential"
@@ -42,13 +43,6 @@ ORDER = "sum_sequential"
 
 def without_epilogues(problem: Problem) -> bool:
     return not problem.operation.is_fused
-
-
-@pytest.fixture(autouse=True)
-def _no_other_patch() -> None:
-    """A patch that an earlier test has left open would be bound, and stay so."""
-    for patch in list(_Patches.open):
-        patch.close()
 
 
 @pytest.fixture
