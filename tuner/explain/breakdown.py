@@ -111,8 +111,7 @@ def breakdown(
     `candidate` is None for the default. `clock_mhz` is the SMs' clock in the sustained rounds, 0 if
     it is not on record.
     """
-    moved_us = least_bytes(problem) / roofline.bandwidth.rate * _US
-    tensor_us = problem.flops / roofline.peak.rate * _US
+    moved_us, tensor_us = roofline.least_us(problem)
     parts = {TimePart.FLOOR: max(moved_us, tensor_us)}
     if grid is not None:
         padded_us = tensor_us / grid.whole

@@ -88,9 +88,9 @@ def work_of(problem: Problem, roofline: Roofline | None) -> Work:
     moved = least_bytes(problem)
     floor_us = nominal_us = bound = None
     if roofline is not None:
-        by_memory, by_tensor = moved / roofline.bandwidth.rate, problem.flops / roofline.peak.rate
-        floor_us = max(by_memory, by_tensor) * 1e6
-        bound = Bound.MEMORY if by_memory > by_tensor else Bound.COMPUTE
+        memory_us, tensor_us = roofline.least_us(problem)
+        floor_us = max(memory_us, tensor_us)
+        bound = Bound.MEMORY if memory_us > tensor_us else Bound.COMPUTE
         if roofline.nominal_peak and roofline.nominal_bandwidth:
             nominal_us = 1e6 * max(
                 moved / roofline.nominal_bandwidth, problem.flops / roofline.nominal_peak

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmsmith.answers.answer import Regime
 from gemmsmith.core.device import DeviceModel
@@ -67,16 +67,19 @@ class Roofline:
         """FLOP per byte above which the peak is the limit, and below which the bandwidth."""
         return self.peak.rate / self.bandwidth.rate
 
+    def least_us(self, problem: Problem) -> tuple[float, float]:
+        """Microseconds that memory takes at least, and the tensor cores."""
+        moved_us = least_bytes(problem) / self.bandwidth.rate * 1e6
+        return moved_us, problem.flops / self.peak.rate * 1e6
+
     def raised(self, problem: Problem, time_us: float) -> Roofline:
         """The same roofline, raised to what a launch that took `time_us` reached."""
         peak = Limit(rate=problem.flops / time_us * 1e6, source=str(problem))
         bandwidth = Limit(rate=least_bytes(problem) / time_us * 1e6, source=str(problem))
-        return Roofline(
+        return replace(
+            self,
             peak=max(self.peak, peak, key=lambda limit: limit.rate),
             bandwidth=max(self.bandwidth, bandwidth, key=lambda limit: limit.rate),
-            nominal_peak=self.nominal_peak,
-            nominal_bandwidth=self.nominal_bandwidth,
-            flops_per_clock=self.flops_per_clock,
         )
 
 
