@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -56,7 +57,8 @@ def test_a_spin_tells_the_clock_that_nvml_tells(
     record_property("nvml_mhz", seen)
     assert max(found) < 1.03 * min(found)
     assert max(found) < 1.01 * model.max_clock_mhz
-    assert found[0] == pytest.approx(sum(seen) / len(seen), rel=0.03)
+    # The first spin may end before the card, still cool, has slowed to its limit of power.
+    assert statistics.median(found) == pytest.approx(statistics.mean(seen), rel=0.03)
 
 
 def test_power_is_that_of_now(

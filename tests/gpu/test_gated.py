@@ -7,7 +7,7 @@ no CUDA runs on the host as well, with stand-in kernels: tests/unit/ops/test_gat
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -83,16 +83,25 @@ def exact(activation: str, layout: str) -> Layer:
     return layer
 
 
+@pytest.fixture
+def _whole_sums() -> Iterator[None]:
+    """cuBLAS rounds no parts of a sum to bf16.
+
+    That turns the sign of arguments near 0, where ReLU's derivative jumps: with two parts and
+    K = 2324, a weight's gradient is off by 2.7%.
+    """
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_bf16_reduced_precision_reduction
+    matmul.allow_bf16_reduced_precision_reduction = False
+    yield
+    matmul.allow_bf16_reduced_precision_reduction = before
+
+
+@pytest.mark.usefixtures("_whole_sums")
 def test_300_random_layers_against_fp64(
-    ground: Ground,
-    record_property: Callable[[str, object], None],
-    monkeypatch: pytest.MonkeyPatch,
+    ground: Ground, record_property: Callable[[str, object], None]
 ) -> None:
     """Forwards and backwards, by a kernel or by torch: some sizes no kernel reads."""
-    # cuBLAS may split K and round the parts to bf16. That turns the sign of arguments near 0, where
-    # ReLU's derivative jumps: with two parts and K = 2324, a weight's gradient is off by 2.7%.
-    whole_sums = "allow_bf16_reduced_precision_reduction"
-    monkeypatch.setattr(torch.backends.cuda.matmul, whole_sums, False)
     chance = random.Random(20261123)
     launched_ones = 0
     for case in range(CASES):

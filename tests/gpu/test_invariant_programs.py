@@ -75,7 +75,7 @@ def calls(x: torch.Tensor, w: torch.Tensor) -> dict[str, Callable[[], torch.Tens
         "linear": lambda: functional.linear(x, w),
         "mm": lambda: torch.mm(x, w.t()),
         "mm of a turned weight": lambda: x @ w.t().contiguous(),
-        "out": lambda: torch.mm(x, w.t(), out=zeros.t().contiguous().t()),
+        "out": lambda: torch.mm(x, w.t(), out=torch.empty_like(zeros.t()).t()),
         "bmm": lambda: torch.bmm(x.expand(2, *x.shape), w.t().expand(2, K, N))[1],
         "addmm in place": lambda: zeros.clone().addmm_(x, w.t()),
         "every other column": lambda: functional.linear(wide, w),
