@@ -48,6 +48,7 @@ def test_a_spin_tells_the_clock_that_nvml_tells(
     model: DeviceModel,
     record_property: Record,
 ) -> None:
+    timer[0].clock(heavy)  # may end before the card, still cool, has slowed to its limit of power
     found = [timer[0].clock(heavy) for _ in range(3)]
     cool_down()
     seen = [
@@ -57,7 +58,6 @@ def test_a_spin_tells_the_clock_that_nvml_tells(
     record_property("nvml_mhz", seen)
     assert max(found) < 1.03 * min(found)
     assert max(found) < 1.01 * model.max_clock_mhz
-    # The first spin may end before the card, still cool, has slowed to its limit of power.
     assert statistics.median(found) == pytest.approx(statistics.mean(seen), rel=0.03)
 
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from gemmsmith.core.config import Config
 from gemmsmith.core.kernel import Backend, EpilogueSchedule, Kernel, TileScheduler
+from gemmsmith.core.launch import Decomposition, Launch
 from gemmsmith.core.problem import DType
+from gemmsmith.ops.engine.forms import Form, Spec, shapes
+from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.runtime.abi import ABI_VERSION, KernelInfo
+from gemmsmith.runtime.pack import LoadedPack
 from tests.support.compiled import (
     ALIGN_1,
     CLUSTER_SPLIT_K,
@@ -35,6 +43,7 @@ from tests.support.compiled import (
     members,
     sass,
 )
+from tests.support.stand_in import Host
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import gemm_operation
 from tuner.compile import ArtifactStore, Builder
@@ -45,6 +54,7 @@ pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
 
 SINGLE = (SPLIT_K, CLUSTER_SPLIT_K)  # slices of K take the place of batches
 ANY_ALIGNMENT = (ALIGN_1, PADDED)
+HERE = torch.device("cpu")
 REFUSED = 11
 BAD_INDEX, BAD_ABI = -1, -2
 
@@ -151,6 +161,40 @@ def test_misaligned_k_needs_a_kernel_of_any_alignment(
     arguments = arguments_of(member, k=1002)
     expected = 0 if member in ANY_ALIGNMENT else MISALIGNED
     assert Loaded(compiled_packs, member).can_implement(arguments) == expected
+
+
+@pytest.mark.parametrize("member", members([of for of in KERNELS if of.dtype == "bf16"]))
+@pytest.mark.parametrize("k", [1024, 1001])
+def test_a_plan_has_the_workspace_of_every_address_that_it_takes(
+    compiled_packs: CompiledPacks, member: Kernel, k: int
+) -> None:
+    """A kernel of any alignment copies what is not aligned, rows or addresses, into it."""
+    if k % member.alignment_a:
+        pytest.skip("no kernel of this alignment takes it")
+    lying = [Spec(torch.bfloat16, HERE, torch.Size((rows, k)), (k, 1)) for rows in (256, 512)]
+    (shape, *_) = shapes(Form.LINEAR, *lying)
+    splits = arguments_of(member).splits
+    cut = Decomposition.SPLIT_K if member is SPLIT_K else Decomposition.HEURISTIC
+    pack = compiled_packs.pack(member)
+    loaded = LoadedPack.open(pack.path).kernel(member.name)
+    config = Config(kernel=member, launch=Launch(decomposition=cut, splits=splits), pack=pack.hash)
+    plan = Plan(config, shape, loaded, Host(), HERE, 3)
+    memory = [torch.empty(of.size.numel() + 16, dtype=of.dtype) for of in lying]
+    launched = []
+
+    def run(index: int, arguments: Any, workspace: int, stream: int) -> int:
+        launched.append(Loaded(compiled_packs, member).workspace_bytes(arguments._obj))
+        return 0
+
+    plan._run = run
+    for shifts in itertools.product(range(9), repeat=2):
+        moved = [
+            of.as_strided(spec.size, spec.stride, shift)
+            for of, spec, shift in zip(memory, lying, shifts, strict=True)
+        ]
+        plan(*moved)
+    assert launched
+    assert set(launched) == {plan._workspace}
 
 
 @pytest.mark.long

@@ -26,6 +26,8 @@ from gemmsmith.runtime.pack import LoadedKernel
 
 _SAMPLE_POINTER = 1 << 20
 """Stands for every operand in a kernel's own check of arguments, which reads none of them."""
+_COPIED_MASK = 15
+"""Bits of an address that are 0 if TMA reads the operand where it is."""
 
 
 class RawPlan(ctypes.Structure):
@@ -155,11 +157,26 @@ class Plan:
                 f"{kernel.name} does not take {shape.problem}: {status_text(status)}", status
             )
         self._workspace = kernel.workspace_bytes(arguments)
+        for name in ("a", "b"):
+            self._align(name, kernel, arguments)
         self._template = bytes(arguments)
         self._local = _ThreadArguments(self._template)
         self._kernel = kernel.index
         self._run: Any = kernel.pack.library.gs_run
         self._cold = True
+
+    def _align(self, name: str, kernel: LoadedKernel, arguments: Arguments) -> None:
+        """Require an address of 16 bytes if the kernel copied the operand at any other one.
+
+        Such a copy lies in the workspace, of which there is as much as aligned addresses need.
+        """
+        mask = getattr(self, f"_mask_{name}")
+        if mask >= _COPIED_MASK:
+            return
+        setattr(arguments, name, _SAMPLE_POINTER + mask + 1)
+        if kernel.workspace_bytes(arguments) != self._workspace:
+            setattr(self, f"_mask_{name}", _COPIED_MASK)
+        setattr(arguments, name, _SAMPLE_POINTER)
 
     def _name_operands(self, operation: Operation) -> None:
         """Derive from the operation which operands the kernel has, and how they must lie."""
