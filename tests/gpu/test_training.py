@@ -560,6 +560,15 @@ def test_unchanged_code_under_patch(ground: Ground) -> None:
         alike([training.step() for _ in range(STEPS)], expected)
 
 
+def test_too_little_memory_is_torchs_own_error(ground: Ground) -> None:
+    """Programs catch it, and try again with a smaller batch."""
+    x = torch.empty(1, 64, device="cuda", dtype=torch.bfloat16).expand(1 << 20, 64)
+    w = torch.empty(64, 1, device="cuda", dtype=torch.bfloat16).expand(64, 1 << 20)
+    with tuned(ground), gemmsmith.patch(), pytest.raises(torch.OutOfMemoryError) as raised:
+        torch.mm(x, w)
+    assert "CUDA out of memory. Tried to allocate 2048.00 GiB" in str(raised.value)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # inductor's own
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_patched_model_by_the_binding(ground: Ground, compiled: bool) -> None:

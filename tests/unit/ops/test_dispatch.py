@@ -119,6 +119,20 @@ def test_errors_are_torchs(patched: Engine, a: torch.Tensor, b: torch.Tensor, me
         torch.mm(a, b)
 
 
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_too_little_memory_is_torchs_own_error(patched: Engine, batch: tuple[int, ...]) -> None:
+    """Programs catch it, and try again with a smaller batch."""
+    rows = torch.empty(1, 16, dtype=BF16).expand(*batch, 1 << 22, 16)
+    columns = torch.empty(16, 1, dtype=BF16).expand(*batch, 16, 1 << 22)
+    gibibytes = 2 * 2**14 * (batch or (1,))[0]
+    for product in (torch.matmul, torch.bmm if batch else torch.mm):
+        with pytest.raises(torch.OutOfMemoryError, match=f"allocate {gibibytes}.00 GiB") as raised:
+            product(rows, columns)
+        assert "out of memory. Tried to allocate" in str(raised.value)
+    x, w = operands((2, 4, 16), (8, 16))
+    close(functional.linear(x, w), functional.linear(x.float(), w.float()))
+
+
 def test_a_kernel_that_fails_is_given_up(
     engine: Engine, chooser: Chooser, caplog: pytest.LogCaptureFixture
 ) -> None:

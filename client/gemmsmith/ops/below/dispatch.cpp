@@ -17,10 +17,14 @@
  */
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <typeinfo>
+
+#include <cxxabi.h>
 
 namespace {
 
@@ -38,6 +42,12 @@ constexpr int32_t kByte = 0, kInt = 3, kFloat = 6;
 /* at::Float32Backend::CUDA, at::Float32Op::MATMUL, at::Float32Precision::TF32 */
 constexpr int32_t kCudaBackend = 1, kMatmulOp = 3, kTf32Precision = 2;
 constexpr int32_t kCpu = 0, kCuda = 1; /* c10::DeviceType */
+
+struct SourceLocation { /* c10's */
+  const char* function;
+  const char* file;
+  uint32_t line;
+};
 
 }  // namespace
 
@@ -74,6 +84,11 @@ struct gs_torch {
   /* Of torch's C++: at::Context::float32Precision and at::NoTF32Guard's. */
   int32_t (*float32_precision)(const void* context, int32_t backend, int32_t op);
   bool (*no_tf32)();
+  /* Of torch's C++: the constructor of c10::Error, and c10::OutOfMemoryError's virtual functions
+   * and type. */
+  void (*make_error)(void* self, SourceLocation, std::string);
+  const void* const* out_of_memory_functions;
+  std::type_info* out_of_memory_type;
   void* (*pointer_of)(void* capsule, const char* name); /* Python's PyCapsule_GetPointer */
 };
 
@@ -379,6 +394,25 @@ int32_t fallback(Tensor out, View const& left, Tensor a, View const& right, Tens
   return (kDim == 2 ? torch_.mm_out : torch_.bmm_out)(out, a, b);
 }
 
+/* The shim says only that an allocation failed. Programs catch torch's own error, so it is made from
+ * torch's parts: it is a c10::Error with other virtual functions. */
+[[noreturn]] void throw_out_of_memory(int32_t device_type, double bytes) {
+  char text[128];
+  snprintf(text, sizeof text, "%s out of memory. Tried to allocate %.2f GiB for a product's output.",
+           device_type == kCuda ? "CUDA" : "CPU", bytes / (1 << 30));
+  if (!torch_.make_error || !torch_.out_of_memory_functions || !torch_.out_of_memory_type) {
+    throw std::runtime_error(text);
+  }
+  constexpr size_t kErrorBytes = 1024; /* room for a c10::Error, of about 150 bytes */
+  void* error = abi::__cxa_allocate_exception(kErrorBytes);
+  torch_.make_error(error, {__func__, __FILE__, __LINE__}, text);
+  /* A table of virtual functions begins after two words; its first function destroys. */
+  const void* const* functions = torch_.out_of_memory_functions + 2;
+  *static_cast<const void* const**>(error) = functions;
+  abi::__cxa_throw(error, torch_.out_of_memory_type,
+                   reinterpret_cast<void (*)(void*)>(const_cast<void*>(functions[0])));
+}
+
 /* stack: a, b, then an asked type and, with `kInto`, out. All handles on it are ours. */
 template <int kDim, bool kInto, Output kOutput = Output::kSame>
 void product(uint64_t* stack, uint64_t, uint64_t) {
@@ -398,7 +432,9 @@ void product(uint64_t* stack, uint64_t, uint64_t) {
   if (may_be_ours(left)) plan = decide(Key(left, right, dtype), &decision);
   if (!kInto && torch_.empty_strided(kDim, size, stride, dtype, left.device_type, left.device,
                                      out.address()) != 0) {
-    throw std::runtime_error("gemmsmith: torch could not allocate a product's output");
+    const int64_t rows = kDim == 2 ? size[0] : size[0] * size[1];
+    const int element = dtype == kFloat || dtype == kInt ? 4 : 2;
+    throw_out_of_memory(left.device_type, double(rows) * double(size[kDim - 1]) * element);
   }
   const bool is_writable =
       !kInto || !plan || plan == kByPython ||

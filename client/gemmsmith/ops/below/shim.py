@@ -39,8 +39,14 @@ _OPTIONAL = (
     # at::Context::float32Precision(Float32Backend, Float32Op) const, since torch 2.10
     "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE",
     "_ZN2at11NoTF32Guard19should_disable_tf32Ev",  # at::NoTF32Guard::should_disable_tf32()
+    # c10::Error::Error(c10::SourceLocation, std::string), and of c10::OutOfMemoryError the table of
+    # virtual functions and the type.
+    "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+    "_ZTVN3c1016OutOfMemoryErrorE",
+    "_ZTIN3c1016OutOfMemoryErrorE",
 )
-"""Further functions, which a torch may lack. Then it computes the products that need them."""
+"""Further functions, which a torch may lack. Then it computes the products that need them, and an
+error for too little memory is a plain RuntimeError."""
 
 
 capsules_of = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
