@@ -57,7 +57,8 @@ def test_every_winner_is_drawn_once_and_none_is_below_what_torch_does() -> None:
     assert Counter(str(w.problem) + w.device.slug for w in drawn) == Counter(
         str(w.problem) + w.device.slug for w in WINNERS
     )
-    assert min(map(got, drawn)) >= 1.0
+    # Where an order of sums is demanded, torch's default cannot take the winner's place.
+    assert min(got(w) for w in drawn if w.problem.operation.summation is None) >= 1.0
 
 
 def test_what_is_not_served_is_drawn_as_the_default() -> None:

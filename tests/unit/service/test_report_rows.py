@@ -184,7 +184,9 @@ def test_summaries_of_the_shipped_winners() -> None:
         assert whole.problems == len(ratios)
         assert whole.geometric_mean == pytest.approx(math.prod(ratios) ** (1 / len(ratios)))
         assert whole.median == statistics.median(ratios)
-        assert whole.minimum == min(ratios) >= 1.0
+        assert whole.minimum == min(ratios)
+        # Where an order of sums is demanded, torch's default cannot take the winner's place.
+        assert whole.minimum >= 1.0 or of_dtype[0].problem.operation.summation is not None
         assert whole.below == sum(ratio < 0.97 for ratio in best)
         small = [s for s in report.summaries if (s.dtype, s.group) == (dtype, KINDS.TOKENS_64)]
         few = sum(w.problem.m <= 64 for w in SHIPPED if w.problem.dtype == dtype)
