@@ -24,12 +24,20 @@ PASS_BYTES_PER_US = 4.8e6
 """Device memory moved in a microsecond by the pass that a gated kernel saves, at most."""
 
 
+ACTIVATION = "silu"
+"""That of the layers of experts that are understood."""
+
+
 def gate_epilogue(*, keep: bool) -> Epilogue:
-    return Epilogue.SILU_GATE_AUX if keep else Epilogue.SILU_GATE
+    epilogue = Epilogue.made_of(activation=ACTIVATION, gate=True, aux=keep)
+    assert epilogue is not None
+    return epilogue
 
 
 def backward_epilogue(*, activated: bool) -> Epilogue:
-    return Epilogue.DSILU_GATE_ACT if activated else Epilogue.DSILU_GATE
+    epilogue = Epilogue.backward_of(ACTIVATION, gated=True, activated=activated)
+    assert epilogue is not None
+    return epilogue
 
 
 def gated_plan(rows: Spec, gate_up: torch.Tensor, gate: torch.Tensor, *, keep: bool) -> Plan | None:
