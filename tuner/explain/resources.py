@@ -41,7 +41,7 @@ _USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+)")
 _KERNELS = ("entry_point", "Kernel2", "device_kernel")
 
 
-class Entry(NamedTuple):
+class PackEntry(NamedTuple):
     """A kernel's entry in a pack: its mangled name, and registers and spilled bytes of a thread."""
 
     symbol: str
@@ -118,7 +118,7 @@ def threads_of(kernel: CutlassKernel) -> int | None:
     return footprint.WARPGROUP_THREADS * (1 + groups)
 
 
-def compiled(name: str, pack: Path | None) -> Entry | None:
+def compiled(name: str, pack: Path | None) -> PackEntry | None:
     """The pack's kernel of that name, as its entry was compiled.
 
     Returns None if the pack or `cuobjdump` is not here, or if the kernel's entry has another name
@@ -130,7 +130,7 @@ def compiled(name: str, pack: Path | None) -> Entry | None:
         [program, "-res-usage", pack], capture_output=True, text=True, check=False, timeout=60
     ).stdout
     entries = [
-        Entry(symbol, int(registers), int(stack))
+        PackEntry(symbol, int(registers), int(stack))
         for symbol, registers, stack in _USAGE.findall(printed)
         if any(kind in symbol for kind in _KERNELS)
     ]
