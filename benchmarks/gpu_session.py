@@ -48,6 +48,8 @@ session that is cut off keeps its results. A failing step is reported, and the n
               same machine goes on
     alone     winners of .packs/ or the shipped ones, and cuBLAS, each at its own clock:
               alone-*.json
+    advice    ten sizes that are not aligned, and the same padded, with what is compiled: predicted
+              and measured gain, 200 s at most: advice-*.json
     report    the session's winners as a page: report/
     profile   Nsight Compute on winners and cuBLAS: ncu-<problem>-<dtype>.csv
     packs     the pack store as archives packs-*.tar.gz, to carry into the next session

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from tuner.compile import ArtifactStore
 from tuner.explain import Explanation, explain
+from tuner.explain.advice import alternatives
 from tuner.store import Store
 from tuner.trial import Winner
 
 NEAR = 8
-"""Tuned neighbours among which a padded problem is looked for: such a one is among the nearest."""
+"""Tuned neighbours among which larger problems are searched: such a one is among the nearest."""
 
 
 def explanation_of(winner: Winner, store: Store, artifacts: ArtifactStore) -> Explanation:
@@ -16,9 +17,12 @@ def explanation_of(winner: Winner, store: Store, artifacts: ArtifactStore) -> Ex
 
     Only packs that may be handed on are read. A damaged pack counts as missing.
     """
-    near = store.near_winners(winner.problem, winner.device.slug, limit=NEAR)
+    problem, slug = winner.problem, winner.device.slug
+    near = store.near_winners(problem, slug, limit=NEAR)
+    near += store.winners_of(alternatives(problem), slug)
+    tried = {trial.kernel.name for trial in store.tried_on(problem, slug)}
     if winner.candidate is not None:
         for pack_hash in (winner.pack, store.pack_for(winner.candidate.kernel.name)):
             if pack_hash and artifacts.believes(pack_hash) and (pack := artifacts.get(pack_hash)):
-                return explain(winner, pack.path, near)
-    return explain(winner, near=near)
+                return explain(winner, pack.path, near, tried)
+    return explain(winner, near=near, tried=tried)

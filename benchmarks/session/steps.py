@@ -18,6 +18,8 @@ from benchmarks.session.whole import whole
 
 SWEEPS = "configs/suites/sweeps.toml"
 PEERS_SUITE = "benchmarks/peers/problems.toml"
+ADVICE_S, ADVICE_LAST_S = 200, 20
+"""Seconds of `advice`, and of its last size."""
 ARCHIVE_BYTES = 40 * 2**20
 """Packs in an archive; compressed they take a third of that."""
 
@@ -137,6 +139,17 @@ def alone(session: Session) -> int:
     )
 
 
+def advice(session: Session) -> int:
+    """Compare predicted padding with measured, in 200 s at most: advice-*.json."""
+    seconds = min(ADVICE_S, session.time_limit)
+    return session.command(
+        *(sys.executable, "-m", "benchmarks.advice", "--device", session.device),
+        *("--seconds", str(seconds - ADVICE_LAST_S), "-o", str(session.file("advice", ".json"))),
+        log=session.file("advice", ".log"),
+        time_limit=seconds,
+    )
+
+
 def report(session: Session) -> int:
     return session.gemmsmith(
         "report", "-o", str(session.out / "report"), log=session.file("report", ".log")
@@ -190,6 +203,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "norms": norms,
     "invariance": invariance,
     "alone": alone,
+    "advice": advice,
     "report": report,
     "profile": profile,
     "packs": packs,

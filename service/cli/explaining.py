@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from service.cli.best import answering
 from service.cli.options import (
@@ -14,27 +16,52 @@ from service.cli.options import (
     load_settings,
     typed,
 )
-from service.cli.output import CommandError, Result, say, table
+from service.cli.output import (
+    CommandError,
+    MisuseError,
+    Result,
+    microseconds,
+    ratio,
+    say,
+    table,
+)
 from service.cli.session import connect, model_of
 
 if TYPE_CHECKING:
+    from service.cli.measuring import MeasuredAdvice
     from tuner.explain import Explanation
 
 
 def explain(
-    shape: ProblemOptions, device: DeviceSlug = None, packs: Packs = None, *, source: SourceOptions
+    shape: ProblemOptions,
+    device: DeviceSlug = None,
+    packs: Packs = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure predicted advice on this machine's GPU with what is compiled.",
+        ),
+    ] = False,
+    *,
+    source: SourceOptions,
 ) -> Result:
     """Say why the winner of M N K is fastest: tiles, waves, occupancy, limits, energy, time.
 
     The winner and the default are side by side. Figures follow from what was recorded; estimates
-    are named so.
+    are named so. Advice is measured on tuned neighbours, or predicted.
     """
     problem = shape.problem
     if source.url:
+        if measure:
+            raise MisuseError("--measure uses this machine's GPU: leave --url out")
         with connect(source.url) as client:
             document = client.explain(problem, device=device)
         return Result(document, lambda: _show(_read(document)))
+    from msgspec import to_builtins
+
     from service import documents
+    from service.cli.measuring import measured
     from service.explaining import explanation_of
     from tuner.compile import ArtifactStore
 
@@ -42,17 +69,25 @@ def explain(
     with answering(settings, source.database) as store:
         model = model_of(settings, device, store)
         winner = store.winner(problem, model.slug)
-        if winner is not None:
+        item, near = None, []
+        if winner is None:
+            near = store.near_winners(problem, model.slug, limit=1)
+        else:
             item = explanation_of(winner, store, ArtifactStore(settings.packs))
-            return Result(documents.explanation(item), lambda: _show(item))
-        near = store.near_winners(problem, model.slug, limit=1)
-    nearest = ""
-    if near:
-        nearest = f". Or explain the nearest: gemmsmith explain {typed(near[0].problem)}"
-    raise CommandError(
-        f"{problem} was not tuned on {model.name}. Tune it: gemmsmith tune {typed(problem)}"
-        f"{nearest}"
-    )
+    if item is None:
+        nearest = ""
+        if near:
+            nearest = f". Or explain the nearest: gemmsmith explain {typed(near[0].problem)}"
+        raise CommandError(
+            f"{problem} was not tuned on {model.name}. Tune it: gemmsmith tune {typed(problem)}"
+            f"{nearest}"
+        )
+    document = documents.explanation(item)
+    if not measure:
+        return Result(document, lambda: _show(item))
+    rows = list(measured(item.advice, settings, model))
+    document["measured"] = to_builtins(rows)
+    return Result(document, lambda: _show(item, rows))
 
 
 def _read(document: dict[str, Any]) -> Explanation:
@@ -69,23 +104,35 @@ def _read(document: dict[str, Any]) -> Explanation:
         ) from None
 
 
-def _show(item: Explanation) -> None:
-    """Print an explanation for people."""
+def _show(item: Explanation, rows: Sequence[MeasuredAdvice] | None = None) -> None:
+    """Print an explanation for people, and the advice that was measured."""
     from service.report.explained import sections, work
 
     say(f"{item.problem} on {item.device.name}")
     for label, text in work(item):
         say(f"  {label:<10} {text}")
-    for text in (item.why, item.power, item.left, *_advice(item)):
+    for text in (item.why, item.power, item.left, *(advice.text for advice in item.advice)):
         say("")
         say(text)
+    if rows:
+        say("")
+        table("", _MEASURED, map(_cells, rows), left=2)
+    elif rows is not None:
+        say("")
+        say("No advice is predicted: nothing to measure.")
+    elif not all(advice.is_measured for advice in item.advice):
+        say("")
+        say(f"Measure what is predicted: gemmsmith explain {typed(item.problem)} --measure")
     for section in sections(item):
         if section.rows:
             say("")
             table("", (section.title, "candidate", "default"), section.rows, left=3)
 
 
-def _advice(item: Explanation) -> Iterator[str]:
-    if item.advice is not None:
-        measure = "" if item.advice.is_measured else " Measure it: gemmsmith tune "
-        yield f"{item.advice.text}{measure}{typed(item.advice.padded) if measure else ''}"
+_MEASURED = ("advice", "problem", "predicted", "measured", "µs")
+
+
+def _cells(row: MeasuredAdvice) -> tuple[str | None, ...]:
+    advice = row.advice
+    times = row.error if row.ratio is None else ratio(row.ratio)
+    return advice.kind, str(advice.problem), ratio(advice.ratio), times, microseconds(row.us)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from gemmsmith.core.config import Use
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.problem import Problem
 from tuner.explain import sentences
-from tuner.explain.advice import Advice, padding
+from tuner.explain.advice import Advice, advise
 from tuner.explain.breakdown import Kernels, TimePart, breakdown, kernels_of
 from tuner.explain.competitors import Competitor, Energy, Work, work_of
 from tuner.explain.grid import Grid, of_candidate
@@ -33,7 +33,7 @@ class Explanation:
         power: what the candidate's power costs, in words.
         why: why the winner wins, or why the default stays.
         left: what is left to gain.
-        advice: padding that would make it faster; None if none is known.
+        advice: what would make it faster, measured or predicted.
     """
 
     problem: Problem
@@ -48,13 +48,19 @@ class Explanation:
     power: str
     why: str
     left: str
-    advice: Advice | None
+    advice: tuple[Advice, ...]
 
 
-def explain(winner: Winner, pack: Path | None = None, near: Sequence[Winner] = ()) -> Explanation:
+def explain(
+    winner: Winner,
+    pack: Path | None = None,
+    near: Sequence[Winner] = (),
+    tried: Collection[str] = (),
+) -> Explanation:
     """Explain a winner.
 
-    `pack` is its compiled kernel, if that is on this machine; `near` are tuned neighbours.
+    `pack` is its compiled kernel, if that is on this machine; `near` are tuned neighbours; `tried`
+    are names of kernels that were measured on the problem.
     """
     problem, regime = winner.problem, regime_of(winner)
     roofline = roofline_of(problem, winner.device, regime)
@@ -82,6 +88,8 @@ def explain(winner: Winner, pack: Path | None = None, near: Sequence[Winner] = (
             name=problem.operation.default,
             grid=of_names(winner.baseline_kernels, problem, winner.device),
         )
+    served = default if winner.use.is_default else candidate
+    grid = served.grid if served else None
     return Explanation(
         problem=problem,
         device=winner.device,
@@ -94,8 +102,8 @@ def explain(winner: Winner, pack: Path | None = None, near: Sequence[Winner] = (
         default=default,
         power=sentences.power(winner),
         why=sentences.why(winner, candidate, default),
-        left=sentences.left(work, default if winner.use.is_default else candidate),
-        advice=padding(winner, near, roofline),
+        left=sentences.left(work, served),
+        advice=advise(winner, near, roofline=roofline, grid=grid, tried=tried),
     )
 
 

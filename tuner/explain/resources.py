@@ -12,6 +12,7 @@ import subprocess
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from gemmsmith.core.kernel import (
     TMA_MAINLOOPS,
@@ -38,6 +39,14 @@ _GROUPED_THREADS, _CLUSTER_SPLIT_THREADS = 288, 160
 
 _USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+)")
 _KERNELS = ("entry_point", "Kernel2", "device_kernel")
+
+
+class PackEntry(NamedTuple):
+    """A kernel's entry in a pack: its mangled name, and registers and spilled bytes of a thread."""
+
+    symbol: str
+    registers: int
+    spilled_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +78,8 @@ def resources(kernel: AnyKernel, pack: Path | None = None) -> Resources | None:
     """
     if not isinstance(kernel, CutlassKernel) or kernel.arch not in ARCHITECTURES:
         return None
-    registers, spilled = compiled(kernel.name, pack) or (None, None)
+    entry = compiled(kernel.name, pack)
+    registers = entry.registers if entry else None
     threads = threads_of(kernel)
     shared = footprint.shared_bytes(kernel)
     room = ARCHITECTURES[kernel.arch].shared_bytes + _RESERVED_BYTES
@@ -85,7 +95,7 @@ def resources(kernel: AnyKernel, pack: Path | None = None) -> Resources | None:
         shared_bytes=shared,
         stages=footprint.stages(kernel),
         registers=registers,
-        spilled_bytes=spilled,
+        spilled_bytes=entry.spilled_bytes if entry else None,
         blocks_per_sm=fits[limit],
         limited_by=limit,
     )
@@ -108,24 +118,28 @@ def threads_of(kernel: CutlassKernel) -> int | None:
     return footprint.WARPGROUP_THREADS * (1 + groups)
 
 
-def compiled(name: str, pack: Path | None) -> tuple[int, int] | None:
-    """Registers and spilled bytes of a thread, of the pack's kernel of that name.
+def compiled(name: str, pack: Path | None) -> PackEntry | None:
+    """The pack's kernel of that name, as its entry was compiled.
 
     Returns None if the pack or `cuobjdump` is not here, or if the kernel's entry has another name
     and is not the only one.
     """
-    if pack is None or not pack.is_file() or (program := _cuobjdump()) is None:
+    if pack is None or not pack.is_file() or (program := cuobjdump()) is None:
         return None
     printed = subprocess.run(
         [program, "-res-usage", pack], capture_output=True, text=True, check=False, timeout=60
     ).stdout
-    entries = [entry for entry in _USAGE.findall(printed) if any(k in entry[0] for k in _KERNELS)]
-    own = [entry for entry in entries if f"{len(name)}{name}" in entry[0]]
-    usage = own or entries
-    return (int(usage[0][1]), int(usage[0][2])) if len(usage) == 1 else None
+    entries = [
+        PackEntry(symbol, int(registers), int(stack))
+        for symbol, registers, stack in _USAGE.findall(printed)
+        if any(kind in symbol for kind in _KERNELS)
+    ]
+    own = [entry for entry in entries if f"{len(name)}{name}" in entry.symbol]
+    named = own or entries
+    return named[0] if len(named) == 1 else None
 
 
-def _cuobjdump() -> Path | None:
+def cuobjdump() -> Path | None:
     """The program beside nvcc."""
     from tuner.compile.toolchain import find_toolchain
     from tuner.errors import CompilerNotFound

@@ -66,6 +66,7 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
         f"--without-triton -o {tmp_path}/invariance-cost-without-workspace-cuda2-bf16.json",
         f"ceilings --device cuda:2 -o {tmp_path}/ceilings.json",
         f"--device cuda:2 -o {tmp_path}/alone-cuda2-bf16.json",
+        "benchmarks.advice --device cuda:2 --seconds 180 -o",
         f"report -o {tmp_path}/report",
         "benchmarks.profile 256 4096 4096 --dtype bf16",
         "ncu --csv --page raw --metrics gpu__time_duration.sum",

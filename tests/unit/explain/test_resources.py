@@ -43,7 +43,7 @@ def test_registers_are_those_of_the_kernel_of_that_name(
     name = ALIGN_1.name
     printed = PRINTED.format(size=len(name), name=name, registers=255, stack=48)
     done = subprocess.CompletedProcess((), 0, stdout=printed)
-    monkeypatch.setattr(module, "_cuobjdump", lambda: Path("cuobjdump"))
+    monkeypatch.setattr(module, "cuobjdump", lambda: Path("cuobjdump"))
     monkeypatch.setattr(module.subprocess, "run", lambda *_, **__: done)
     pack = tmp_path / "pack.so"
     pack.write_bytes(b"")
