@@ -28,6 +28,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
 from tuner.errors import TunerError
 from tuner.exchange import read_winners
+from tuner.explain.resources import compiled
 from tuner.measure.local_gpu import local_gpu
 from tuner.profiling.files import add_profiles, file_in, read_profiles, shipped_folder
 from tuner.profiling.ncu import per_launch, read
@@ -149,7 +150,8 @@ def _record(options: argparse.Namespace, files: Sequence[Path]) -> int:
     for problem in problems:
         began = time.monotonic()
         try:
-            profile = record(problem, model, [contestant(problem)], with_ncu)
+            candidate, pack = contestant(problem)
+            profile = record(problem, model, [(candidate, pack)], with_ncu)
             add_profiles(options.output, [profile])
         except TunerError as error:
             print(f"{problem}: {error}", flush=True)
@@ -158,7 +160,12 @@ def _record(options: argparse.Namespace, files: Sequence[Path]) -> int:
         took_s = time.monotonic() - began
         longest_s = max(took_s, longest_s)
         ours, theirs = profile.candidate.main, profile.default.main
-        print(f"{problem}: {ours.us:.2f} against {theirs.us:.2f} µs, {took_s:.0f} s", flush=True)
+        written, _ = compiled(candidate.kernel.name, pack) or (None, 0)
+        print(
+            f"{problem}: {ours.us:.2f} against {theirs.us:.2f} µs; {ours.registers} registers, "
+            f"{written or 'not known'} by the pack; {took_s:.0f} s",
+            flush=True,
+        )
     return 1 if left else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tuner.compile import ArtifactStore
 from tuner.explain import Explanation, explain
+from tuner.profiling.files import profile_of
 from tuner.store import Store
 from tuner.trial import Winner
 
@@ -17,8 +18,9 @@ def explanation_of(winner: Winner, store: Store, artifacts: ArtifactStore) -> Ex
     Only packs that may be handed on are read. A damaged pack counts as missing.
     """
     near = store.near_winners(winner.problem, winner.device.slug, limit=NEAR)
+    profile = profile_of(winner.problem, winner.device.slug)
     if winner.candidate is not None:
         for pack_hash in (winner.pack, store.pack_for(winner.candidate.kernel.name)):
             if pack_hash and artifacts.believes(pack_hash) and (pack := artifacts.get(pack_hash)):
-                return explain(winner, pack.path, near)
-    return explain(winner, near=near)
+                return explain(winner, pack.path, near, profile)
+    return explain(winner, near=near, profile=profile)

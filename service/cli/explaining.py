@@ -33,7 +33,7 @@ def explain(
     if source.url:
         with connect(source.url) as client:
             document = client.explain(problem, device=device)
-        return Result(document, lambda: _show(_read(document)))
+        return Result(document, lambda: _show(read_explanation(document)))
     from service import documents
     from service.explaining import explanation_of
     from tuner.compile import ArtifactStore
@@ -55,7 +55,12 @@ def explain(
     )
 
 
-def _read(document: dict[str, Any]) -> Explanation:
+def read_explanation(document: dict[str, Any]) -> Explanation:
+    """The explanation that a service sent.
+
+    Raises:
+        CommandError: it has another form, of another version.
+    """
     import msgspec
 
     from tuner.explain import Explanation
@@ -76,7 +81,7 @@ def _show(item: Explanation) -> None:
     say(f"{item.problem} on {item.device.name}")
     for label, text in work(item):
         say(f"  {label:<10} {text}")
-    for text in (item.why, item.power, item.left, *_advice(item)):
+    for text in filter(None, (item.why, item.power, item.left, item.waits, *_advice(item))):
         say("")
         say(text)
     for section in sections(item):

@@ -55,19 +55,25 @@ def profile_of(problem: Problem, slug: str) -> ProblemProfile | None:
 
     A file that cannot be read counts as empty; a warning says why.
     """
-    for folder in (own_folder(), shipped_folder()):
-        path = file_in(folder, slug)
-        try:
-            status = path.stat()
-            known = _known(path, status.st_mtime_ns, status.st_size)
-        except FileNotFoundError:
-            continue
-        except (OSError, ProfilesError) as error:
-            _LOG.warning("profiles are not shown: %s", error)
-            continue
-        if problem in known:
-            return known[problem]
-    return None
+    own, shipped = _recorded(own_folder(), slug), _recorded(shipped_folder(), slug)
+    return own.get(problem) or shipped.get(problem)
+
+
+def recorded(slug: str) -> list[Problem]:
+    """The problems that have a profile on a device model."""
+    return sorted({**_recorded(own_folder(), slug), **_recorded(shipped_folder(), slug)})
+
+
+def _recorded(folder: Path, slug: str) -> dict[Problem, ProblemProfile]:
+    path = file_in(folder, slug)
+    try:
+        status = path.stat()
+        return _known(path, status.st_mtime_ns, status.st_size)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ProfilesError) as error:
+        _LOG.warning("profiles are not shown: %s", error)
+        return {}
 
 
 @functools.lru_cache(maxsize=16)

@@ -50,7 +50,7 @@ _COUNTS = ("registers", "shared_bytes", "l2_bytes", "dram_bytes")
 _SECTORS = "lts__t_sectors.sum"
 _SECTOR_BYTES = 32
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)_per_issue_active(?:\.ratio)?")
-_REASONS = (
+REASONS = (
     "barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "lg_throttle",
     "long_scoreboard", "math_pipe_throttle", "membar", "mio_throttle", "no_instruction",
     "not_selected", "selected", "short_scoreboard", "sleeping", "wait",
@@ -104,7 +104,7 @@ def metrics(names: Iterable[str]) -> list[str]:
         chosen.append(fitting[0] if fitting else choices[0])
     reasons = [match[1] for name in sorted(known) if (match := _STALL.fullmatch(name))]
     issued = [reason for reason in reasons if not reason.endswith("_not_issued")]
-    stalls = [f"smsp__average_warps_issue_stalled_{r}_per_issue_active" for r in issued or _REASONS]
+    stalls = [f"smsp__average_warps_issue_stalled_{r}_per_issue_active" for r in issued or REASONS]
     if known:
         chosen = [name for name in chosen if name.startswith("launch__") or _base(name) in known]
     return [*chosen, *(f"{name}.ratio" for name in stalls)]
