@@ -11,8 +11,8 @@ from service.report.explained import SHOWN_WAIT
 from tuner.explain.waits import words
 from tuner.profiling.records import Counters, ProblemProfile
 
-_NAMES, _VALUES = 300, 130
-"""Room for the names at the left, and for the shares at the right."""
+_NAMES, _VALUES = 190, 90
+"""Room at the left for the names, and then for the shares, which narrow screens show too."""
 _ROW = 26
 
 _UNITS: dict[str, Callable[[Counters], float | None]] = {
@@ -55,7 +55,7 @@ def _pairs(rows: Sequence[_Row], label: str, axis: str) -> Markup:
         return Markup("")
     bottom = draw.TOP + _ROW * len(rows)
     most = 100 * max(share for _, *shares in rows for share in shares if share is not None)
-    x = draw.Scale(0, min(100, 1.05 * most), _NAMES, draw.WIDTH - draw.RIGHT - _VALUES)
+    x = draw.Scale(0, min(100, 1.05 * most), _NAMES + _VALUES, draw.WIDTH - draw.RIGHT)
     parts = [draw.horizontal_axis(x, draw.Scale(0, 1, draw.TOP, bottom), axis)]
     parts += [_pair(row, x, draw.TOP + _ROW * (i + 0.5)) for i, row in enumerate(rows)]
     return draw.svg(bottom + draw.BOTTOM, label, *parts)
@@ -78,7 +78,7 @@ def _pair(row: _Row, x: draw.Scale, y: float) -> str:
         draw.path("", "M", min(known), y, "H", max(known)),
         *circles,
         draw.text(_NAMES - 10, y + 4, name, "end"),
-        draw.text(draw.WIDTH - draw.RIGHT, y + 4, value, "end"),
+        draw.text(_NAMES + _VALUES - 12, y + 4, value, "end"),
     )
 
 

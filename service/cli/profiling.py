@@ -167,6 +167,9 @@ def _show(known: ProblemProfile, sentence: str) -> None:
     from service.report.explained import counters
 
     say(f"{known.problem} on {known.device.name}")
+    if known.candidate.candidate:
+        say(f"  candidate  {known.candidate.candidate.key}")
+    say(f"  default    {known.default.main.name}")
     say("")
     say(sentence)
     for section in counters(known):

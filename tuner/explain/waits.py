@@ -15,7 +15,7 @@ NAMED = 2
 """Reasons that the sentence names; the table has more."""
 
 WORDS = {
-    "barrier": "other warps of the block, at a barrier",
+    "barrier": "other warps, at a barrier",
     "branch_resolving": "a branch's target",
     "dispatch_stall": "the dispatcher",
     "drain": "stores, at the kernel's end",
@@ -27,12 +27,12 @@ WORDS = {
     "membar": "a memory barrier",
     "mio_throttle": "the queue of shared memory",
     "no_instruction": "instructions",
-    "not_selected": "its turn, while another warp issues",
+    "not_selected": "its turn to issue",
     "selected": "nothing: it issues",
     "short_scoreboard": "data from shared memory",
     "sleeping": "the end of a sleep",
     "tex_throttle": "the queue of textures",
-    "wait": "an instruction of fixed length",
+    "wait": "an instruction's fixed time",
 }
 """What a warp waits for, by Nsight Compute's name."""
 
@@ -50,9 +50,7 @@ def waits(profile: ProblemProfile, candidate: Candidate | None) -> str:
         *_stalls(ours, theirs),
     ]
     if not is_of(profile, candidate):
-        profiled = profile.candidate.candidate
-        name = "another kernel" if profiled is None else profiled.key
-        parts.append(f"That candidate is an earlier one: {name}.")
+        parts.append("The profile is of an earlier candidate.")
     return " ".join(parts)
 
 

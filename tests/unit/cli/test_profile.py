@@ -70,7 +70,7 @@ def test_a_service_shows_its_profile(url: str, tmp_path: Path) -> None:
 def test_without_a_gpu_and_without_a_record_it_says_what_to_do(url: str) -> None:
     failed = run("profile", 4096, 4096, 4096, code=1).stderr
     assert "no NVIDIA H200 here, and no recorded profile of 4096×4096×4096" in failed
-    assert "Run the command on such a GPU. Recorded are, for example: 256×256×32768" in failed
+    assert "Run the command on such a GPU. Recorded are, for example: " in failed
 
 
 @pytest.fixture

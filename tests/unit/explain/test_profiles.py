@@ -92,7 +92,7 @@ def test_a_profile_is_part_of_the_explanation() -> None:
         candidate = winners[profile.problem].candidate
         is_same = candidate is not None and candidate == profile.candidate.candidate
         assert item.profile_is_earlier is not is_same
-        assert ("That candidate is an earlier one" in item.waits) is not is_same
+        assert ("of an earlier candidate" in item.waits) is not is_same
         assert "None" not in item.waits
     assert explain(next(iter(winners.values()))).waits == ""
 
@@ -112,7 +112,7 @@ def test_stalls_are_named_in_words() -> None:
         "time with the candidate, 50% with the default; DRAM reaches 10% of its peak with the "
         "candidate, 12% with the default. A warp of the candidate spends its time waiting: 50% for "
         "the tensor cores, 25% for data from L1, L2 or memory. A warp of the default spends its "
-        "time waiting: 90% for other warps of the block, at a barrier, 10% for never heard of."
+        "time waiting: 90% for other warps, at a barrier, 10% for never heard of."
     )
     assert "was not counted" in waits(recorded_without_stalls(profile), None)
 
