@@ -51,7 +51,8 @@ session that is cut off keeps its results. A failing step is reported, and the n
     advice    ten sizes that are not aligned, and the same padded, with what is compiled: predicted
               and measured gain, 200 s at most: advice-*.json
     report    the session's winners as a page: report/
-    profile   Nsight Compute on winners and cuBLAS: ncu-<problem>-<dtype>.csv
+    profile   Nsight Compute on the shipped winners of ten problems, or of --problem, and on their
+              defaults, within four minutes: profiles-*.jsonl, for `benchmarks.profiles add`
     packs     the pack store as archives packs-*.tar.gz, to carry into the next session
 
 Several sessions may run at once on a host with several GPUs: give each its own --device and
@@ -78,7 +79,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
-    # Python put this folder first, and its profile.py would hide the standard library's.
+    # Python put this folder first; packages are imported from the root.
     sys.path[0] = str(ROOT)
 
 from benchmarks.session.core import Session, prepare  # noqa: E402
@@ -89,7 +90,6 @@ from benchmarks.session.training import MODES, RUNS  # noqa: E402
 
 DTYPES = ("bf16", "fp16", "fp8_e4m3")
 MODELS = (*RUNS, *PROGRAMS)
-PROFILED = ("256x4096x4096", "512x512x8192", "4096x6144x4096")
 JOBS_VARIABLE = "GEMMSMITH_COMPILE_JOBS"
 
 
@@ -132,7 +132,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
         "--problem",
         type=problem_name,
         action="append",
-        help=f"to profile: MxNxK, or MxNxKxG for a product of G groups ({PROFILED})",
+        help="to profile: sizes, type and layout, such as '4096x6144x1024 bf16 tn'",
     )
     parser.add_argument(
         "--model",
@@ -166,7 +166,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
         limit=options.limit,
         device=options.device,
         suite=options.suite,
-        problems=tuple(options.problem or PROFILED),
+        problems=tuple(options.problem or ()),
         models=tuple(options.model or MODELS),
         modes=tuple(options.mode or MODES),
         tests=tuple(options.tests),

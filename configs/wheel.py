@@ -12,6 +12,7 @@ from setuptools.command.build_py import build_py
 
 PATTERNS = (
     "configs/ceilings/*.json",
+    "configs/profiles/*.jsonl",
     "configs/suites/*.toml",
     "configs/sweeps/*.jsonl.zst",
     "configs/trusted/*.pub",

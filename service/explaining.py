@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tuner.compile import ArtifactStore
 from tuner.explain import Explanation, explain
 from tuner.explain.advice import alternatives
+from tuner.profiling.files import profile_of
 from tuner.store import Store
 from tuner.trial import Winner
 
@@ -20,9 +23,15 @@ def explanation_of(winner: Winner, store: Store, artifacts: ArtifactStore) -> Ex
     problem, slug = winner.problem, winner.device.slug
     near = store.near_winners(problem, slug, limit=NEAR)
     near += store.winners_of(alternatives(problem), slug)
-    tried = {trial.kernel.name for trial in store.tried_on(problem, slug)}
+    explained = partial(
+        explain,
+        winner,
+        near=near,
+        tried={trial.kernel.name for trial in store.tried_on(problem, slug)},
+        profile=profile_of(problem, slug),
+    )
     if winner.candidate is not None:
         for pack_hash in (winner.pack, store.pack_for(winner.candidate.kernel.name)):
             if pack_hash and artifacts.believes(pack_hash) and (pack := artifacts.get(pack_hash)):
-                return explain(winner, pack.path, near, tried)
-    return explain(winner, near=near, tried=tried)
+                return explained(pack=pack.path)
+    return explained()

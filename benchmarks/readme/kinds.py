@@ -174,8 +174,8 @@ def table(winners: Sequence[Winner]) -> str:
         f"Speed-up over torch's default: {AVERAGES} (number of problems), each in the least "
         "favourable of three "
         "[regimes](docs/choosing.md#three-regimes). Where the default is kept, the speed-up is 1; "
-        f"the lowest of all problems is {min(map(got, free)):.2f}. One order of sums has no default: "
-        "torch's keeps none, and the lowest speed-up over it is "
+        f"the lowest of all problems is {min(map(got, free)):.2f}. One order of sums has no "
+        "default: torch's keeps none, and the lowest speed-up over it is "
         f"{min(got(w) for w in winners if ORDERED.holds(w.problem)):.2f}. "
         f"{origin(winners).capitalize()}.",
     ]

@@ -57,7 +57,7 @@ def explain(
             raise MisuseError("--measure uses this machine's GPU: leave --url out")
         with connect(source.url) as client:
             document = client.explain(problem, device=device)
-        return Result(document, lambda: _show(_read(document)))
+        return Result(document, lambda: _show(read_explanation(document)))
     from msgspec import to_builtins
 
     from service import documents
@@ -90,7 +90,12 @@ def explain(
     return Result(document, lambda: _show(item, rows))
 
 
-def _read(document: dict[str, Any]) -> Explanation:
+def read_explanation(document: dict[str, Any]) -> Explanation:
+    """The explanation that a service sent.
+
+    Raises:
+        CommandError: it has another form, of another version.
+    """
     import msgspec
 
     from tuner.explain import Explanation
@@ -111,7 +116,8 @@ def _show(item: Explanation, rows: Sequence[MeasuredAdvice] | None = None) -> No
     say(f"{item.problem} on {item.device.name}")
     for label, text in work(item):
         say(f"  {label:<10} {text}")
-    for text in (item.why, item.power, item.left, *(advice.text for advice in item.advice)):
+    advice = (advice.text for advice in item.advice)
+    for text in filter(None, (item.why, item.power, item.left, item.waits, *advice)):
         say("")
         say(text)
     if rows:

@@ -33,6 +33,7 @@ from service.cli import (
     installation,
     jobs,
     keys,
+    profiling,
     program,
     report,
     results,
@@ -214,6 +215,7 @@ _PANELS: Mapping[str, Mapping[str, tuple[Callable[..., Result | None], str]]] = 
     "Look up and tune": {
         "best": (best.best, "4096 6144 1024"),
         "explain": (explaining.explain, "4096 6144 1024"),
+        "profile": (profiling.profile, "1024 2304 768"),
         "tune": (best.tune, "4096x6144x1024 --dtype bf16"),
         "demo": (best.demo, "512 512 8192"),
         "enumerate": (candidates.enumerate_, "4096 6144 1024 --limit 5"),

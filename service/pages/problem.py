@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.problem import Problem
-from service.charts import rooflines
+from service.charts import counters, rooflines
 from service.charts.intervals import regimes
 from service.documents import best_url
 from service.errors import ProblemError, invalid_field, not_found
@@ -94,6 +94,7 @@ def problem(
         jobs=_jobs(service, history),
         history_shown=HISTORY,
         answer=best_url(problem, device),
+        counters=_counters(explained),
         explained_href=best_url(problem, device, "/explain"),
         results=f"/results?{urlencode(query)}",
         map=addresses.with_query(
@@ -158,6 +159,17 @@ def _jobs(service: State, history: list[WinnerRevision]) -> set[str]:
 def _regimes(winner: Winner) -> Markup:
     default = winner.problem.operation.default
     return regimes(winner.regimes, winner.power_penalty, mean(winner.regimes), default)
+
+
+def _counters(explained: Explanation | None) -> list[tuple[str, Markup]]:
+    """Return the titles and charts of the recorded profile, if there is one."""
+    if explained is None or explained.profile is None:
+        return []
+    drawn = (
+        ("What a warp waits for", counters.waits(explained.profile)),
+        ("How busy the units are", counters.units(explained.profile)),
+    )
+    return [(title, chart) for title, chart in drawn if chart]
 
 
 def _roofs(explained: Explanation | None) -> list[Roof]:

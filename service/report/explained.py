@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from service.report.verdict import NONE
 from tuner.explain import Explanation
@@ -12,6 +13,8 @@ from tuner.explain.competitors import Competitor, Energy
 from tuner.explain.grid import Grid
 from tuner.explain.resources import Resources
 from tuner.explain.roofline import Limit
+from tuner.explain.waits import words
+from tuner.profiling.records import Counters, ProblemProfile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,10 +63,37 @@ def sections(item: Explanation) -> Iterator[Section]:
         if any(side and abs(side.parts.get(part, 0.0)) >= _SHOWN_US for side in sides)
     )
     yield Section(title="Where the time goes, an estimate", rows=parts)
+    if item.profile is not None:
+        yield from counters(item.profile, is_earlier=item.profile_is_earlier)
+
+
+def counters(profile: ProblemProfile, *, is_earlier: bool = False) -> Iterator[Section]:
+    """Yield what Nsight Compute counted of the main kernels of both sides.
+
+    `is_earlier`: the candidate is not today's winner.
+    """
+    sides = profile.candidate.main, profile.default.main
+    of = "an earlier candidate, " if is_earlier else ""
+    yield _section(f"Nsight Compute, {of}{profile.recorded_at[:10]}", sides, _COUNTERS)
+    reasons = [
+        reason
+        for reason in dict.fromkeys(reason for side in sides for reason in side.waits)
+        if any(side.waits.get(reason, 0.0) >= SHOWN_WAIT for side in sides)
+    ]
+    rows: dict[str, Callable[..., str]] = {
+        words(reason): partial(_waiting, reason) for reason in reasons
+    }
+    yield _section("What a warp waits for", sides, rows)
+
+
+def _waiting(reason: str, side: Counters) -> str:
+    return f"{side.waits[reason]:.1%}" if reason in side.waits else NONE
 
 
 _SHOWN_US = 0.05
 """Parts of less are not printed."""
+SHOWN_WAIT = 0.02
+"""Nor are reasons to wait of a smaller share on both sides."""
 
 
 def _section(title: str, sides: tuple[object, ...], rows: dict[str, Callable[..., str]]) -> Section:
@@ -158,3 +188,22 @@ _ENERGY: dict[str, Callable[[Energy], str]] = {
     "energy of a launch": lambda energy: f"{energy.joules * 1e3:.4g} mJ",
     "FLOP per joule": lambda energy: f"{_scaled(energy.flops_per_joule)}FLOP",
 }
+_COUNTERS: dict[str, Callable[[Counters], str]] = {
+    "duration when profiled": lambda side: f"{side.us:.2f} µs",
+    "SM clock": lambda side: f"{side.clock_mhz:.0f} MHz" if side.clock_mhz else NONE,
+    "waves of thread blocks": lambda side: NONE if side.waves is None else f"{side.waves:.2f}",
+    "registers": lambda side: str(side.registers or NONE),
+    "shared memory": lambda side: f"{side.shared_bytes:,} B" if side.shared_bytes else NONE,
+    "warps on an SM": lambda side: _share(side.occupancy),
+    "tensor pipe active": lambda side: _share(side.tensor),
+    "issue slots busy": lambda side: _share(side.issue),
+    "busiest unit of the SM": lambda side: _share(side.sm),
+    "L2 throughput": lambda side: _share(side.l2),
+    "DRAM throughput": lambda side: _share(side.dram),
+    "moved at L2": lambda side: f"{_scaled(side.l2_bytes)}B" if side.l2_bytes else NONE,
+    "moved at DRAM": lambda side: f"{_scaled(side.dram_bytes)}B" if side.dram_bytes else NONE,
+}
+
+
+def _share(value: float | None) -> str:
+    return NONE if value is None else f"{value:.1%}"

@@ -92,7 +92,8 @@ def family(operation: Operation) -> str:
     """Name the family of an operation for people: `gated layers, bf16 and fp16`."""
     types = _TYPES.get(DType(operation.types), operation.types.value)
     scaled = " scaled by rows" if operation.scaling is Scaling.ROW else ""
-    return f"{_kind(operation)}, {types}{scaled}"
+    kind = "one order of sums" if operation.summation is not None else _kind(operation)
+    return f"{kind}, {types}{scaled}"
 
 
 def _kind(operation: Operation) -> str:

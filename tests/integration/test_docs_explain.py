@@ -21,9 +21,10 @@ def test_every_command_prints_what_the_page_shows(tmp_path: Path) -> None:
                 import_winners(store, file, TRUSTED)
     session = Session(tmp_path, {**settings.environment(), **tools(), "GEMMSMITH_URL": ""}, {})
     commands = steps(PAGE)
-    assert len(commands) == 6
+    assert len(commands) == 7
     for step in commands:
         printed = session.run(step)
         for line in step.shown.splitlines():
-            if line.startswith(("tiles", "waves", "SMs busy")):  # figures too, not only their form
+            # Figures too, not only their form.
+            if line.startswith(("tiles", "waves", "SMs busy", "moved at L2")):
                 assert " ".join(line.split()) in " ".join(printed.split()), (step.where, line)

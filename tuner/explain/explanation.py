@@ -19,6 +19,8 @@ from tuner.explain.grid import Grid, of_candidate
 from tuner.explain.named_grid import of_names
 from tuner.explain.resources import Resources, resources
 from tuner.explain.roofline import regime_of, roofline_of
+from tuner.explain.waits import is_of, waits
+from tuner.profiling.records import ProblemProfile
 from tuner.trial import Winner
 
 
@@ -34,6 +36,9 @@ class Explanation:
         why: why the winner wins, or why the default stays.
         left: what is left to gain.
         advice: what would make it faster, measured or predicted.
+        profile: Nsight Compute's counters of both; None if none is on record.
+        profile_is_earlier: whether it is of another candidate than the winner's.
+        waits: what the warps wait for, by the profile; "" without one.
     """
 
     problem: Problem
@@ -49,6 +54,9 @@ class Explanation:
     why: str
     left: str
     advice: tuple[Advice, ...]
+    profile: ProblemProfile | None = None
+    profile_is_earlier: bool = False
+    waits: str = ""
 
 
 def explain(
@@ -56,6 +64,7 @@ def explain(
     pack: Path | None = None,
     near: Sequence[Winner] = (),
     tried: Collection[str] = (),
+    profile: ProblemProfile | None = None,
 ) -> Explanation:
     """Explain a winner.
 
@@ -104,6 +113,9 @@ def explain(
         why=sentences.why(winner, candidate, default),
         left=sentences.left(work, served),
         advice=advise(winner, near, roofline=roofline, grid=grid, tried=tried),
+        profile=profile,
+        profile_is_earlier=profile is not None and not is_of(profile, winner.candidate),
+        waits=waits(profile, winner.candidate) if profile else "",
     )
 
 

@@ -87,8 +87,7 @@ def resources(kernel: AnyKernel, pack: Path | None = None) -> Resources | None:
     if threads:
         fits["threads"] = THREADS // threads
         if registers:
-            warp = -(-registers * _WARP // _ALLOCATED) * _ALLOCATED
-            fits["registers"] = REGISTERS // (warp * (threads // _WARP))
+            fits["registers"] = registers_fit(registers, threads)
     limit = min(fits, key=fits.__getitem__)
     return Resources(
         threads=threads,
@@ -99,6 +98,12 @@ def resources(kernel: AnyKernel, pack: Path | None = None) -> Resources | None:
         blocks_per_sm=fits[limit],
         limited_by=limit,
     )
+
+
+def registers_fit(registers: int, threads: int) -> int:
+    """Blocks of so many threads, with so many registers each, that an SM's registers hold."""
+    warp = -(-registers * _WARP // _ALLOCATED) * _ALLOCATED
+    return REGISTERS // (warp * (threads // _WARP))
 
 
 def threads_of(kernel: CutlassKernel) -> int | None:

@@ -136,7 +136,7 @@ class Bench:
                 slots=slots,
                 estimate_us=0.0,
             )
-            launch = partial(self._launch, prepared)
+            launch = partial(self.launch, prepared)
             prepared.estimate_us = rough_us(self.stream, ESTIMATE_LAUNCHES, launch)
             return prepared
 
@@ -158,7 +158,7 @@ class Bench:
         with self._blamed():
             self._set_launch(prepared.candidate)
             graph = KernelGraph if then is None else TorchGraph
-            launch = rotating(partial(self._launch, prepared), over)
+            launch = rotating(partial(self.launch, prepared), over)
             return graph(self.stream, launches, followed(launch, then))
 
     @contextmanager
@@ -182,7 +182,7 @@ class Bench:
         for arguments in (*self._arguments, *chain.from_iterable(self._cases)):
             arguments.set_launch(candidate.launch, sm_count=self.device.sm_count)
 
-    def _launch(self, prepared: Prepared, i: int) -> None:
+    def launch(self, prepared: Prepared, i: int) -> None:
         arguments = self._arguments[i % len(self._arguments)]
         workspace = prepared.workspace + (i % prepared.slots) * prepared.step
         prepared.kernel.run(arguments, workspace, self.stream.pointer)

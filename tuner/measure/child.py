@@ -41,7 +41,7 @@ EXIT_DEAD = 70
 EXIT_ORPHANED = 71
 """Exit status when the parent died first."""
 
-_TF32_OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+TF32_OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 """Variables that would silently make the FP32 reference a TF32 one."""
 
 
@@ -49,7 +49,7 @@ def main() -> int:
     """Serve requests until `Quit`, the end of stdin, or a dead CUDA context."""
     output = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    for name in _TF32_OVERRIDES:
+    for name in TF32_OVERRIDES:
         os.environ.pop(name, None)
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
     blamed = NOBODY

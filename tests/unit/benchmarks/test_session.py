@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import alone, gpu_session, profile
+from benchmarks import alone, gpu_session
 from benchmarks.session import training
 from benchmarks.session.core import ROOT, STATE, Session
-from benchmarks.session.profiling import METRICS, chosen_metrics, shrunk
 from benchmarks.session.steps import STEPS
 from gemmsmith.core.problem import Problem
 from tests.support.serving import winner
@@ -68,8 +65,7 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
         f"--device cuda:2 -o {tmp_path}/alone-cuda2-bf16.json",
         "benchmarks.advice --device cuda:2 --seconds 180 -o",
         f"report -o {tmp_path}/report",
-        "benchmarks.profile 256 4096 4096 --dtype bf16",
-        "ncu --csv --page raw --metrics gpu__time_duration.sum",
+        f"profiles record --time-limit 240 -o {tmp_path}/profiles-cuda2-bf16.jsonl",
     ):
         assert any(wanted in line for line in said), wanted
     for step in STEPS:
@@ -204,50 +200,13 @@ def test_without_a_gpu_nothing_is_run(tmp_path: Path, capsys: pytest.CaptureFixt
         pytest.skip("this machine has a GPU")
     assert gpu_session.main(["test", "--out", str(tmp_path)]) == 2
     assert "no NVIDIA GPU" in capsys.readouterr().out
-    assert profile.main(["256", "4096", "4096", "--database", ""]) == 2
-    assert profile.main(["3", "5", "7", "--database", ""]) == 1
 
 
-def test_a_grouped_problem_is_profiled_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ("--dtype", "bf16.group_depth", "--problem", "3x5x70x2")
+def test_typed_problems_are_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--problem", "2x3x5x70 bf16.group_depth nt", "--time-limit", "100")
     assert STEPS["profile"](_session("--dry-run", "--out", str(tmp_path), *options)) == 0
     said = capsys.readouterr().out
-    assert "benchmarks.profile 3 5 70 2 --dtype bf16.group_depth --launches 3" in said
-    assert "ncu-3x5x70x2-bf16.group_depth.raw" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (("--dtype", "bf16.group_depth"), "2×3×5×70 bf16.group_depth nt"),
-        (("--dtype", "bf16.group_rows"), "2×3×5×70 bf16.group_rows tn"),
-        (("--dtype", "bf16.group_rows", "--layout", "tt"), "2×3×5×70 bf16.group_rows tt"),
-        (("--dtype", "bfloat16"), "2×3×5×70 bf16 tn"),
-    ],
-)
-def test_the_layout_to_profile_follows_from_the_operation(
-    words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert profile.main(["3", "5", "70", "2", "--database", "", *words]) == 1
-    assert f"no winner for {problem};" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("2", "--dtype", "bf17"), "bf17"),
-        (("2", "--dtype", "bf16.group_depth", "--layout", "tn"), "layout"),
-        (("4096", "--dtype", "bf16.group_rows"), "1024 groups"),
-    ],
-)
-def test_what_cannot_be_profiled_is_refused(
-    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        profile.main(["3", "5", "70", *words])
-    assert message in capsys.readouterr().err
+    assert "record --problem 2x3x5x70 bf16.group_depth nt --time-limit 100 -o" in said
 
 
 def test_each_alone_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,30 +237,3 @@ def test_each_alone_is_told_with_its_power() -> None:
     assert "power penalty 1.075; gemmsmith" in said  # 0.4 of what (1500 / 1400) ** 2.5 is above 1
     assert "gemmsmith 10.10 µs, 1400 MHz, 690 W, 6.97 mJ" in said
     assert alone.line({"problem": "x", "error": "not compiled"}) == "x: not compiled"
-
-
-def test_metrics_follow_what_the_profiler_knows() -> None:
-    assert set(METRICS) < set(chosen_metrics(()))
-    listed = ["gpu__time_duration", "sm__inst_executed_pipe_tensor_b", "lts__t_sectors"]
-    found = chosen_metrics([*listed, "sm__inst_executed_pipe_tensor_a"])
-    assert found[:2] == ["gpu__time_duration.sum", "lts__t_sectors.sum"]
-    assert found[2:4] == [
-        "sm__inst_executed_pipe_tensor_a.sum",
-        "sm__inst_executed_pipe_tensor_b.sum",
-    ]
-    assert all(name.startswith("launch__") for name in found[4:])
-
-
-def test_a_profile_is_cut_down() -> None:
-    raw = (
-        "==PROF== Connected\n"
-        '"ID","Host Name","Kernel Name","gpu__time_duration.sum"\n'
-        '"","","","us"\n'
-        f'"0","somewhere","gemm<{"x" * 500}>","12.5"\n'
-        "==PROF== Disconnected\n"
-    )
-    rows = list(csv.reader(io.StringIO(shrunk(raw))))
-    assert rows[0] == ["ID", "Kernel Name", "gpu__time_duration.sum"]
-    assert rows[2][2] == "12.5"
-    assert len(rows[2][1]) < 200
-    assert shrunk("==ERROR== nothing") == ""

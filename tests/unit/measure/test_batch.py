@@ -281,7 +281,7 @@ def test_each_spread_is_timed_on_its_own_sets_alone(
     replayed: list[set[tuple[str, int]]] = []
     recording = False
     captured = regimes.captured_beside
-    launched, computed = bench.Bench._launch, torch_calls.TorchCall.compute
+    launched, computed = bench.Bench.launch, torch_calls.TorchCall.compute
 
     @contextmanager
     def beside(*arguments: Any, **keywords: Any) -> Iterator[list[Replay]]:
@@ -304,7 +304,7 @@ def test_each_spread_is_timed_on_its_own_sets_alone(
 
     monkeypatch.setattr(regimes, "gain", lambda *_: 0.0)
     monkeypatch.setattr(regimes, "captured_beside", beside)
-    monkeypatch.setattr(bench.Bench, "_launch", launch)
+    monkeypatch.setattr(bench.Bench, "launch", launch)
     monkeypatch.setattr(torch_calls.TorchCall, "compute", compute)
     problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
     finals(batches, pack, "good", problem=problem)

@@ -19,6 +19,7 @@ from tuner.store import Store
 
 SHORT_K = Problem(m=4096, n=6144, k=1024)
 FEW_TOKENS = Problem(m=16, n=4096, k=14336)
+PROFILED = Problem(m=256, n=7168, k=2048)
 KEPT = Problem(m=4096, n=6144, k=1024, dtype="fp8_e4m3")
 FAILED = Problem(m=7, n=7, k=7)
 FILES = (f"{SLUG}.bf16.jsonl", f"{SLUG}.fp8_e4m3.jsonl")
@@ -66,6 +67,21 @@ def test_the_page_says_the_same(http: httpx.Client, problem: Problem) -> None:
     assert item.candidate is not None
     assert item.candidate.grid is not None
     assert f"{item.candidate.grid.waves:.2f}" in page.text
+
+
+def test_a_recorded_profile_is_in_the_answer_and_on_the_page(http: httpx.Client) -> None:
+    answer = http.get(url(PROFILED)).json()
+    item = msgspec.convert(answer, Explanation)
+    assert item.profile is not None
+    assert item.profile.problem == PROFILED
+    assert item.waits.startswith("By Nsight Compute on ")
+    page = http.get(addresses.problem(PROFILED, SLUG)).text
+    assert item.waits in page
+    for title in ("Profile", "How busy the units are", "DRAM throughput"):
+        assert title in page
+    without = http.get(url(SHORT_K)).json()
+    if without["profile"] is None:
+        assert 'id="profile"' not in http.get(addresses.problem(SHORT_K, SLUG)).text
 
 
 def test_a_winner_without_a_candidate_is_explained(http: httpx.Client) -> None:
