@@ -41,6 +41,8 @@ EXPERT_ROWS = 256
 HASHED_ROWS = 64
 MANY_COLUMNS = 100_000
 """A model's head: it has no bias, and its results with and without one would not fit on a GPU."""
+LARGE_RESULT = 2**27
+"""Elements: 256 MiB of bf16."""
 EXAMPLES = 5
 
 Way = Callable[[torch.Tensor], torch.Tensor]
@@ -252,9 +254,14 @@ def _compiled() -> Any:
 
 
 def _in_graph(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Capture and replay a product; without `torch.cuda.graph`, which empties torch's cache."""
+    """Capture and replay a product; without `torch.cuda.graph`, which empties torch's cache.
+
+    A large result needs that: memory that is cached cannot be freed within a capture.
+    """
     functional.linear(x, w)  # the first call of a size chooses its kernel
     torch.cuda.synchronize()
+    if x.shape[0] * w.shape[0] > LARGE_RESULT:
+        torch.cuda.empty_cache()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
         graph.capture_begin()
