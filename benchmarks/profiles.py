@@ -28,7 +28,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
 from tuner.errors import TunerError
 from tuner.exchange import read_winners
-from tuner.explain.resources import compiled
+from tuner.explain.resources import resources
 from tuner.measure.local_gpu import local_gpu
 from tuner.profiling.files import add_profiles, file_in, read_profiles, shipped_folder
 from tuner.profiling.ncu import per_launch, read
@@ -160,10 +160,10 @@ def _record(options: argparse.Namespace, files: Sequence[Path]) -> int:
         took_s = time.monotonic() - began
         longest_s = max(took_s, longest_s)
         ours, theirs = profile.candidate.main, profile.default.main
-        entry = compiled(candidate.kernel.name, pack)
+        taken = resources(candidate.kernel, pack)
         print(
             f"{problem}: {ours.us:.2f} against {theirs.us:.2f} µs; {ours.registers} registers, "
-            f"{entry.registers if entry else 'not known'} by the pack; {took_s:.0f} s",
+            f"{taken and taken.registers or 'not known'} by the pack; {took_s:.0f} s",
             flush=True,
         )
     return 1 if left else 0

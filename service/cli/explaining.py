@@ -85,7 +85,7 @@ def explain(
     document = documents.explanation(item)
     if not measure:
         return Result(document, lambda: _show(item))
-    rows = list(measured(item.advice, settings, model))
+    rows = list(measured(item, settings))
     document["measured"] = to_builtins(rows)
     return Result(document, lambda: _show(item, rows))
 
@@ -125,14 +125,26 @@ def _show(item: Explanation, rows: Sequence[MeasuredAdvice] | None = None) -> No
         table("", _MEASURED, map(_cells, rows), left=2)
     elif rows is not None:
         say("")
-        say("No advice is predicted: nothing to measure.")
-    elif not all(advice.is_measured for advice in item.advice):
-        say("")
-        say(f"Measure what is predicted: gemmsmith explain {typed(item.problem)} --measure")
+        say("No advice is predicted of another problem: nothing to measure.")
+    else:
+        _say_how(item)
     for section in sections(item):
         if section.rows:
             say("")
             table("", (section.title, "candidate", "default"), section.rows, left=3)
+
+
+def _say_how(item: Explanation) -> None:
+    """How to measure what is predicted."""
+    from service.cli.measuring import is_measurable
+
+    command = typed(item.problem)
+    if any(is_measurable(advice, item.problem) for advice in item.advice):
+        say("")
+        say(f"Measure what is predicted of other problems: gemmsmith explain {command} --measure")
+    if any(not it.is_measured and it.problem == item.problem for it in item.advice):
+        say("")
+        say(f"Measure other tiles: gemmsmith tune {command}")
 
 
 _MEASURED = ("advice", "problem", "predicted", "measured", "µs")

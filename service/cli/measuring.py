@@ -17,6 +17,7 @@ from service.cli.tasks import Task, TuningOptions
 
 if TYPE_CHECKING:
     from service.settings import Settings
+    from tuner.explain import Explanation
     from tuner.explain.advice import Advice
 
 Tune = Callable[[Sequence[Problem]], dict[Problem, TaskOutcome]]
@@ -37,22 +38,29 @@ class MeasuredAdvice:
     error: str | None
 
 
-def measured(
-    advice: Sequence[Advice], settings: Settings, device: DeviceModel
-) -> Iterator[MeasuredAdvice]:
-    """Tune the problems of predicted advice on the local device, which must be of this model.
+def measured(item: Explanation, settings: Settings) -> Iterator[MeasuredAdvice]:
+    """Tune the other problems of predicted advice on the local device, which must be of that model.
+
+    The problem itself is not tuned again: with what is compiled here, its winner might be a worse
+    one than the recorded.
 
     Raises:
         CommandError: there is no GPU here, or one of another model.
         TunerError: the device cannot be used.
     """
-    with tuning(settings, device) as tune:
-        outcomes = tune([item.problem for item in advice if not item.is_measured])
-    for item in advice:
-        if (outcome := outcomes.get(item.problem)) is not None and not item.is_measured:
-            us = time_of(outcome)
-            ratio = None if us is None else item.ratio * item.us / us
-            yield MeasuredAdvice(advice=item, us=us, ratio=ratio, error=outcome.error)
+    predicted = [advice for advice in item.advice if is_measurable(advice, item.problem)]
+    with tuning(settings, item.device) as tune:
+        outcomes = tune([advice.problem for advice in predicted])
+    for advice in predicted:
+        outcome = outcomes[advice.problem]
+        us = time_of(outcome)
+        ratio = None if us is None else advice.ratio * advice.us / us
+        yield MeasuredAdvice(advice=advice, us=us, ratio=ratio, error=outcome.error)
+
+
+def is_measurable(advice: Advice, problem: Problem) -> bool:
+    """Whether it is predicted of another problem."""
+    return not advice.is_measured and advice.problem != problem
 
 
 @contextmanager

@@ -178,10 +178,17 @@ _GRID: dict[str, Callable[[Grid], str]] = {
 }
 _RESOURCES: dict[str, Callable[[Resources], str]] = {
     "threads": lambda taken: str(taken.threads or NONE),
-    "shared memory": lambda taken: f"{taken.shared_bytes:,} B",
-    "registers": lambda taken: str(taken.registers or "the pack is not here"),
+    "shared memory": lambda taken: (
+        f"{'at least ' if taken.is_named else ''}{taken.shared_bytes:,} B"
+    ),
+    "registers": lambda taken: str(
+        taken.registers or ("not in its name" if taken.is_named else "the pack is not here")
+    ),
     "spilled": lambda taken: NONE if taken.spilled_bytes is None else f"{taken.spilled_bytes} B",
-    "blocks per SM": lambda taken: f"{taken.blocks_per_sm}, limited by {taken.limited_by}",
+    "blocks per SM": lambda taken: (
+        f"{taken.blocks_per_sm}{' at most' if taken.is_named else ''}, limited by "
+        f"{taken.limited_by}"
+    ),
 }
 _ENERGY: dict[str, Callable[[Energy], str]] = {
     "power, both in turns": lambda energy: f"{energy.watts:.0f} W at {energy.clock_mhz:.0f} MHz",

@@ -57,7 +57,7 @@ def test_registers_and_occupancy_are_the_driver_s(
 ) -> None:
     pack = built[kernel.name]
     assert cuobjdump() is not None, "cuobjdump is not beside nvcc"
-    entry, taken = compiled(kernel.name, pack), resources(kernel, pack)
+    entry, taken = compiled(kernel, pack), resources(kernel, pack)
     assert entry is not None
     assert taken is not None
     described = LoadedPack.open(pack).kernel(kernel.name).describe()

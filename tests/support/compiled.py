@@ -251,6 +251,11 @@ def stacks(pack: Path) -> set[tuple[str, str]]:
     return set(re.findall(r"STACK:(\d+) .*?LOCAL:(\d+)", _dump(pack, "--dump-resource-usage")))
 
 
+def registers(pack: Path) -> set[int]:
+    """Registers of a thread, of each of the pack's kernels."""
+    return set(map(int, re.findall(r"REG:(\d+)", _dump(pack, "--dump-resource-usage"))))
+
+
 def disassembler() -> Path:
     """`cuobjdump` from the wheels; it wants its own folder in `PATH`."""
     import nvidia

@@ -22,17 +22,12 @@ from gemmsmith.errors import InvalidProblem
 from tuner.backends import is_legal
 from tuner.explain.competitors import Bound, work_of
 from tuner.explain.grid import Grid, of_candidate
+from tuner.explain.padding import contains, paddings, unaligned
 from tuner.explain.roofline import Roofline, regime_of, roofline_of
 from tuner.search.cost_model import predicted_us
 from tuner.search.predict import Prediction, predict
 from tuner.trial import Winner
 
-ROW_BYTES = 16
-"""TMA reads and writes rows that begin at multiples of this."""
-MULTIPLES = (16, 32, 64, 128)
-"""Elements. Tiles are multiples of the first ones; 64 of 16 bits are a line of shared memory."""
-MOST = 1.1
-"""The largest padded extent, relative to the own one. Of smaller extents, the next multiple."""
 NEAR = 1.25
 """How many times as many rows, or as few, are near enough to be advised."""
 WORTH = 1.05
@@ -152,9 +147,9 @@ def padding(facts: Facts) -> Iterator[Advice]:
     def text(padded: Problem) -> str:
         return f"Pad {_changes(problem, padded)}: {{}}.{reason}"
 
-    for other, us in facts.measured(lambda larger: _contains(larger, problem)):
+    for other, us in facts.measured(lambda larger: contains(larger, problem)):
         yield _advice(facts, AdviceKind.PADDING, other.problem, us, text(other.problem))
-    for padded in _paddings(problem):
+    for padded in paddings(problem):
         if prediction := _predicted(padded, facts.winner.device):
             us = max(prediction.us, facts.floor_us(padded))
             yield _advice(facts, AdviceKind.PADDING, padded, us, text(padded), by=_COST_MODEL)
@@ -261,48 +256,6 @@ ADVISERS: tuple[Callable[[Facts], Iterator[Advice]], ...] = (
     smaller_type,
 )
 """Of what each of them yields, the best counts; what was measured comes before predictions."""
-
-
-def unaligned(problem: Problem) -> dict[str, str]:
-    """The operands whose rows (or columns) TMA cannot load, with the extent along these."""
-    operation = problem.operation
-    along = {
-        "A": ("k" if problem.layout.a_row_major else "m", operation.a.bytes),
-        "B": ("n" if problem.layout.b_row_major else "k", operation.b.bytes),
-        "D": ("n", operation.d.bytes),
-    }
-    return {
-        operand: extent
-        for operand, (extent, width) in along.items()
-        if getattr(problem, extent) * width % ROW_BYTES
-    }
-
-
-def _contains(larger: Problem, problem: Problem) -> bool:
-    """Whether the problem is a part of a slightly larger one of the same operation."""
-    if larger.kind != problem.kind or larger == problem:
-        return False
-    pairs = [(getattr(problem, name), getattr(larger, name)) for name in ("m", "n", "k")]
-    return all(own <= other <= max(MOST * own, own + MULTIPLES[0]) for own, other in pairs)
-
-
-def _paddings(problem: Problem) -> Iterator[Problem]:
-    """Problems with all unaligned extents padded to a multiple."""
-    extents = set(unaligned(problem).values())
-    fixed = problem.operation.fixed_extents
-    if fixed and not extents <= {*fixed}:
-        return
-    seen = {problem}
-    for multiple in MULTIPLES:
-        sizes = {name: -(-getattr(problem, name) // multiple) * multiple for name in extents}
-        if any(
-            size > max(MOST * getattr(problem, name), MULTIPLES[0]) for name, size in sizes.items()
-        ):
-            break
-        padded = replace(problem, **sizes)
-        if padded not in seen:
-            seen.add(padded)
-            yield padded
 
 
 def _edges(problem: Problem, grid: Grid) -> Iterator[int]:

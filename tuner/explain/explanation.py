@@ -17,7 +17,7 @@ from tuner.explain.breakdown import Kernels, TimePart, breakdown, kernels_of
 from tuner.explain.competitors import Competitor, Energy, Work, work_of
 from tuner.explain.grid import Grid, of_candidate
 from tuner.explain.named_grid import of_names
-from tuner.explain.resources import Resources, resources
+from tuner.explain.resources import Resources, named_resources, resources
 from tuner.explain.roofline import regime_of, roofline_of
 from tuner.explain.waits import is_of, waits
 from tuner.profiling.records import ProblemProfile
@@ -90,12 +90,14 @@ def explain(
         )
     default = None
     if winner.baseline is not None:
+        named = of_names(winner.baseline_kernels, problem, winner.device)
         default = _side(
             winner,
             work,
             winner.baseline,
             name=problem.operation.default,
-            grid=of_names(winner.baseline_kernels, problem, winner.device),
+            grid=named,
+            taken=named_resources(named, problem, winner.device.arch),
         )
     served = default if winner.use.is_default else candidate
     grid = served.grid if served else None

@@ -11,7 +11,7 @@ from benchmarks import advice
 from gemmsmith.core.problem import Problem
 from tests.support.commands import new_database
 from tests.support.recordings import BEST_US, record
-from tuner.explain.advice import unaligned
+from tuner.explain.padding import unaligned
 
 SMALL = Problem(m=64, n=1001, k=64)
 PADDED = Problem(m=64, n=1008, k=64)

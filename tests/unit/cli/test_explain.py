@@ -115,3 +115,15 @@ def test_advice_for_another_gpu_is_not_measured(url: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(gpu, "usable_gpu", lambda: H100)
     failed = run("explain", 4096, 6144, 1024, "--device", "h200", "--measure", code=1)
     assert "advice for NVIDIA H200, and the GPU here is NVIDIA H100" in failed.stderr
+
+
+def test_measuring_leaves_the_problem_s_own_winner_alone(url: str) -> None:
+    sizes = (16384, 3072, 1024)
+    printed = run("explain", *sizes).stdout
+    assert "Use tiles of" in printed
+    assert "Measure other tiles: gemmsmith tune 16384 3072 1024" in printed
+    before = run("winners", "history", *sizes, "--json").stdout
+    document = json.loads(run("explain", *sizes, "--measure", "--json").stdout)
+    kinds = {item["kind"] for item in document["advice"] if not item["is_measured"]}
+    assert kinds - {row["advice"]["kind"] for row in document["measured"]} == {"tile"}
+    assert run("winners", "history", *sizes, "--json").stdout == before

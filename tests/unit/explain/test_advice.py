@@ -15,7 +15,8 @@ from tests.support.shipped import shipped_files
 from tuner.backends import kernels
 from tuner.exchange import read_winners
 from tuner.explain import explain
-from tuner.explain.advice import MOST, WORTH, Advice, AdviceKind, alternatives, unaligned
+from tuner.explain.advice import WORTH, Advice, AdviceKind, alternatives
+from tuner.explain.padding import MOST, unaligned
 from tuner.explain.roofline import regime_of, roofline_of
 from tuner.search.predict import predict
 from tuner.trial import Winner
@@ -50,6 +51,7 @@ def test_a_tuned_neighbour_is_measured_advice() -> None:
     [
         (Problem(m=1024, n=50200, k=768), 100.0),  # smaller
         (Problem(m=1024, n=60000, k=768), 100.0),  # much larger
+        (Problem(m=1032, n=50257, k=768), 300.0),  # as little aligned
         (Problem(m=1024, n=50304, k=768, dtype="fp16"), 100.0),
         (Problem(m=1024, n=50304, k=768, batch=2), 100.0),
     ],
@@ -57,7 +59,8 @@ def test_a_tuned_neighbour_is_measured_advice() -> None:
 )
 def test_other_neighbours_are_no_padding(neighbour: Problem, us: float) -> None:
     item = advice(winner(HEAD, us=290.0), winner(neighbour, us=us), kind=AdviceKind.PADDING)
-    assert item is None or not item.is_measured
+    assert item is not None
+    assert not item.is_measured
 
 
 def test_padding_that_was_measured_as_not_worth_it_is_not_predicted() -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.core.kernel import CublasLtKernel, CutlassKernel, Layout
+from gemmsmith.core.problem import Problem
 from tests.support.compiled import ALIGN_1, CLUSTER_SPLIT_K, PINGPONG, STREAM_K
+from tests.support.serving import H200
 from tuner.explain import resources as module
-from tuner.explain.resources import resources
+from tuner.explain.named_grid import of_names
+from tuner.explain.resources import named_resources, resources
 
 PRINTED = """
 Resource usage:
@@ -51,6 +54,40 @@ def test_registers_are_those_of_the_kernel_of_that_name(
     assert taken is not None
     assert (taken.registers, taken.spilled_bytes) == (255, 48)
     assert (taken.blocks_per_sm, taken.limited_by) == (2, "registers")
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "shared", "blocks"),
+    [
+        ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNN", 4, 4 * 64 * (192 + 192) * 2, 1),
+        ("nvjet_sm90_hss_64x8_64x16_1x1_h_bz_splitK_NNT", 16, 16 * 64 * (64 + 8) * 2, 1),
+        ("cutlass_80_tensorop_bf16_s16816gemm_bf16_64x64_32x6_tn_align8", 6, 6 * 32 * 128 * 2, 4),
+        (
+            "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_stage4_"
+            "warpgroupsize1x1x1_tensor64x128x16_kernel",
+            4,
+            4 * 64 * 256 * 2,
+            1,
+        ),
+    ],
+)
+def test_a_name_says_what_the_default_takes_at_least(
+    name: str, stages: int, shared: int, blocks: int
+) -> None:
+    problem = Problem(m=4096, n=4096, k=4096)
+    taken = named_resources(of_names([name], problem, H200), problem, H200.arch)
+    assert taken is not None
+    assert taken.is_named
+    assert (taken.stages, taken.shared_bytes, taken.blocks_per_sm) == (stages, shared, blocks)
+    assert (taken.threads, taken.registers, taken.spilled_bytes) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "name", ["ampere_sgemm_32x32_sliced1x4_tn", "cutlass_80_simt_gemm_64x64_tn_align1", "kernel"]
+)
+def test_a_name_without_stages_says_nothing(name: str) -> None:
+    problem = Problem(m=64, n=64, k=64)
+    assert named_resources(of_names([name], problem, H200), problem, H200.arch) is None
 
 
 def test_a_pack_that_is_not_here_leaves_registers_out(tmp_path: Path) -> None:

@@ -62,8 +62,11 @@ def test_the_page_says_the_same(http: httpx.Client, problem: Problem) -> None:
     item = msgspec.convert(http.get(url(problem)).json(), Explanation)
     page = http.get(addresses.problem(problem, SLUG))
     assert page.status_code == 200
-    for sentence in (item.why, item.left, item.power):
+    for sentence in (item.why, item.left, item.power, *(piece.text for piece in item.advice)):
         assert sentence.replace("'", "&#39;") in page.text
+    for piece in item.advice:
+        if piece.is_measured:
+            assert addresses.problem(piece.problem, SLUG).replace("&", "&amp;") in page.text
     assert item.candidate is not None
     assert item.candidate.grid is not None
     assert f"{item.candidate.grid.waves:.2f}" in page.text
@@ -82,6 +85,13 @@ def test_a_recorded_profile_is_in_the_answer_and_on_the_page(http: httpx.Client)
     without = http.get(url(SHORT_K)).json()
     if without["profile"] is None:
         assert 'id="profile"' not in http.get(addresses.problem(SHORT_K, SLUG)).text
+
+
+def test_neighbours_of_other_types_are_advice(http: httpx.Client) -> None:
+    item = msgspec.convert(http.get(url(FEW_TOKENS)).json(), Explanation)
+    (piece,) = item.advice
+    assert (piece.kind, piece.is_measured) == ("type", True)
+    assert piece.problem == replace(FEW_TOKENS, dtype="fp8_e4m3")
 
 
 def test_a_winner_without_a_candidate_is_explained(http: httpx.Client) -> None:
