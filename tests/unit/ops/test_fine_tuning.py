@@ -48,12 +48,12 @@ def _quiet() -> Iterator[None]:
 def losses(script: ModuleType, folder: Path, *callbacks: Any, **options: Any) -> list[float]:
     """Train as the script does, and return the loss of each step."""
     torch._dynamo.reset()
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "model": script.TINY, "text": Path(script.__file__ or ""), "lora": None,
         "checkpointing": False, "compile": None, "steps": STEPS, "batch": 4, "length": 64,
         "output": str(folder),
     }  # fmt: skip
-    trainer = script.trainer_of(argparse.Namespace(**given | options))
+    trainer = script.trainer_of(argparse.Namespace(**defaults | options))
     for callback in callbacks:
         trainer.add_callback(callback)
     trainer.train()
