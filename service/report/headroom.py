@@ -92,10 +92,11 @@ def family(operation: Operation) -> str:
     """Name the family of an operation for people: `gated layers, bf16 and fp16`."""
     types = _TYPES.get(DType(operation.types), operation.types.value)
     scaled = " scaled by rows" if operation.scaling is Scaling.ROW else ""
-    return f"{_kind(operation)}, {types}{scaled}"
+    return f"{kind(operation)}, {types}{scaled}"
 
 
-def _kind(operation: Operation) -> str:
+def kind(operation: Operation) -> str:
+    """Name what an operation is for, whatever its types: `gated layers`."""
     epilogue, behind = operation.epilogue, operation.epilogue.backward
     backward = ", backward" if behind else ""
     if operation.grouping is Grouping.DEPTH:
