@@ -163,7 +163,7 @@ def _record(options: argparse.Namespace, files: Sequence[Path]) -> int:
         taken = resources(candidate.kernel, pack)
         print(
             f"{problem}: {ours.us:.2f} against {theirs.us:.2f} µs; {ours.registers} registers, "
-            f"{taken and taken.registers or 'not known'} by the pack; {took_s:.0f} s",
+            f"{(taken and taken.registers) or 'not known'} by the pack; {took_s:.0f} s",
             flush=True,
         )
     return 1 if left else 0

@@ -12,6 +12,7 @@ from service.errors import invalid_field
 
 OVERVIEW = "/ui"
 PROBLEMS = "/ui/problems"
+FIND = "/ui/find"
 JOBS = "/ui/jobs"
 MAP = "/ui/map"
 MODELS = "/ui/models"

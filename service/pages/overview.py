@@ -1,4 +1,4 @@
-"""`/ui`: the overview: winners by operation and GPU, the time they save, workers and jobs."""
+"""`/ui`: the overview: winners by family and GPU, the time they save, workers and jobs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from gemmsmith.core.device import DeviceModel
-from gemmsmith.core.operation import DType, in_order
+from gemmsmith.core.operation import DType
+from gemmsmith.core.tuning import JobState
 from service.charts import rooflines
 from service.http.state import Service
 from service.pages import addresses
 from service.pages.fields import DeviceQuery, Reader, page_query_of
 from service.pages.render import page
+from service.report.glance import families
 from service.report.roofs import Roof, measured_roof, nominal_roof
 from tuner.store.listing import Listed
 
@@ -37,6 +39,7 @@ def overview(
     glance = service.glances.at(slug)
     winners = service.store.listing.winners(slug, limit=DRAWN)
     roofs = _roofs(model, winners.items) if model else []
+    counts = service.queue.counts()
     standings = {(item.dtype, item.device): item for item in glance.standings}
     return page(
         "overview.html",
@@ -46,7 +49,7 @@ def overview(
         device=slug,
         devices=models,
         columns=[column for column in models if any(slug == column.slug for _, slug in standings)],
-        dtypes=in_order(dtype for dtype, _ in standings),
+        families=families(glance.standings),
         standings=standings,
         unusable=glance.unusable,
         suites=glance.suites,
@@ -54,7 +57,8 @@ def overview(
         drawn=len(winners.items),
         more=winners.following is not None,
         jobs=service.queue.list(limit=LATEST),
-        counts=service.queue.counts(),
+        counts=counts,
+        busy=counts[JobState.RUNNING] > 0,
         workers=service.queue.workers.alive(),
     )
 

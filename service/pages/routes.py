@@ -7,6 +7,7 @@ from starlette.staticfiles import StaticFiles
 
 from service.pages import (
     devices,
+    finding,
     heat,
     jobs,
     login,
@@ -23,7 +24,9 @@ from service.pages.render import STATIC
 
 def install(app: FastAPI) -> None:
     """Add the pages to `app`."""
-    parts = (overview, problems, problem, heat, models, jobs, devices, tune, login, reference)
+    parts = (
+        overview, finding, problems, problem, heat, models, jobs, devices, tune, login, reference
+    )  # fmt: skip
     for module in parts:
         app.include_router(module.router)
     app.mount("/ui/static", StaticFiles(directory=STATIC), name="static")

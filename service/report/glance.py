@@ -1,4 +1,4 @@
-"""Sums over all winners: by operation and GPU, and for the shipped suites.
+"""Sums over all winners: by operation, family and GPU, and for the shipped suites.
 
 Reading hundreds of thousands of winners takes a second, so the sums are kept until another winner
 is served, and for `FRESH_S` at least.
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from gemmsmith.core.operation import of_dtype
+from gemmsmith.core.operation import in_order, of_dtype
 from gemmsmith.core.problem import Problem
 from service.report import verdict
+from service.report.headroom import kind
 from tuner.store import Store
 from tuner.store.overview import Standing
 from tuner.suites import Suite, SuiteError, load, shipped
@@ -55,6 +56,49 @@ class SuiteSaving:
     @property
     def share(self) -> float:
         return self.saved_us / self.default_us
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """The standings of the operations that are for the same, `gated layers` for example.
+
+    Attributes:
+        dtypes: of its operations, in order.
+        sums: the standing of all of them together, by the slug of a device model.
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+    sums: Mapping[str, Standing]
+
+
+def families(standings: Sequence[Standing]) -> list[Family]:
+    """Sum standings by family, those with the most problems first."""
+    members: dict[str, list[Standing]] = {}
+    for item in standings:
+        members.setdefault(kind(of_dtype(item.dtype)), []).append(item)
+    listed = [
+        Family(
+            name=name,
+            dtypes=in_order(item.dtype for item in items),
+            sums={device: _sum(name, device, items) for device in {item.device for item in items}},
+        )
+        for name, items in members.items()
+    ]
+    return sorted(listed, key=lambda family: -sum(s.problems for s in family.sums.values()))
+
+
+def _sum(name: str, device: str, standings: Sequence[Standing]) -> Standing:
+    of_device = [item for item in standings if item.device == device]
+    problems = sum(item.problems for item in of_device)
+    return Standing(
+        device=device,
+        dtype=name,
+        problems=problems,
+        ahead=sum(item.ahead for item in of_device),
+        saved=sum(item.saved * item.problems for item in of_device) / problems,
+        most=max((item.most for item in of_device if item.most), default=None),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

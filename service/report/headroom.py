@@ -92,11 +92,13 @@ def family(operation: Operation) -> str:
     """Name the family of an operation for people: `gated layers, bf16 and fp16`."""
     types = _TYPES.get(DType(operation.types), operation.types.value)
     scaled = " scaled by rows" if operation.scaling is Scaling.ROW else ""
-    kind = "one order of sums" if operation.summation is not None else _kind(operation)
-    return f"{kind}, {types}{scaled}"
+    return f"{kind(operation)}, {types}{scaled}"
 
 
-def _kind(operation: Operation) -> str:
+def kind(operation: Operation) -> str:
+    """Name what an operation is for, whatever its types: `gated layers`."""
+    if operation.summation is not None:
+        return "one order of sums"
     epilogue, behind = operation.epilogue, operation.epilogue.backward
     backward = ", backward" if behind else ""
     if operation.grouping is Grouping.DEPTH:

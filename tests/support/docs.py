@@ -112,6 +112,13 @@ class Session:
         assert_like(step.shown, self.show(done.stdout), f"{step.where}: {text}")
         return done.stdout
 
+    def ask(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command that is not on the page, and keep nothing of it."""
+        return subprocess.run(
+            ["bash", "-c", self.put(command)], cwd=self.folder, env=self.environment,
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
     def put(self, text: str) -> str:
         """Replace texts of the page by those of this test."""
         for old, new in self.instead.items():

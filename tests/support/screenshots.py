@@ -20,9 +20,11 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import JobState
 from service.pages import addresses
 from service.settings import Settings
 from tests.support.browsing import browser
+from tests.support.processes import until
 from tests.support.serving import new_settings, running
 from tests.support.shipped import TRUSTED
 from tuner.exchange import import_winners
@@ -119,6 +121,9 @@ def _job(page: Page, folder: Path, settings: Settings) -> None:
             expect(page.get_by_role("region", name="Convergence")).to_be_visible()
             _save(page.screenshot(clip=_clip(page, 860)), folder / "job.png")
             expect(page.locator("#state")).to_have_text("done", timeout=60_000)
+            with Store.open(settings.database) as store:  # running jobs would come first
+                busy = {JobState.WAITING, JobState.RUNNING}
+                until(lambda: not any(Queue(store).counts()[state] for state in busy), "idle", 120)
             page.goto("/ui")
             _save(page.screenshot(), folder / "overview.png")
             _parts(page, folder, {"suites": ("Time saved for the suites", "Workers")})
