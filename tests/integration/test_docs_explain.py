@@ -25,5 +25,6 @@ def test_every_command_prints_what_the_page_shows(tmp_path: Path) -> None:
     for step in commands:
         printed = session.run(step)
         for line in step.shown.splitlines():
-            if line.startswith(("tiles", "waves", "SMs busy", "moved at L2")):  # figures too, not only their form
+            # Figures too, not only their form.
+            if line.startswith(("tiles", "waves", "SMs busy", "moved at L2")):
                 assert " ".join(line.split()) in " ".join(printed.split()), (step.where, line)

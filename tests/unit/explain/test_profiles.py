@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.kernel import CutlassKernel
 from tests.support import played_ncu
+from tests.support.counted import check_counters
 from tests.support.shipped import SLUG, shipped_files
 from tuner.exchange import read_winners
 from tuner.explain import explain
-from tuner.explain.grid import of_candidate
-from tuner.explain.resources import REGISTERS, registers_fit, resources
 from tuner.explain.waits import WORDS, waits
 from tuner.profiling import ncu
 from tuner.profiling.files import read_profiles, shipped_folder
@@ -21,8 +20,6 @@ from tuner.profiling.records import ProblemProfile
 RECORDED = [
     profile for path in sorted(shipped_folder().glob("*")) for profile in read_profiles(path)
 ]
-PERSISTENT = (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE)
-RESERVED, MOST_TOO_MUCH = 1024, 384
 
 
 def of_cutlass() -> list[ProblemProfile]:
@@ -39,41 +36,8 @@ def named(profile: ProblemProfile) -> str:
 
 
 @pytest.mark.parametrize("profile", of_cutlass(), ids=named)
-def test_thread_blocks_and_waves_are_those_that_were_counted(profile: ProblemProfile) -> None:
-    candidate, main = profile.candidate.candidate, profile.candidate.main
-    assert candidate is not None
-    kernel = candidate.kernel
-    assert isinstance(kernel, CutlassKernel)
-    grid = of_candidate(candidate, profile.problem, profile.device)
-    assert grid is not None
-    blocks = grid.tiles * grid.splits
-    at_once = grid.resident * grid.blocks_per_sm
-    if kernel.mainloop in PERSISTENT and kernel.scheduler is not TileScheduler.GRID:
-        blocks = min(blocks, at_once)
-    assert main.blocks == blocks
-    sms = profile.device.sm_count
-    fitting = resources(kernel)
-    assert fitting is not None
-    per_sm = round(main.blocks / (main.waves or 0) / sms)  # by ncu's occupancy
-    assert main.waves == pytest.approx(blocks / (sms * per_sm), abs=0.006)
-    assert per_sm <= fitting.blocks_per_sm  # its registers may allow fewer
-    if blocks > at_once:
-        assert main.waves == pytest.approx(grid.waves, rel=0.1)
-
-
-@pytest.mark.parametrize("profile", of_cutlass(), ids=named)
-def test_a_block_takes_what_was_counted(profile: ProblemProfile) -> None:
-    candidate, main = profile.candidate.candidate, profile.candidate.main
-    assert candidate is not None
-    ours = resources(candidate.kernel)
-    assert ours is not None
-    assert main.shared_bytes is not None
-    assert main.registers is not None
-    assert 0 <= ours.shared_bytes + RESERVED - main.shared_bytes <= MOST_TOO_MUCH
-    assert ours.threads == main.threads
-    fits = min(ours.blocks_per_sm, registers_fit(main.registers, main.threads))
-    assert fits == round(main.blocks / (main.waves or 0) / profile.device.sm_count)
-    assert main.registers * main.threads <= REGISTERS
+def test_waves_and_resources_are_those_that_were_counted(profile: ProblemProfile) -> None:
+    check_counters(profile)
 
 
 def test_a_profile_is_part_of_the_explanation() -> None:
