@@ -64,7 +64,9 @@ def test_a_profile_is_part_of_the_explanation() -> None:
 def test_stalls_are_named_in_words() -> None:
     [ours] = ncu.per_launch(ncu.read(played_ncu.table("winner")), 3)
     [theirs] = ncu.per_launch(ncu.read(played_ncu.table("default")), 3)
-    slower = replace(theirs, tensor=0.5, stalls={"barrier": 9.0, "never_heard_of": 1.0})
+    slower = replace(
+        theirs, tensor=0.5, stalls={"selected": 10.0, "barrier": 9.0, "other_one": 1.0}
+    )
     recorded = RECORDED[0]
     profile = replace(
         recorded,
@@ -76,7 +78,7 @@ def test_stalls_are_named_in_words() -> None:
         "time with the candidate, 50% with the default; DRAM reaches 10% of its peak with the "
         "candidate, 12% with the default. A warp of the candidate spends its time waiting: 50% for "
         "the tensor cores, 25% for data from L1, L2 or memory. A warp of the default spends its "
-        "time waiting: 90% for other warps, at a barrier, 10% for never heard of."
+        "time waiting: 45% for other warps, at a barrier, 5% for other one."
     )
     assert "was not counted" in waits(recorded_without_stalls(profile), None)
 
