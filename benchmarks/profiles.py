@@ -1,5 +1,6 @@
 """The recorded profiles of configs/profiles: made on a GPU, or added from files.
 
+    python -m benchmarks.profiles build                       # their kernels, without a GPU
     python -m benchmarks.profiles record -o profiles.jsonl    # ten shipped problems, on a GPU
     python -m benchmarks.profiles add profiles.jsonl          # into configs/profiles
     python -m benchmarks.profiles add DATE-GPU-ncu-MxNxK-DTYPE.csv --winners winners.jsonl
@@ -12,12 +13,12 @@ winner in the file, whose kernel must be the table's.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 from benchmarks.peers.winners import add_packs, find_packs, find_winners
@@ -64,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     winners = options.winners or sorted((ROOT / "configs" / "winners").glob("*.jsonl"))
     if options.command == "add":
         return _add(options.files, winners, options.output)
+    if options.command == "build":
+        return _build(options, winners)
     return _record(options, winners)
 
 
@@ -122,17 +125,32 @@ def _unknown() -> Environment:
     return Environment(**dict.fromkeys(names, ""))
 
 
+def _build(options: argparse.Namespace, files: Sequence[Path]) -> int:
+    """Compile the kernels of the problems' winners on all device models."""
+    problems = {*_problems(options)}
+    known = (winner for file in files for winner in read_winners(file))
+    chosen = [w.candidate.kernel for w in known if w.problem in problems and w.candidate]
+    kernels = {kernel.name: kernel for kernel in chosen}
+    packs, reasons = find_packs(list(kernels.values()), options.packs, inf)
+    for name, kernel in kernels.items():
+        print(f"{name}: {packs.get(kernel.name) or reasons[name]}")
+    return 0 if len(packs) == len(kernels) else 1
+
+
+def _problems(options: argparse.Namespace) -> list[Problem]:
+    return options.problem or [Problem.parse(text) for text in PROBLEMS]
+
+
 def _record(options: argparse.Namespace, files: Sequence[Path]) -> int:
     """Profile one problem after the other; each is written before the next begins."""
     deadline = time.monotonic() + options.time_limit
-    problems: list[Problem] = options.problem or [Problem.parse(text) for text in PROBLEMS]
     model = local_gpu()
     with_ncu = Ncu.here() if model else None
     if model is None or with_ncu is None:
         missing = "ncu is not on the path" if model else "no CUDA GPU on this machine"
         print(f"{missing}: nothing profiled")
         return 2
-    winners = find_winners(files, options.database or None, model)
+    winners = find_winners(files, None, model)
 
     def contestant(problem: Problem) -> tuple[Candidate, Path]:
         winner = winners.get(problem)
@@ -147,7 +165,7 @@ def _record(options: argparse.Namespace, files: Sequence[Path]) -> int:
         return winner.candidate, packs[kernel.name]
 
     left, longest_s = 0, 0.0
-    for problem in problems:
+    for problem in _problems(options):
         began = time.monotonic()
         try:
             candidate, pack = contestant(problem)
@@ -177,15 +195,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record", help="profile winners on this machine's GPU")
-    recording.add_argument("--problem", type=_problem, action="append", help="default: ten kinds")
+    building = commands.add_parser("build", help="compile the kernels for `record`")
+    for command in (recording, building):
+        command.add_argument("--problem", type=_problem, action="append", help="default: ten kinds")
+        add_packs(command)
     recording.add_argument("--time-limit", type=float, default=240.0, help="seconds")
-    recording.add_argument("--database", default=os.environ.get("GEMMSMITH_DATABASE"))
     recording.add_argument("-o", "--output", type=Path, required=True, help="file of profiles")
-    add_packs(recording)
     adding = commands.add_parser("add", help="put profiles into configs/profiles")
     adding.add_argument("files", type=Path, nargs="+", help="files of profiles, or tables of ncu")
     adding.add_argument("-o", "--output", type=Path, default=shipped_folder(), help="folder")
-    for command in (recording, adding):
+    for command in (recording, building, adding):
         command.add_argument("--winners", type=Path, action="append", help="winners files")
     return parser.parse_args(arguments)
 

@@ -14,6 +14,8 @@ from tuner.profiling.records import Counters, ProblemProfile
 _NAMES, _VALUES = 190, 90
 """Room at the left for the names, and then for the shares, which narrow screens show too."""
 _ROW = 26
+_NARROWEST = 0.01
+"""Share at the end of the axis, at least."""
 
 _UNITS: dict[str, Callable[[Counters], float | None]] = {
     "tensor pipe active": lambda kernel: kernel.tensor,
@@ -54,8 +56,10 @@ def _pairs(rows: Sequence[_Row], label: str, axis: str) -> Markup:
     if not rows:
         return Markup("")
     bottom = draw.TOP + _ROW * len(rows)
-    most = 100 * max(share for _, *shares in rows for share in shares if share is not None)
-    x = draw.Scale(0, min(100, 1.05 * most), _NAMES + _VALUES, draw.WIDTH - draw.RIGHT)
+    most = max(share for _, *shares in rows for share in shares if share is not None)
+    x = draw.Scale(
+        0, min(100, 105 * max(most, _NARROWEST)), _NAMES + _VALUES, draw.WIDTH - draw.RIGHT
+    )
     parts = [draw.horizontal_axis(x, draw.Scale(0, 1, draw.TOP, bottom), axis)]
     parts += [_pair(row, x, draw.TOP + _ROW * (i + 0.5)) for i, row in enumerate(rows)]
     return draw.svg(bottom + draw.BOTTOM, label, *parts)

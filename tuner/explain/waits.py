@@ -14,6 +14,7 @@ from tuner.profiling.records import Counters, ProblemProfile
 NAMED = 2
 """Reasons that the sentence names; the table has more."""
 
+ISSUING = "selected"
 WORDS = {
     "barrier": "other warps, at a barrier",
     "branch_resolving": "a branch's target",
@@ -28,7 +29,7 @@ WORDS = {
     "mio_throttle": "the queue of shared memory",
     "no_instruction": "instructions",
     "not_selected": "its turn to issue",
-    "selected": "nothing: it issues",
+    ISSUING: "nothing: it issues",
     "short_scoreboard": "data from shared memory",
     "sleeping": "the end of a sleep",
     "tex_throttle": "the queue of textures",
@@ -80,7 +81,6 @@ def _stalls(ours: Counters, theirs: Counters) -> Iterator[str]:
         yield "What the warps wait for was not counted."
         return
     for kernel, subject in ((ours, "the candidate"), (theirs, "the default")):
-        largest = [
-            f"{share:.0%} for {words(reason)}" for reason, share in [*kernel.waits.items()][:NAMED]
-        ]
-        yield f"A warp of {subject} spends its time waiting: {', '.join(largest)}."
+        largest = [reason for reason in kernel.waits if reason != ISSUING][:NAMED]
+        shares = [f"{kernel.waits[reason]:.0%} for {words(reason)}" for reason in largest]
+        yield f"A warp of {subject} spends its time waiting: {', '.join(shares)}."

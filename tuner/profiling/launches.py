@@ -140,9 +140,4 @@ def traced(path: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    # os._exit: tearing a CUDA context down in order can hang when a kernel misbehaved. Nsight
-    # Compute has its counters by then.
-    status = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    sys.exit(main(sys.argv[1:]))

@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks import profiles
 from gemmsmith.core.device import DeviceModel
+from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import InvalidProblem
 from tests.support import played_ncu
-from tests.support.serving import H200
 from tests.support.shipped import SLUG, shipped_files
 from tuner.exchange import read_winners
 from tuner.profiling import ncu
@@ -81,15 +81,29 @@ def test_without_a_gpu_nothing_is_recorded(
     assert "no CUDA GPU on this machine" in capsys.readouterr().out
 
 
+def test_the_kernels_of_all_device_models_are_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built: list[str] = []
+
+    def find_packs(kernels: list[AnyKernel], *_: object) -> tuple[dict[str, Path], dict[str, str]]:
+        built.extend(kernel.name for kernel in kernels)
+        return {name: Path("pack.so") for name in built[1:]}, {built[0]: "does not compile"}
+
+    monkeypatch.setattr(profiles, "find_packs", find_packs)
+    assert profiles.main(["build"]) == 1
+    assert len(set(built)) == len(built) > 10
+    said = capsys.readouterr().out
+    assert f"{built[0]}: does not compile" in said
+    assert said.count(": pack.so") == len(built) - 1
+
+
 def test_each_problem_is_written_before_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = shipped_folder() / f"{SLUG}.jsonl"
-    [candidate, *_] = [p.candidate.candidate for p in read_profiles(old)]
-    assert candidate is not None
     played_ncu.install(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(profiles, "local_gpu", lambda: device())
+    monkeypatch.setattr(profiles, "local_gpu", device)
     pack = tmp_path / "pack.so"
     monkeypatch.setattr(
         profiles, "find_packs", lambda kernels, *_: ({k.name: pack for k in kernels}, {})
@@ -97,18 +111,17 @@ def test_each_problem_is_written_before_the_next(
     output = tmp_path / "profiles.jsonl"
     problems = ("4096x6144x1024", "8x8x8", "16x4096x14336")
     words = [word for problem in problems for word in ("--problem", problem)]
-    assert profiles.main(["record", *words, "-o", str(output), "--database", ""]) == 1
+    assert profiles.main(["record", *words, "-o", str(output)]) == 1
     said = capsys.readouterr().out
     assert "bf16 tn: 10.91 against 9.22 µs; 202 registers, not known by the pack" in said
     assert "8×8×8 bf16 tn: no winner on NVIDIA H200: tune it first" in said
     assert [p.problem.m for p in read_profiles(output)] == [16, 4096]
-    late = ["record", *words, "-o", str(output), "--database", "", "--time-limit", "0"]
+    late = ["record", *words, "-o", str(output), "--time-limit", "0"]
     assert profiles.main(late) == 1
     assert capsys.readouterr().out.count("no time left") == 3
 
 
 def device() -> DeviceModel:
-    assert H200.slug
     return read_profiles(shipped_folder() / f"{SLUG}.jsonl")[0].device
 
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.kernel import CutlassKernel
 from tests.support import played_ncu
+from tests.support.counted import check_counters
 from tests.support.shipped import SLUG, shipped_files
 from tuner.exchange import read_winners
 from tuner.explain import explain
-from tuner.explain.grid import of_candidate
-from tuner.explain.resources import REGISTERS, registers_fit, resources
 from tuner.explain.waits import WORDS, waits
 from tuner.profiling import ncu
 from tuner.profiling.files import read_profiles, shipped_folder
@@ -21,8 +20,6 @@ from tuner.profiling.records import ProblemProfile
 RECORDED = [
     profile for path in sorted(shipped_folder().glob("*")) for profile in read_profiles(path)
 ]
-PERSISTENT = (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE)
-RESERVED, MOST_TOO_MUCH = 1024, 384
 
 
 def of_cutlass() -> list[ProblemProfile]:
@@ -39,41 +36,8 @@ def named(profile: ProblemProfile) -> str:
 
 
 @pytest.mark.parametrize("profile", of_cutlass(), ids=named)
-def test_thread_blocks_and_waves_are_those_that_were_counted(profile: ProblemProfile) -> None:
-    candidate, main = profile.candidate.candidate, profile.candidate.main
-    assert candidate is not None
-    kernel = candidate.kernel
-    assert isinstance(kernel, CutlassKernel)
-    grid = of_candidate(candidate, profile.problem, profile.device)
-    assert grid is not None
-    blocks = grid.tiles * grid.splits
-    at_once = grid.resident * grid.blocks_per_sm
-    if kernel.mainloop in PERSISTENT and kernel.scheduler is not TileScheduler.GRID:
-        blocks = min(blocks, at_once)
-    assert main.blocks == blocks
-    sms = profile.device.sm_count
-    fitting = resources(kernel)
-    assert fitting is not None
-    per_sm = round(main.blocks / (main.waves or 0) / sms)  # by ncu's occupancy
-    assert main.waves == pytest.approx(blocks / (sms * per_sm), abs=0.006)
-    assert per_sm <= fitting.blocks_per_sm  # its registers may allow fewer
-    if blocks > at_once:
-        assert main.waves == pytest.approx(grid.waves, rel=0.1)
-
-
-@pytest.mark.parametrize("profile", of_cutlass(), ids=named)
-def test_a_block_takes_what_was_counted(profile: ProblemProfile) -> None:
-    candidate, main = profile.candidate.candidate, profile.candidate.main
-    assert candidate is not None
-    ours = resources(candidate.kernel)
-    assert ours is not None
-    assert main.shared_bytes is not None
-    assert main.registers is not None
-    assert 0 <= ours.shared_bytes + RESERVED - main.shared_bytes <= MOST_TOO_MUCH
-    assert ours.threads == main.threads
-    fits = min(ours.blocks_per_sm, registers_fit(main.registers, main.threads))
-    assert fits == round(main.blocks / (main.waves or 0) / profile.device.sm_count)
-    assert main.registers * main.threads <= REGISTERS
+def test_waves_and_resources_are_those_that_were_counted(profile: ProblemProfile) -> None:
+    check_counters(profile)
 
 
 def test_a_profile_is_part_of_the_explanation() -> None:
@@ -100,7 +64,9 @@ def test_a_profile_is_part_of_the_explanation() -> None:
 def test_stalls_are_named_in_words() -> None:
     [ours] = ncu.per_launch(ncu.read(played_ncu.table("winner")), 3)
     [theirs] = ncu.per_launch(ncu.read(played_ncu.table("default")), 3)
-    slower = replace(theirs, tensor=0.5, stalls={"barrier": 9.0, "never_heard_of": 1.0})
+    slower = replace(
+        theirs, tensor=0.5, stalls={"selected": 10.0, "barrier": 9.0, "other_one": 1.0}
+    )
     recorded = RECORDED[0]
     profile = replace(
         recorded,
@@ -112,7 +78,7 @@ def test_stalls_are_named_in_words() -> None:
         "time with the candidate, 50% with the default; DRAM reaches 10% of its peak with the "
         "candidate, 12% with the default. A warp of the candidate spends its time waiting: 50% for "
         "the tensor cores, 25% for data from L1, L2 or memory. A warp of the default spends its "
-        "time waiting: 90% for other warps, at a barrier, 10% for never heard of."
+        "time waiting: 45% for other warps, at a barrier, 5% for other one."
     )
     assert "was not counted" in waits(recorded_without_stalls(profile), None)
 
