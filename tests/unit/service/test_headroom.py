@@ -31,7 +31,7 @@ FAMILIES = {
     "bf16.then_dsilu_gate_act": "gated layers, backward, bf16 and fp16",
     "fp8_e4m3.out_e4m3.then_silu_gate": "gated layers, FP8",
     "bf16.group_rows": "experts, bf16 and fp16",
-    "bf16.group_rows.sum_sequential": "experts, bf16 and fp16",
+    "bf16.group_rows.sum_sequential": "one order of sums, bf16 and fp16",
     "fp8_e4m3.scale_row.group_rows": "experts, FP8 scaled by rows",
     "bf16.group_rows.then_silu_gate": "gated experts, bf16 and fp16",
     "bf16.group_rows.then_dsilu_gate_act": "gated experts, backward, bf16 and fp16",
