@@ -23,6 +23,8 @@ from gemmsmith.signing import Purpose
 from service import identity
 from service.settings import Settings, SettingsError
 from service.worker.builder import open_artifacts, record
+from tuner.backends import compiles
+from tuner.backends.unit import kernel_digest
 from tuner.compile import kernels_file
 from tuner.compile.install import PackKeys, lacking
 from tuner.compile.install import install as take
@@ -83,6 +85,18 @@ def install(
             if (pack := artifacts.get(pack_hash)) is not None:
                 record(records, pack, {})
     return Installed(contents=contents, added=added)
+
+
+def of_winners(records: Store, contents: Contents) -> tuple[int, int]:
+    """How many of the kernels that winners run on the file's architecture are in it, of how many.
+
+    Kernels are compared by their source text: those of another release do not count.
+    """
+    digests = {digest for manifest in contents.packs.values() for digest in manifest.used_for}
+    run = [winner.runs.kernel for winner in records.winners() if winner.runs is not None]
+    kernels = {kernel.name: kernel for kernel in run if kernel.arch == contents.arch}
+    ready = sum(kernel_digest(k) in digests for k in kernels.values() if compiles(k))
+    return ready, len(kernels)
 
 
 def install_named(settings: Settings) -> None:

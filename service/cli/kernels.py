@@ -119,14 +119,23 @@ def install(source: Source, data: DataOptions) -> Result:
     stay. After a kill the same command goes on. Running services and workers use the new packs.
     """
     from service.kernels import install as take
+    from service.kernels import of_winners
 
     settings = data.settings()
     settings.create_folders()
     with made_store(settings) as store, reporter() as says:
         installed = take(settings, store, source, says.update)
+        ready, of = of_winners(store, installed.contents)
     contents = installed.contents
     line = f"{settings.packs}: {described(contents)}, {installed.added} of them new"
-    return Result({"added": installed.added, **summary(contents)}, line)
+    notes = [f"it has {ready} of the {of} kernels that winners run here"]
+    if ready < of:
+        notes.append(
+            f"the others are compiled when they are needed: the file was built by gemmsmith "
+            f"{contents.gemmsmith}, perhaps with other winners or sources"
+        )
+    document = {"added": installed.added, "winners": {"ready": ready, "of": of}}
+    return Result({**document, **summary(contents)}, line, notes)
 
 
 def list_(source: Source) -> Result:
@@ -144,9 +153,9 @@ def list_(source: Source) -> Result:
     names = sorted({name for held in contents.packs.values() for name in held.held if name})
     key = contents.signature.key if contents.signature else None
     notes = [
-        f"{described(contents)}, of gemmsmith {contents.gemmsmith} for {contents.arch} and "
-        f"{contents.machine}, signed with the key {key}, which is "
-        f"{'trusted' if trusted else 'not trusted'} here"
+        f"{described(contents)}, for {contents.arch} and {contents.machine}, built by gemmsmith "
+        f"{contents.gemmsmith}, {', '.join(_compilers(contents))}",
+        f"signed with the key {key}, which is {'trusted' if trusted else 'not trusted'} here",
     ]
 
     def show() -> None:
@@ -156,6 +165,11 @@ def list_(source: Source) -> Result:
     return Result(
         {**summary(contents), "key": key, "trusted": trusted, "names": names}, show, notes
     )
+
+
+def _compilers(contents: Contents) -> list[str]:
+    held = contents.packs.values()
+    return sorted({f"nvcc {pack.nvcc} and CUTLASS {pack.cutlass}" for pack in held})
 
 
 def described(contents: Contents) -> str:

@@ -17,6 +17,7 @@ from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.errors import GemmsmithError, PackCorrupt, Untrusted
 from gemmsmith.signing import Purpose, Trusted
+from gemmsmith.version import VERSION
 from service import identity
 from service import kernels as service_kernels
 from service.cli import kernels as command
@@ -45,6 +46,7 @@ def doubt(here: Machine) -> None:
 def test_installed_kernels_wait_for_no_compiler(here: Machine, there: Machine, file: Path) -> None:
     said = run("kernels", "install", file)
     assert "4 kernels in 2 packs of 0.0 MB, 2 of them new" in said.stdout
+    assert "it has 4 of the 4 kernels that winners run here" in said.stderr
     assert "0 of them new" in run("kernels", "install", file).stdout
     counts = document(compile_("--json"))["counts"]
     assert (counts["compiled"], counts["cached"]) == (0, 4)
@@ -76,6 +78,23 @@ def test_a_pack_is_taken_only_for_what_it_was_taken_for_before(
     assert here.packs.find(MEMBERS[1]) is None
     assert install(here, build(there, pack)).added == 1  # now for both
     assert here.packs.find(MEMBERS[1]) is not None
+
+
+def test_a_file_of_other_sources_says_so(here: Machine, file: Path) -> None:
+    """As that of another release: its packs are there, and no problem asks for them."""
+
+    def change(contents: kernels_file.Contents) -> kernels_file.Contents:
+        packs = {
+            pack_hash: msgspec.structs.replace(held, digests=[d[::-1] for d in held.digests])
+            for pack_hash, held in contents.packs.items()
+        }
+        return msgspec.structs.replace(contents, packs=packs)
+
+    here.settings = here.settings.model_copy(update={"unsigned": True})
+    _relist(file, change)
+    installed = install(here, file)
+    with Store.open(here.settings.database) as store:
+        assert service_kernels.of_winners(store, installed.contents) == (0, 4)
 
 
 def test_kernels_that_nothing_here_describes_are_installed(here: Machine, there: Machine) -> None:
@@ -337,9 +356,8 @@ def test_a_file_says_what_is_in_it(here: Machine, there: Machine, file: Path) ->
     said = run("kernels", "list", file)
     assert said.stdout.split() == sorted(kernel.name for kernel in MEMBERS[:4])
     key = identity.signer(there.settings).public.id
-    assert f"for sm90 and {os.uname().machine}, signed with the key {key}, which is trusted" in (
-        said.stderr
-    )
+    assert f"for sm90 and {os.uname().machine}, built by gemmsmith {VERSION}, nvcc" in said.stderr
+    assert f"signed with the key {key}, which is trusted here" in said.stderr
     listed = json.loads(run("kernels", "list", file, "--json").stdout)
     assert (listed["kernels"], listed["packs"], listed["trusted"]) == (4, 2, True)
 
