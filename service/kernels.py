@@ -70,7 +70,12 @@ def install(
     name = address(source)
     with opened(source) as (file, contents):
         _check_fits(contents, name)
-        manifests = keys(settings).believed(contents, name)
+        keys = PackKeys(
+            trusted=identity.trusted_packs(settings),
+            shipped=identity.shipped(settings, Purpose.PACK),
+            signer=identity.signer(settings),
+        )
+        manifests = keys.believed(contents, name)
         artifacts = open_artifacts(settings, records)
         total, added = len(contents.packs), 0
         if lacking(contents, artifacts):
@@ -115,19 +120,6 @@ def install_named(settings: Settings) -> None:
         "kernels", source=source, kernels=contents.kernels, packs=len(contents.packs),
         added=installed.added,
     )  # fmt: skip
-
-
-def keys(settings: Settings) -> PackKeys:
-    """Whose packs are taken here.
-
-    Raises:
-        SettingsError: the keys cannot be used.
-    """
-    return PackKeys(
-        trusted=identity.trusted_packs(settings),
-        shipped=identity.shipped(settings, Purpose.PACK),
-        signer=identity.signer(settings),
-    )
 
 
 @contextmanager

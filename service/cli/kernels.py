@@ -141,12 +141,15 @@ def install(source: Source, data: DataOptions) -> Result:
 def list_(source: Source) -> Result:
     """List the kernels in a file, what they are built for, and who signed them."""
     from gemmsmith.errors import Untrusted
-    from service import kernels
+    from gemmsmith.signing import Purpose
+    from service import identity, kernels
 
     with kernels.opened(source) as (_, contents):
         pass
+    settings = load_settings()
+    keys = identity.trusted(settings) | identity.shipped(settings, Purpose.PACK)
     try:
-        kernels.keys(load_settings()).believed(contents, source)
+        contents.check(keys)
         trusted = True
     except Untrusted:
         trusted = False

@@ -355,6 +355,7 @@ def test_a_service_starts_without_them(
 def test_a_file_says_what_is_in_it(here: Machine, there: Machine, file: Path) -> None:
     said = run("kernels", "list", file)
     assert said.stdout.split() == sorted(kernel.name for kernel in MEMBERS[:4])
+    assert not here.settings.signing_key.exists()  # to look changes nothing
     key = identity.signer(there.settings).public.id
     assert f"for sm90 and {os.uname().machine}, built by gemmsmith {VERSION}, nvcc" in said.stderr
     assert f"signed with the key {key}, which is trusted here" in said.stderr
