@@ -30,7 +30,6 @@ from gemmsmith.version import VERSION
 from tuner.arch import ARCHITECTURES
 from tuner.compile.manifest import Manifest, Sha256, check_names
 
-SUFFIX = ".gskernels"
 MAGIC = b"gskernels 1\n"
 
 WINDOW_LOG = 27
@@ -168,7 +167,7 @@ def read(file: BinaryIO, name: str) -> Contents:
     """
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
-        if magic.startswith(MAGIC[:-2]):
+        if len(magic) == len(MAGIC) and magic.startswith(MAGIC[:-2]):
             raise PackCorrupt(f"{name} was written by a newer gemmsmith: upgrade to read it")
         raise PackCorrupt(f"{name} is not a file of kernels, such as `make kernels` builds")
     with _explaining(name):

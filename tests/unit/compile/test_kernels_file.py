@@ -163,6 +163,7 @@ def windowed(log: int) -> bytes:
     ("change", "message"),
     [
         (lambda whole: b"", "not a file of kernels"),
+        (lambda whole: whole[: len(MAGIC) - 1], "not a file of kernels"),
         (lambda whole: b"PK\x03\x04" + whole, "not a file of kernels"),
         (lambda whole: MAGIC.replace(b"1", b"2") + whole, "newer gemmsmith: upgrade"),
         (lambda whole: whole + b"\0", "damaged"),
