@@ -7,8 +7,11 @@ import multiprocessing
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
+from multiprocessing.synchronize import Event
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -289,7 +292,9 @@ def _killed(settings: Settings, file: Path) -> None:
         service_kernels.install(settings, store, str(file))
 
 
-def _installed(settings: Settings, file: Path) -> None:
+def _installed(settings: Settings, file: Path, ready: Event | None = None) -> None:
+    if ready is not None:
+        ready.set()
     with Store.open(settings.database) as store:
         service_kernels.install(settings, store, str(file))
 
@@ -311,6 +316,29 @@ def test_after_a_kill_the_same_command_goes_on(here: Machine, file: Path) -> Non
     assert install(here, file).added == 1
     assert names(here) == {kernel.name for kernel in MEMBERS[:4]}
     assert not [name for name in here.files() if name.startswith(".")]
+
+
+def test_killed_at_any_moment_all_packs_are_whole(here: Machine, there: Machine) -> None:
+    file = build(there, *(there.publish(number % 8) for number in range(120)))
+    wanted, random = {pack.hash for pack in there.packs.packs()}, Random(43)
+    context = multiprocessing.get_context("spawn")
+    before = -1
+    for _ in range(5):
+        ready = context.Event()
+        process = context.Process(target=_installed, args=(here.settings, file, ready))
+        process.start()
+        assert ready.wait(60)
+        time.sleep(random.uniform(0.02, 0.5))
+        process.kill()
+        process.join()
+        here_now = {pack.hash for pack in here.packs.packs()}  # hashes all that are listed
+        assert here_now == {pack_hash for pack_hash, _ in here.packs.manifests()}
+        assert here_now <= wanted
+        assert len(here_now) >= before
+        before = len(here_now)
+    install(here, file)
+    assert {pack.hash for pack in here.packs.packs()} == wanted
+    assert names(here) == {kernel.name for kernel in MEMBERS[:4]}
 
 
 def test_installs_at_once_do_not_disturb_each_other(here: Machine, file: Path) -> None:
