@@ -12,8 +12,9 @@
 #   make figures    the tables and pictures of README and docs, from the files of results
 #   make wheels     download the wheels that a GPU host without internet needs into .wheels/
 #                   (EXTRA="ray psycopg": more; benchmarks/site.py makes one small archive of them)
-#   make kernels    the wheel gemmsmith-kernels-sm90, into configs/kernels/dist: what the shipped winners
-#                   and new problems need, compiled and signed (minutes of 16 cores, hours of 2)
+#   make kernels    the file configs/kernels/gemmsmith-sm90.gskernels: what the shipped winners and new
+#                   problems need, compiled and signed (minutes of 32 cores, hours of 2; it may be
+#                   stopped, and goes on), and the key that who installs it must trust
 #   make gpu-test   tests/gpu on the local GPU;  make gpu-bench: tune the suite on it
 #                   (with wheels in .wheels/ they need no internet; without, they use .venv)
 #   make lock       write requirements/*.lock anew after pyproject.toml; UPGRADE=--upgrade: newest versions
@@ -91,8 +92,10 @@ GPU_PYTHON ?= 3.12
 wheels: .venv/bin/python
 	benchmarks/wheels.sh $(GPU_PYTHON) .wheels $(EXTRA)
 
+KERNELS = configs/kernels/gemmsmith-sm90
 kernels: .venv/.test
-	.venv/bin/python -m configs.kernels.build $(if $(LIMIT),--limit $(LIMIT),)
+	.venv/bin/gemmsmith kernels build $(if $(LIMIT),--limit $(LIMIT),) -o $(KERNELS).gskernels
+	.venv/bin/gemmsmith signing show > $(KERNELS).pub
 
 # With wheels in .wheels/ the host's own Python (which must have torch) runs; else .venv does.
 GPU_RUN = $(if $(wildcard .wheels/*.whl),$(PYTHON),.venv/bin/python)
@@ -107,5 +110,5 @@ gpu-bench: $(GPU_SETUP)
 # The key of what was in .state is trusted no longer: links to it lead nowhere.
 TRUSTED = $${GEMMSMITH_TRUSTED:-$${XDG_CONFIG_HOME:-$$HOME/.config}/gemmsmith/trusted}
 clean:
-	rm -rf build client/build configs/kernels/dist .venv .venv-torch .wheels .packs .kernels .state .gpu-out .gpu-site
+	rm -rf build client/build configs/kernels .venv .venv-torch .wheels .packs .state .gpu-out .gpu-site
 	-[ ! -d "$(TRUSTED)" ] || find -L "$(TRUSTED)" -maxdepth 1 -name "gemmsmith-$$(hostname)-*.pub" -type l -delete

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gemmsmith.signing import Signer
-from gemmsmith.winners import installed
 from service import identity
 from service.settings import Settings
 from tuner import store as stores
@@ -21,8 +20,7 @@ from tuner.store import Store
 def prepare(settings: Settings) -> list[tuple[Path, Imported]]:
     """Create the database or upgrade its schema, and load the shipped winners.
 
-    Also takes in kernel packs that were installed with pip. Safe to repeat: what the database has
-    already is kept.
+    Safe to repeat: what the database has already is kept.
 
     Returns:
         Each file of shipped winners, with the result of its import.
@@ -35,15 +33,10 @@ def prepare(settings: Settings) -> list[tuple[Path, Imported]]:
     stores.upgrade(settings.database)
     with Store.open(settings.database) as store:
         trusted = identity.trusted(settings)
-        loaded = [
+        return [
             (path, import_winners(store, path, trusted, unsigned=settings.unsigned))
             for path in sorted(settings.winners.glob("*.json*"))
         ]
-        if installed.folders():
-            from service.worker.builder import open_artifacts
-
-            open_artifacts(settings, store)  # takes in the installed packs
-        return loaded
 
 
 def open_store(

@@ -34,6 +34,8 @@ class Settings(BaseModel):
         packs: folder of the compiled kernel packs.
         packs_limit_gb: size limit of that folder, in units of 10⁹ bytes. Above it, the packs that
             were not used for longest are removed, but never those of winners.
+        kernels: a file of kernels, as a path or an http URL, which services and workers install at
+            their start (`gemmsmith kernels install`).
         signing_key: file of the private key that this installation signs with; created on first
             use.
         trusted: folder of the trusted public keys, besides those of `shipped_keys`.
@@ -74,6 +76,7 @@ class Settings(BaseModel):
     database: str = Field(default_factory=lambda: f"sqlite:///{places.state()}/gemmsmith.db")
     packs: Path = Field(default_factory=lambda: places.state() / "packs")
     packs_limit_gb: float = Field(default=4.0, gt=0, allow_inf_nan=False)
+    kernels: str = ""
     signing_key: Path = Field(default_factory=lambda: places.state() / "signing.key")
     trusted: Path = Field(default_factory=trusted_folder)
     shipped_keys: Path = Field(default_factory=lambda: places.shipped("configs/trusted"))

@@ -20,7 +20,7 @@ _ROOMS = {
     "http": ("jobs", "progress", "trusting"),
     "program": ("built", "calls", "captured", "variables"),
     "startup": ("autocapture", "hook"),
-    "winners": ("installed", "packs"),
+    "winners": ("packs",),
 }
 _MOVED = {
     f"gemmsmith.{name}": f"gemmsmith.{room}.{name}"

@@ -101,7 +101,7 @@ def compile_(problems: CompileTaskOptions, options: KernelOptions, data: DataOpt
             client = stack.enter_context(connect(options.source, cache_dir=None))
         store = stack.enter_context(made_store(settings))
         kernels = _chosen(settings, store, problems, options)
-        outcome = _build(settings, store, kernels, options.workers, client)
+        outcome = build(settings, store, kernels, options.workers, client)
     return _result(outcome, len(kernels), time.monotonic() - began)
 
 
@@ -167,7 +167,7 @@ def _of_problems(
 
 
 @dataclass(kw_only=True, slots=True)
-class _Outcome:
+class Outcome:
     """What became of the kernels.
 
     Attributes:
@@ -182,16 +182,16 @@ class _Outcome:
     refused: list[str] = field(default_factory=list)
 
 
-def _build(
+def build(
     settings: Settings,
     store: Store,
     kernels: Sequence[AnyKernel],
     workers: int | None,
     client: Client | None,
-) -> _Outcome:
+) -> Outcome:
     """Fetch from the client's service what it has, and compile the rest."""
     # The builder records every pack, so that lookups can name it.
-    outcome = _Outcome(asked=client is not None)
+    outcome = Outcome(asked=client is not None)
     builder, toolchain = _open_builder(settings, store, workers, needed=client is None)
     try:
         with reporter() as says:
@@ -235,7 +235,7 @@ def _open_builder(
 
 
 def _fetch(
-    outcome: _Outcome,
+    outcome: Outcome,
     settings: Settings,
     client: Client,
     artifacts: ArtifactStore,
@@ -259,7 +259,7 @@ def _fetch(
     says.line(f"  {len(outcome.fetched)} kernels fetched from {client.url}")
 
 
-def _result(outcome: _Outcome, total: int, seconds: float) -> Result:
+def _result(outcome: Outcome, total: int, seconds: float) -> Result:
     built = outcome.built
     packs = {item.pack.hash: item.pack for item in built if item.pack is not None}
     size = _bytes(packs.values())

@@ -32,6 +32,7 @@ from service.cli import (
     explaining,
     installation,
     jobs,
+    kernels,
     keys,
     profiling,
     program,
@@ -252,6 +253,9 @@ _PANELS: Mapping[str, Mapping[str, tuple[Callable[..., Result | None], str]]] = 
     },
     "Prepare and compare": {
         "compile": (compiling.compile_, "--base"),
+        "kernels install": (kernels.install, "gemmsmith-sm90.gskernels"),
+        "kernels list": (kernels.list_, "gemmsmith-sm90.gskernels"),
+        "kernels build": (kernels.build, "-o gemmsmith-sm90.gskernels"),
         "record": (candidates.record, "512 512 8192 -o h200.jsonl.zst"),
         "report": (report.report, "--dtype bf16 -o report"),
         "ceilings": (report.ceilings, "--device cuda:0"),
@@ -271,6 +275,7 @@ _PANELS: Mapping[str, Mapping[str, tuple[Callable[..., Result | None], str]]] = 
 """Every command, with the words of an example, which works as it stands."""
 
 _GROUPS = {
+    "kernels": "Install the kernels of all shipped winners from one file; build that file.",
     "jobs": "Tuning jobs: list, watch, show, cancel and retry them.",
     "winners": "The winners of a problem: history, pin, unpin, rollback; sign files.",
     "keys": "Create, list and revoke API keys.",

@@ -24,7 +24,7 @@ import structlog
 import uvicorn
 
 from gemmsmith.core.problem import Problem
-from service import database, identity, logging
+from service import database, identity, kernels, logging
 from service.documents import best_url
 from service.http.app import create_app
 from service.http.connections import raise_file_limit
@@ -81,10 +81,14 @@ def serve(settings: Settings, *, worker: bool = False) -> int:
 
 
 def prepare(settings: Settings) -> None:
-    """Create the folders, bring the database to this version's schema, load shipped winners."""
+    """Create the folders, bring the database to this version's schema, load shipped winners.
+
+    Also installs the kernels that a setting names.
+    """
     settings.create_folders()
     loaded = database.prepare(settings)
     _check_keys(settings)
+    kernels.install_named(settings)
     _check_packs(settings)
     for path, imported in loaded:
         log.info("shipped winners", file=path.name, added=imported.added, kept=imported.kept)

@@ -6,16 +6,11 @@ from another service, `GET /best` names the pack.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
-
-import structlog
 
 from gemmsmith.core.kernel import AnyKernel
-from gemmsmith.signing import Purpose
-from gemmsmith.winners import installed
 from service import identity
 from service.settings import Settings
 from tuner.compile import (
@@ -27,13 +22,10 @@ from tuner.compile import (
     Toolchain,
     find_toolchain,
 )
-from tuner.compile.installed import TakenIn, take
 from tuner.errors import LeaseLost, StoreError
 from tuner.jobs import LeasedJob
 from tuner.store import Store
 from tuner.trial import Failure, FailureKind
-
-log = structlog.get_logger("gemmsmith.winners.packs")
 
 
 @dataclass(kw_only=True)
@@ -145,7 +137,7 @@ class WithoutCompiler:
 
 
 def open_artifacts(settings: Settings, records: Store) -> ArtifactStore:
-    """Open the packs folder, with its size limit, and take in packs that were installed with pip.
+    """Open the packs folder, with its size limit.
 
     Packs beyond the limit are removed from the folder and from the store, but never those of
     winners. New packs are signed with the installation's key. Packs that no trusted key has signed
@@ -161,36 +153,7 @@ def open_artifacts(settings: Settings, records: Store) -> ArtifactStore:
     )
     signer = identity.signer(settings)
     trusted = identity.trusted_packs(settings)
-    artifacts = ArtifactStore(settings.packs, limit=limit, signer=signer, trusted=trusted)
-    if folders := installed.folders():
-        taken = take(
-            artifacts,
-            folders,
-            trusted=trusted,
-            shipped=identity.shipped(settings, Purpose.PACK),
-            signer=signer,
-        )
-        _record_installed(artifacts, records, folders, taken)
-    return artifacts
-
-
-def _record_installed(
-    artifacts: ArtifactStore, records: Store, folders: Sequence[Path], taken: Iterable[TakenIn]
-) -> None:
-    """Record the packs that were installed with pip, and log those that are not used."""
-    refused = [item for item in taken if item.pack is None]
-    if refused:
-        log.warning(
-            "installed packs are not used",
-            packs=len(refused),
-            first=refused[0].path.name,
-            reason=refused[0].refusal,
-        )
-    recorded = {pack_hash for pack_hash, _ in records.changes.packed()}
-    for path in (manifest for folder in folders for manifest in folder.glob("*.json")):
-        pack = None if path.stem in recorded else artifacts.get(path.stem)
-        if pack is not None:
-            record(records, pack, {})
+    return ArtifactStore(settings.packs, limit=limit, signer=signer, trusted=trusted)
 
 
 def open_builder(

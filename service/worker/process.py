@@ -23,7 +23,7 @@ import structlog
 
 from gemmsmith.core.device import Environment
 from gemmsmith.core.tuning import Effort
-from service import identity, logging
+from service import identity, kernels, logging
 from service.settings import Settings, SettingsError
 from service.worker.builder import RecordingBuilder, open_builder
 from service.worker.gpu import usable_gpu
@@ -196,6 +196,7 @@ def run(settings: Settings, *, until_idle: bool = False) -> int:
         StoreError: the database cannot be used.
         SettingsError: the signing key cannot be used.
     """
+    kernels.install_named(settings)
     with Store.open(settings.database, signer=identity.signer(settings)) as store:
         device = open_worker_device(settings)
         with closing(Tuning(settings, store, device)) as tuning:

@@ -13,6 +13,7 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Problem
 from service import identity
 from tests.support import compiled
+from tests.support.kernels_files import build
 from tests.support.machines import MEMBERS, Machine, machine
 from tests.support.replacing import replace
 from tests.support.serving import promote, running, winner
@@ -64,3 +65,9 @@ def here(tmp_path: Path, there: Machine, monkeypatch: pytest.MonkeyPatch) -> Mac
 def url(there: Machine) -> Iterator[str]:
     with running(there.settings) as http:
         yield str(http.base_url)
+
+
+@pytest.fixture
+def file(there: Machine) -> Path:
+    """A file of two packs, with the kernels of all winners of `here`."""
+    return build(there, there.publish(0, 1), there.publish(2, 3))

@@ -191,7 +191,7 @@ def test_the_wheels_hold_what_is_needed_at_run_time(wheels: dict[str, Path]) -> 
         f"tuner/files/{name}"
         for name in listed
         if name.startswith(("configs/", "migrations/"))
-        if not name.startswith(("configs/deploy/", "configs/kernels/"))
+        if not name.startswith("configs/deploy/")
         if name not in ("configs/wheel.py", "migrations/script.py.mako")  # for developers
     }
     assert {name for name in service if name.startswith("tuner/files/")} == needed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,9 +20,7 @@ from gemmsmith.http.client import Client
 from gemmsmith.signing import UNSIGNED_VARIABLE, Trusted
 from tuner.backends.unit import kernel_digest
 from tuner.compile.artifacts import ArtifactStore
-from tuner.compile.manifest import Manifest, Pack, check_names
-
-_Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+from tuner.compile.manifest import Manifest, Pack, Sha256, check_names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +113,7 @@ def _offers(
 def _offer(row: dict[str, Any]) -> _Offer:
     try:
         manifest = msgspec.convert(row, Manifest)
-        return _Offer(msgspec.convert(row.get("hash"), _Sha256), manifest)
+        return _Offer(msgspec.convert(row.get("hash"), Sha256), manifest)
     except msgspec.ValidationError as error:
         raise ServiceFault(200, "Unreadable answer", f"an entry of GET /packs: {error}") from error
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from gemmsmith.errors import PackCorrupt
 from gemmsmith.signing import PublicKey, Purpose, Signature, Signer, Trusted
+
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+"""The hash of a pack."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,6 @@ from gemmsmith.answers.cache import PackCache, default_cache_dir
 from gemmsmith.errors import GemmsmithError, PackCorrupt, PackError, PackUntrusted, Untrusted
 from gemmsmith.files import private_folder, turn
 from gemmsmith.signing import UNSIGNED_VARIABLE, Trusted, trusted_folder, unsigned_allowed
-from gemmsmith.winners import installed
 
 if TYPE_CHECKING:
     from gemmsmith.answers.snapshot import Snapshot
@@ -70,7 +69,7 @@ class Packs:
         return cls(client.pack_bytes, folder=client.cache_folder, signed=signed, how=asking(client))
 
     def path(self, pack_hash: str) -> Path:
-        """The pack as a local file, fetched unless it is cached or installed with pip.
+        """The pack as a local file, fetched unless it is cached.
 
         Raises:
             PackCorrupt: the fetched or cached bytes have another SHA-256; they are deleted.
@@ -83,7 +82,7 @@ class Packs:
         if path is not None:
             return path
         self._check_signature(pack_hash)
-        path = self._cache.find(pack_hash) or installed.find(pack_hash) or self._fetch(pack_hash)
+        path = self._cache.find(pack_hash) or self._fetch(pack_hash)
         self._checked[pack_hash] = path
         return path
 
