@@ -16,6 +16,7 @@ from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.kernel import CublasLtKernel
 from gemmsmith.core.launch import Algorithm
 from gemmsmith.core.problem import Problem
+from gemmsmith.runtime.cublaslt import number
 from tuner.arch import architecture
 from tuner.backends import Level, candidates
 from tuner.backends.cublaslt.algorithms import kernel_for
@@ -59,6 +60,24 @@ def library_kernel(problem: Problem, device: Device) -> CublasLtKernel | None:
     if device.replayed or not device.needs_packs:
         return None
     return kernel_for(problem, device.model.arch)
+
+
+def renewed(
+    chosen: Sequence[Candidate], problem: Problem, device: Device, packs: RunPacks
+) -> list[Candidate]:
+    """The candidates, those of another cuBLASLt with the same settings in the device's version.
+
+    A candidate that this version does not take stays as it is, and fails when it runs.
+    """
+    present: list[Candidate] = []
+    for candidate in chosen:
+        algorithm = candidate.launch.algorithm
+        fresh: Sequence[Candidate] = ()
+        if algorithm is not UNSET and algorithm.library != number(device.environment.cublas):
+            library = packs.contender(Candidate(kernel=candidate.kernel))
+            fresh = device.proposals(problem, library, start=algorithm, most=1)
+        present += fresh or [candidate]
+    return list(dict.fromkeys(present))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
