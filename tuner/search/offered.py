@@ -26,7 +26,7 @@ from tuner.errors import NoLegalCandidate
 from tuner.search.budget import Budget
 from tuner.search.exploration import NOISE
 from tuner.search.packs import RunPacks
-from tuner.trial import Trial
+from tuner.trial import Trial, Winner
 
 Leaders = Callable[[], Sequence[Trial]]
 """The measured trials so far, fastest first."""
@@ -71,13 +71,20 @@ def renewed(
     """
     present: list[Candidate] = []
     for candidate in chosen:
-        algorithm = candidate.launch.algorithm
         fresh: Sequence[Candidate] = ()
-        if algorithm is not UNSET and algorithm.library != number(device.environment.cublas):
+        if (algorithm := foreign(candidate, device)) is not None:
             library = packs.contender(Candidate(kernel=candidate.kernel))
             fresh = device.proposals(problem, library, start=algorithm, most=1)
         present += fresh or [candidate]
     return list(dict.fromkeys(present))
+
+
+def foreign(candidate: Candidate, device: Device) -> Algorithm | None:
+    """The candidate's algorithm if it is of another cuBLASLt than the device's; else None."""
+    algorithm = candidate.launch.algorithm
+    if algorithm is UNSET or algorithm.library == number(device.environment.cublas):
+        return None
+    return algorithm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,9 +98,16 @@ class Library:
     budget: Budget
     tried: Container[str]
 
-    def batches(self, leaders: Leaders) -> Iterator[list[Contender]]:
-        """The next batch to measure, chosen after the times of the one before came in."""
+    def batches(self, leaders: Leaders, served: Winner | None) -> Iterator[list[Contender]]:
+        """The next batch to measure, chosen after the times of the one before came in.
+
+        The first is the algorithm of the winner that is `served`, if it has one.
+        """
         contender = self.packs.contender(Candidate(kernel=self.kernel))
+        if served is not None and served.candidate and served.candidate.kernel == self.kernel:
+            (known,) = renewed([served.candidate], self.problem, self.device, self.packs)
+            if foreign(known, self.device) is None and known.key not in self.tried:
+                yield [self.packs.as_built(known)]
         measured = 0
         for start, most in self._rounds(leaders):
             # Algorithms near one are near the next, too: ask for more than are measured.

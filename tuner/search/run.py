@@ -235,7 +235,8 @@ class TuningRun:
             budget=self.bounds,
             tried=self.trials,
         )
-        for contenders in library.batches(self._leaders):
+        served = self.store.winner(self.problem, self.device.model.slug)
+        for contenders in library.batches(self._leaders, served):
             self.planned += len(contenders)
             self._screen(contenders)
 
@@ -308,8 +309,7 @@ class TuningRun:
         contenders = []
         for item in built:
             self.packs.add(item)
-            candidate = todo.get(item.kernel.name)
-            if candidate is None:
+            if (candidate := todo.get(item.kernel.name)) is None:
                 continue
             if item.failure is not None:
                 failed = self._trial(candidate, Phase.SCREEN)

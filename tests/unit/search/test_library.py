@@ -203,12 +203,21 @@ def test_measuring_again_makes_algorithms_of_another_library_anew(store: Store) 
     assert gpu.asked == []  # nothing was searched for
 
 
+def test_a_run_measures_the_algorithm_that_is_served(store: Store) -> None:
+    old = algorithm(77, 130100)
+    store.promote(replace(winner(PROBLEM, use=Use.CUBLASLT), candidate=old))
+    gpu = Gpu()
+    assert run(gpu, store, effort=Effort.QUICK).candidate == algorithm(77)
+    assert gpu.screened == [77, 5, 20, 40]
+
+
 def test_a_library_that_does_not_take_the_settings_is_searched(store: Store) -> None:
     old = algorithm(999, 130100)
     store.promote(replace(winner(PROBLEM, use=Use.CUBLASLT), candidate=old))
     gpu = Gpu()
     assert run(gpu, store, effort=Effort.RECHECK).candidate != old
     assert gpu.asked != []
+    assert 999 not in gpu.screened
 
 
 def test_where_nothing_is_compiled_and_there_is_no_library_there_is_no_candidate(
