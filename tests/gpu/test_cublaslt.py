@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gemmsmith.core.launch import Algorithm
 from gemmsmith.core.operation import Layout, Scaling
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.runtime import Arguments, LoadedKernel, LoadedPack
 from tests.support.host_pack import build
 from tests.support.libraries import library_version
+from tests.support.shipped import shipped_files
 from tuner.backends.cublaslt.operations import OPERATIONS, Compute, LibraryOperation
-from tuner.backends.cublaslt.proposals import Proposal, propose, variants
+from tuner.backends.cublaslt.proposals import Proposal, propose, shape_of, variants
+from tuner.backends.cublaslt.renewing import loaded, renewed, version_of
+from tuner.exchange import read_winners
 
 torch = pytest.importorskip("torch")
 products = pytest.importorskip("tests.support.products")
@@ -302,3 +307,49 @@ def _medians(runs: list[Callable[[], object]], rounds: int = 9) -> list[float]:
             end.synchronize()
             each.append(begin.elapsed_time(end))
     return [sorted(each)[rounds // 2] for each in times]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
+def test_an_algorithm_made_anew_from_its_settings_gives_the_same_bits(
+    pack: LoadedPack, operation: LibraryOperation
+) -> None:
+    library = loaded()
+    assert library is not None
+    assert version_of(library) == library_version()
+    kernel = pack.kernel(operation.name)
+    case = products.product(operation, M, N, K, device="cuda")
+    arguments = case.arguments()
+    for proposal in propose(kernel, arguments)[:3]:
+        other = replace(proposal, library_version=proposal.library_version - 1)
+        (anew,) = renewed(kernel, arguments, other.chosen, library)
+        assert anew.library_version == proposal.library_version
+        outputs = []
+        for made in (proposal, anew):
+            case.poison()
+            _launcher(kernel, arguments, made)()
+            torch.cuda.synchronize()
+            outputs.append(case.d.clone())
+        assert torch.equal(*outputs)
+        _check(case, IN_TYPE_OF_D if proposal.split_k > 1 else 1.0)
+
+
+def test_shipped_algorithms_made_anew_run_here(
+    pack: LoadedPack, record_property: Callable[[str, object], None]
+) -> None:
+    """How many do is for the library to say; most should, where only its patch level differs."""
+    library = loaded()
+    assert library is not None
+    sm_count = torch.cuda.get_device_properties(0).multi_processor_count
+    tried = taken = 0
+    for winner in (winner for file in shipped_files() for winner in read_winners(file)):
+        candidate = winner.candidate
+        if candidate is None or not isinstance(candidate.launch.algorithm, Algorithm):
+            continue
+        arguments = shape_of(winner.problem, 0, sm_count)
+        arguments.workspace_limit = 32 << 20
+        tried += 1
+        kernel = pack.kernel(candidate.kernel.name)
+        taken += len(renewed(kernel, arguments, candidate.launch.algorithm, library))
+    record_property("shipped algorithms", tried)
+    record_property("made anew", taken)
+    assert taken > tried / 2

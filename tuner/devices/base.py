@@ -63,7 +63,9 @@ class Device(Protocol):
         """Return at most `most` algorithms of a library for the problem, as candidates.
 
         `library` is the library's kernel and its pack. With `start`, the algorithms are neighbours
-        of that algorithm. Returns an empty list on any error, and always for a recording.
+        of that algorithm; if it is of another version of the library, only the algorithm with the
+        same settings in the device's version. Returns an empty list on any error, and always for a
+        recording.
         """
 
     def screen(

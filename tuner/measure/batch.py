@@ -20,6 +20,7 @@ from gemmsmith.core.kernel import CublasLtKernel
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.runtime.pack import LoadedPack
+from tuner.backends.cublaslt import renewing
 from tuner.backends.cublaslt.algorithms import candidates as library_candidates
 from tuner.backends.cublaslt.proposals import propose, shape_of, variants
 from tuner.measure.bench import Bench, CandidateFailed, Prepared
@@ -196,8 +197,11 @@ class Batches:
         loaded = LoadedPack.open(request.entrant.pack).kernel(kernel.name)
         arguments = shape_of(request.problem, self.ordinal, self.model.sm_count)
         try:
+            library = renewing.loaded()
             if request.start is None:
                 algorithms = propose(loaded, arguments, most=request.most)
+            elif library is not None and renewing.version_of(library) != request.start.library:
+                algorithms = renewing.renewed(loaded, arguments, request.start, library)
             else:
                 algorithms = variants(loaded, arguments, request.start, most=request.most)
         except LaunchFailed:  # the library has no algorithm for such a problem

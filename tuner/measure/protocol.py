@@ -77,7 +77,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
 
 
 class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
-    """List a library's algorithms: its own list, or those near `start`.
+    """List a library's algorithms: its own list, or those near `start`. If `start` is of another
+    version of the library, only the algorithm with the same settings.
 
     `entrant` is the library's kernel with any launch. Nothing is timed.
     """

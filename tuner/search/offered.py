@@ -16,6 +16,7 @@ from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.kernel import CublasLtKernel
 from gemmsmith.core.launch import Algorithm
 from gemmsmith.core.problem import Problem
+from gemmsmith.runtime.cublaslt import number
 from tuner.arch import architecture
 from tuner.backends import Level, candidates
 from tuner.backends.cublaslt.algorithms import kernel_for
@@ -25,7 +26,7 @@ from tuner.errors import NoLegalCandidate
 from tuner.search.budget import Budget
 from tuner.search.exploration import NOISE
 from tuner.search.packs import RunPacks
-from tuner.trial import Trial
+from tuner.trial import Trial, Winner
 
 Leaders = Callable[[], Sequence[Trial]]
 """The measured trials so far, fastest first."""
@@ -61,6 +62,31 @@ def library_kernel(problem: Problem, device: Device) -> CublasLtKernel | None:
     return kernel_for(problem, device.model.arch)
 
 
+def renewed(
+    chosen: Sequence[Candidate], problem: Problem, device: Device, packs: RunPacks
+) -> list[Candidate]:
+    """The candidates, those of another cuBLASLt with the same settings in the device's version.
+
+    A candidate that this version does not take stays as it is, and fails when it runs.
+    """
+    present: list[Candidate] = []
+    for candidate in chosen:
+        fresh: Sequence[Candidate] = ()
+        if (algorithm := foreign(candidate, device)) is not None:
+            library = packs.contender(Candidate(kernel=candidate.kernel))
+            fresh = device.proposals(problem, library, start=algorithm, most=1)
+        present += fresh or [candidate]
+    return list(dict.fromkeys(present))
+
+
+def foreign(candidate: Candidate, device: Device) -> Algorithm | None:
+    """The candidate's algorithm if it is of another cuBLASLt than the device's; else None."""
+    algorithm = candidate.launch.algorithm
+    if algorithm is UNSET or algorithm.library == number(device.environment.cublas):
+        return None
+    return algorithm
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Library:
     """The batches of one run. `tried` has the keys of candidates that were measured before."""
@@ -72,9 +98,16 @@ class Library:
     budget: Budget
     tried: Container[str]
 
-    def batches(self, leaders: Leaders) -> Iterator[list[Contender]]:
-        """The next batch to measure, chosen after the times of the one before came in."""
+    def batches(self, leaders: Leaders, served: Winner | None) -> Iterator[list[Contender]]:
+        """The next batch to measure, chosen after the times of the one before came in.
+
+        The first is the algorithm of the winner that is `served`, if it has one.
+        """
         contender = self.packs.contender(Candidate(kernel=self.kernel))
+        if served is not None and served.candidate and served.candidate.kernel == self.kernel:
+            (known,) = renewed([served.candidate], self.problem, self.device, self.packs)
+            if foreign(known, self.device) is None and known.key not in self.tried:
+                yield [self.packs.as_built(known)]
         measured = 0
         for start, most in self._rounds(leaders):
             # Algorithms near one are near the next, too: ask for more than are measured.

@@ -27,7 +27,7 @@ from tuner.search.cost_model import predicted_us
 from tuner.search.exploration import Field, Proposals
 from tuner.search.finals import finalists, hold_finals, top_candidates
 from tuner.search.hints import field_of, near_winners
-from tuner.search.offered import Library, library_kernel, offered
+from tuner.search.offered import Library, library_kernel, offered, renewed
 from tuner.search.packs import RunPacks, StopSignal, in_batches
 from tuner.search.progress import Listener, Progress, Step
 from tuner.search.promotion import decide, verdict
@@ -152,6 +152,7 @@ class TuningRun:
             for _ in batches:
                 if self.should_stop():
                     raise JobAborted("stopped before the finals; finished kernels are kept")
+        chosen = renewed(chosen, self.problem, self.device, self.packs)
         finals = self._hold(chosen)
         if chosen[0] not in finals.candidates:  # the present winner failed: only a search helps
             return None
@@ -234,7 +235,8 @@ class TuningRun:
             budget=self.bounds,
             tried=self.trials,
         )
-        for contenders in library.batches(self._leaders):
+        served = self.store.winner(self.problem, self.device.model.slug)
+        for contenders in library.batches(self._leaders, served):
             self.planned += len(contenders)
             self._screen(contenders)
 
@@ -307,8 +309,7 @@ class TuningRun:
         contenders = []
         for item in built:
             self.packs.add(item)
-            candidate = todo.get(item.kernel.name)
-            if candidate is None:
+            if (candidate := todo.get(item.kernel.name)) is None:
                 continue
             if item.failure is not None:
                 failed = self._trial(candidate, Phase.SCREEN)

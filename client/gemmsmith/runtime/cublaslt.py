@@ -25,8 +25,8 @@ def installed() -> int | None:
 
 
 def number(release: str) -> int:
-    """The number of a release, as the library counts: 130101 for `13.1.1.3`."""
-    major, minor, patch = (int(part) for part in re.findall(r"\d+", f"{release}.0.0")[:3])
+    """The number of a release, as the library counts: 130101 for `13.1.1.3`; 0 for other text."""
+    major, minor, patch = (int(part) for part in re.findall(r"\d+", f"{release}.0.0.0")[:3])
     return major * 10_000 + minor * 100 + patch
 
 

@@ -27,18 +27,19 @@ from tuner.measure.statistics import summarize
 from tuner.search.budget import BUDGETS
 from tuner.search.run import TuningRun
 from tuner.store import Store
-from tuner.trial import Finals, Phase, Trial, Winner
+from tuner.trial import Failure, FailureKind, Finals, Phase, Trial, Winner
 
 PROBLEM = Problem(m=512, n=1024, k=2048)
 KERNEL = kernel_for(PROBLEM, "sm90")
 DEFAULT_US = 20.0
+FOREIGN = Failure(kind=FailureKind.REFUSED, message="of another version of cuBLASLt")
 
 
-def algorithm(number: int) -> Candidate:
+def algorithm(number: int, version: int = 130101) -> Candidate:
     """An algorithm of the library; how long it takes is `Gpu.time`'s business."""
     assert KERNEL is not None
     words = (number, *[0] * 7)
-    return Candidate(kernel=KERNEL, launch=Launch(algorithm=Algorithm.of(130100, words)))
+    return Candidate(kernel=KERNEL, launch=Launch(algorithm=Algorithm.of(version, words)))
 
 
 class Gpu:
@@ -48,7 +49,7 @@ class Gpu:
     model = H200
     replayed = False
     needs_packs = True
-    environment = winner(PROBLEM).environment
+    environment = replace(winner(PROBLEM).environment, cublas="13.1.1")
 
     def __init__(self) -> None:
         self.asked: list[tuple[int | None, int]] = []
@@ -58,6 +59,11 @@ class Gpu:
     def number(candidate: Candidate) -> int:
         assert isinstance(candidate.launch.algorithm, Algorithm)
         return candidate.launch.algorithm.words[0]
+
+    @staticmethod
+    def is_foreign(candidate: Candidate) -> bool:
+        algorithm = candidate.launch.algorithm
+        return isinstance(algorithm, Algorithm) and algorithm.library != 130101
 
     def time(self, candidate: Candidate) -> float:
         if not isinstance(candidate.kernel, CublasLtKernel):
@@ -75,6 +81,8 @@ class Gpu:
     ) -> list[Candidate]:
         assert library.candidate.kernel == KERNEL
         begin = None if start is None else start.words[0]
+        if start is not None and start.library != 130101:  # the same settings, if it takes them
+            return [algorithm(start.words[0])] if start.words[0] <= 200 else []
         self.asked.append((begin, most))
         if begin is None:
             return [algorithm(number) for number in (5, 20, 40)][:most]
@@ -102,8 +110,10 @@ class Gpu:
             )
 
     def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
-        candidates = tuple(contender.candidate for contender in contenders)
+        everyone = [contender.candidate for contender in contenders]
+        candidates = tuple(each for each in everyone if not self.is_foreign(each))
         return Finals(
+            failures=tuple((each, FOREIGN) for each in everyone if self.is_foreign(each)),
             problem=problem,
             candidates=candidates,
             samples_us=tuple((self.time(each),) * 9 for each in candidates),
@@ -181,6 +191,33 @@ def test_measuring_again_knows_the_algorithms_that_were_measured(store: Store) -
     again = Gpu()
     assert run(again, store, effort=Effort.RECHECK).candidate == first.candidate
     assert again.asked == []  # nothing was searched for
+
+
+def test_measuring_again_makes_algorithms_of_another_library_anew(store: Store) -> None:
+    old = algorithm(77, 130100)
+    store.promote(replace(winner(PROBLEM, use=Use.CUBLASLT), candidate=old))
+    gpu = Gpu()
+    found = run(gpu, store, effort=Effort.RECHECK)
+    assert found.candidate == algorithm(77)
+    assert found.environment == gpu.environment
+    assert gpu.asked == []  # nothing was searched for
+
+
+def test_a_run_measures_the_algorithm_that_is_served(store: Store) -> None:
+    old = algorithm(77, 130100)
+    store.promote(replace(winner(PROBLEM, use=Use.CUBLASLT), candidate=old))
+    gpu = Gpu()
+    assert run(gpu, store, effort=Effort.QUICK).candidate == algorithm(77)
+    assert gpu.screened == [77, 5, 20, 40]
+
+
+def test_a_library_that_does_not_take_the_settings_is_searched(store: Store) -> None:
+    old = algorithm(999, 130100)
+    store.promote(replace(winner(PROBLEM, use=Use.CUBLASLT), candidate=old))
+    gpu = Gpu()
+    assert run(gpu, store, effort=Effort.RECHECK).candidate != old
+    assert gpu.asked != []
+    assert 999 not in gpu.screened
 
 
 def test_where_nothing_is_compiled_and_there_is_no_library_there_is_no_candidate(

@@ -15,7 +15,7 @@ from tuner.backends.cutlass import HEADERS, text
 
 INCLUDE = Path(__file__).parent / "include"
 
-_TYPES = {  # cudaDataType_t, bytes
+TYPES = {  # cudaDataType_t, bytes
     "f32": (0, 4),
     "f16": (2, 2),
     "s8": (3, 1),
@@ -24,7 +24,7 @@ _TYPES = {  # cudaDataType_t, bytes
     "e4m3": (28, 1),
     "e5m2": (29, 1),
 }
-_COMPUTE = {  # cublasComputeType_t, the scale's cudaDataType_t
+COMPUTES = {  # cublasComputeType_t, the scale's cudaDataType_t
     Compute.F32: (68, 0),
     Compute.TF32: (77, 0),
     Compute.S32: (72, 10),
@@ -51,12 +51,12 @@ def part(name: str) -> Part:
 
 
 def _described(operation: LibraryOperation) -> str:
-    types = [_TYPES[element] for element in (operation.a, operation.b, operation.d)]
+    types = [TYPES[element] for element in (operation.a, operation.b, operation.d)]
     values = (
         f'"{operation.name}"',
         *(str(number) for number, _ in types),
         *(str(size) for _, size in types),
-        *(str(number) for number in _COMPUTE[operation.compute]),
+        *(str(number) for number in COMPUTES[operation.compute]),
         text.boolean(operation.layout.a_row_major),
         text.boolean(operation.layout.b_row_major),
         _SCALES[operation.scales],

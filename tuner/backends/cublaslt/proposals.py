@@ -165,6 +165,17 @@ def variants(
     return _by_distance(variants[0], variants[1:])[:most] if variants else []
 
 
+def first_variant(kernel: LoadedKernel, arguments: Arguments, start: Algorithm) -> Proposal | None:
+    """`start` itself, if the library runs it, with its workspace; else another algorithm or None.
+
+    Raises:
+        LaunchFailed: as for `variants`.
+    """
+    varied = Arguments.from_buffer_copy(arguments)
+    varied.set_algorithm(start.library, start.words, arguments.workspace_limit)
+    return next(iter(_listed(kernel, "gs_variants", varied, 1)), None)
+
+
 def _by_distance(start: Proposal, variants: Sequence[Proposal]) -> list[Proposal]:
     by_change: dict[tuple[str, ...], list[Proposal]] = {}
     for variant in variants:

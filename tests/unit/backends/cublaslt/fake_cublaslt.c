@@ -32,6 +32,11 @@ int cublasLtCreate(void **handle) {
   *handle = &places[created++];
   return kSuccess;
 }
+int cublasLtDestroy(void *handle) {
+  (void)handle;
+  created--;
+  return kSuccess;
+}
 int cublasLtMatrixLayoutInit_internal(layout *made, size_t size, int type, uint64_t rows,
                                       uint64_t columns, int64_t leading) {
   if (size < sizeof *made) return kAllocFailed;

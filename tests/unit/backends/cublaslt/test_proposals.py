@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gemmsmith.core.launch import Algorithm
 from gemmsmith.core.operation import Layout, Scaling
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.runtime import Arguments, LoadedKernel
@@ -17,6 +18,7 @@ from tests.support.products import product
 from tuner.backends.cublaslt.build import INCLUDE
 from tuner.backends.cublaslt.operations import LibraryOperation
 from tuner.backends.cublaslt.proposals import Proposal, RawProposal, propose, variants
+from tuner.backends.cublaslt.renewing import renewed, settings, version_of
 from tuner.backends.cutlass import HEADERS
 
 from .conftest import Fakes
@@ -155,3 +157,50 @@ def _distance(one: Proposal, other: Proposal) -> int:
     apart = ("algorithm", "library_version", "workspace_bytes", "reduction", "waves", "id")
     names = [each.name for each in fields(Proposal) if each.name not in apart]
     return sum(getattr(one, name) != getattr(other, name) for name in names)
+
+
+def test_an_algorithm_of_another_version_is_made_anew_from_its_settings(
+    asked: tuple[LoadedKernel, Arguments], fakes: Fakes
+) -> None:
+    for proposal in propose(*asked):
+        old = replace(proposal, library_version=VERSION - 100, workspace_bytes=0).chosen
+        (anew,) = renewed(*asked, old, fakes.library)
+        assert anew.chosen == proposal.chosen
+    assert version_of(fakes.library) == VERSION
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [(0, 68), (0, 99), (1, 30), (2, 7), (3, 9), (4, 9), (6, 5), (7, 3)],
+    ids=[
+        "not initialized",
+        "no such id",
+        "tile",
+        "stages",
+        "cluster",
+        "split",
+        "swizzle",
+        "custom",
+    ],
+)
+def test_settings_that_this_version_does_not_take_give_nothing(
+    asked: tuple[LoadedKernel, Arguments], fakes: Fakes, word: int, value: int
+) -> None:
+    words = [*propose(*asked)[0].algorithm]
+    words[word] = value
+    assert renewed(*asked, Algorithm.of(VERSION - 100, words), fakes.library) == []
+
+
+def test_more_workspace_than_the_limit_is_refused(
+    asked: tuple[LoadedKernel, Arguments], fakes: Fakes
+) -> None:
+    kernel, arguments = asked
+    split = next(each for each in propose(kernel, arguments) if each.split_k > 1)
+    arguments.workspace_limit = split.workspace_bytes - 1
+    assert renewed(kernel, arguments, split.chosen, fakes.library) == []
+
+
+def test_all_settings_are_read(fakes: Fakes) -> None:
+    words = (66, 21, 1, 2, 4, 3, 1, 6)
+    read = settings(fakes.library, words)
+    assert read == {0: 66, 1: 21, 2: 4, 3: 3, 4: 1, 5: 6, 6: 1, 7: 0, 8: 2}
