@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.in_use import current
-from gemmsmith.ops.models.forwards import has_no_global_hooks, is_plain
+from gemmsmith.ops.models.forwards import LEFT, has_no_global_hooks, is_plain
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.products import recording
 from gemmsmith.ops.products.grouped import grouped_mm
@@ -48,6 +48,7 @@ class ExpertsRecipe:
     interface: Any
     grouped: Any
     relies_on: tuple[Original, ...]
+    children: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "experts"
@@ -71,30 +72,37 @@ def experts_recipe(module: nn.Module) -> ExpertsRecipe | None:
 
 
 def run_experts(recipe: ExpertsRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
-    if len(arguments) == 3 and _pays(recipe, module, *arguments):
-        return computed(*arguments, module.gate_up_proj, module.down_proj)
-    return NotImplemented
+    if len(arguments) != 3 or not _matches(recipe, module, *arguments):
+        return NotImplemented
+    gate_up, down = module.gate_up_proj, module.down_proj
+    if torch.compiler.is_compiling():
+        wins = bool(_may_group())
+    else:
+        tokens, index, _ = arguments
+        engine = current()
+        if engine is None:
+            return NotImplemented
+        products = [_product(tokens, index.numel(), weight) for weight in (gate_up, down)]
+        wins = any(engine.plan(form, a, b, groups=groups) for form, a, b, groups in products)
+        if not wins and all(engine.lacks(*product) for product in products):
+            return LEFT
+    return computed(*arguments, gate_up, down) if wins else NotImplemented
 
 
-def _pays(recipe: ExpertsRecipe, module: Any, tokens: Any, index: Any, shares: Any) -> bool:
-    """Whether the layer still matches its recipe, and one of its products has a winner."""
+def _matches(recipe: ExpertsRecipe, module: Any, tokens: Any, index: Any, shares: Any) -> bool:
+    """Whether the layer still matches its recipe, and kernels may have its operands."""
     config: Any = module.config
     name = config._experts_implementation
     if name not in _PLAIN or not _is_replaceable(module):
         return False
     if recipe.interface.get(name) is not (recipe.grouped if name == "grouped_mm" else None):
         return False
-    gate_up, down = module.gate_up_proj, module.down_proj
-    operands = (tokens, index, shares, gate_up, down)
+    operands = (tokens, index, shares, module.gate_up_proj, module.down_proj)
     if not all(isinstance(operand, torch.Tensor) for operand in operands):
         return False
     if recording.is_recording() or torch.is_autocast_enabled(tokens.device.type):
         return False
-    if not ours(*operands) or refusal(*operands) is not None:
-        return False
-    if torch.compiler.is_compiling():
-        return bool(_may_group())
-    return _has_winner(tokens, index.numel(), gate_up, down)
+    return ours(*operands) and refusal(*operands) is None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -104,20 +112,12 @@ def _may_group() -> bool:
     return engine is not None and engine.may_run(lambda operation: operation.is_grouped)
 
 
-def _has_winner(tokens: torch.Tensor, rows: int, gate_up: torch.Tensor, down: torch.Tensor) -> bool:
-    engine = current()
-    if engine is None:
-        return False
-    return any(
-        engine.plan(
-            Form.GROUPED,
-            Spec(tokens.dtype, tokens.device, (rows, weight.shape[-1]), (weight.shape[-1], 1)),
-            weight.detach().mT,
-            groups=weight.shape[0],
-        )
-        is not None
-        for weight in (gate_up, down)
-    )
+def _product(
+    tokens: torch.Tensor, rows: int, weight: torch.Tensor
+) -> tuple[Form, Spec, torch.Tensor, int]:
+    """A grouped product of the layer's forward pass, as `Engine.lacks` takes it."""
+    a = Spec(tokens.dtype, tokens.device, (rows, weight.shape[-1]), (weight.shape[-1], 1))
+    return Form.GROUPED, a, weight.detach().mT, weight.shape[0]
 
 
 def experts_forward(

@@ -5,6 +5,10 @@ While the patch is open, `module.forward` is a `Forward`. Types, parameters, hoo
 The module's own forward runs if the class has got another forward since it was recognized, if the
 patch has ended, or if the program is exported or traced.
 
+Where nothing wins, a layer costs the host about a microsecond: once it is decided that no kernel
+computes any part of the layer for some operands, a single look-up leads to the module's own forward
+until winners or decisions change.
+
 The attribute never leaves the process: copies and pickles are made without it. The module refers to
 the `Forward`, which has only a weak reference to the module.
 """
@@ -16,26 +20,56 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
+from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.originals import CALL, Original
+from gemmsmith.program.calls import recording
+
+_recorders = recording()  # the list itself, which changes
+_tracing = torch._C._get_tracing_state
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 class Recipe(Protocol):
-    """What a module computes. `relies_on`: what a program must not have replaced since."""
+    """What a module computes.
+
+    Attributes:
+        relies_on: what a program must not have replaced since.
+        children: names of the children that have weights or drop values; empty if the module's own
+            parameters are the weights.
+    """
 
     @property
     def relies_on(self) -> tuple[Original, ...]: ...
 
+    @property
+    def children(self) -> tuple[str, ...]: ...
+
 
 Run = Callable[[Any, Any, tuple[Any, ...]], Any]
 """Runs a kind of layer. Called with the recipe, the module, and the arguments of the call. Returns
-NotImplemented if the module's own forward must run: a layer's result may be None."""
+NotImplemented if the module's own forward must run: a layer's result may be None. Returns a `Left`
+if that is decided for all such operands."""
+
+
+class Left(NamedTuple):
+    """Says that no kernel computes any part of a layer, and the layer's result, if it is known."""
+
+    value: Any = NotImplemented
+
+
+LEFT = Left()
+
+MOST_LEFT = 16_384
+"""Kinds of calls that are known to be left to torch, some 300 bytes each. Beyond that all are
+forgotten."""
 
 
 class _Switch:
@@ -53,6 +87,7 @@ class Forward:
         self._patches = 0
         self._run: Run
         self._recipe: Recipe
+        self._children: tuple[str | None, ...]
         self._own: Any
 
     def _alive(self) -> Any:
@@ -65,17 +100,53 @@ class Forward:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         module = self._alive()
         own = type(module).forward
-        if (
-            self._switch.is_on
-            and own is self._own
-            and not named
-            and _is_unseen()
-            and _still(self._recipe.relies_on)
-        ):
+        if named or not self._switch.is_on:
+            return own(module, *arguments, **named)
+        left = key = None
+        if not is_dynamo_compiling():
+            engine = current()
+            if engine is not None:
+                left, key = engine.left, self._operands(module, arguments)
+                if key in left:
+                    return own(module, *arguments)
+            elif not _recorders:
+                return own(module, *arguments)
+        if own is self._own and _is_unseen() and _still(self._recipe.relies_on):
             value = self._run(self._recipe, module, arguments)
+            if type(value) is Left:
+                if left is not None and key is not None:
+                    if len(left) >= MOST_LEFT:
+                        left.clear()
+                    left.add(key)
+                value = value.value
             if value is not NotImplemented:
                 return value
-        return own(module, *arguments, **named)
+        return own(module, *arguments)
+
+    def _operands(self, module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """What decides which products the layer computes. Returns None if that is not known."""
+        if _tracing():
+            return None
+        needs = torch.is_grad_enabled()
+        key: list[Any] = [self._switch, needs]
+        for x in arguments:
+            if type(x) is not torch.Tensor:
+                return None
+            lies = x.numel() if x.is_contiguous() else (x.size(), x.stride())
+            key += (lies, x.dim(), x.dtype, x.get_device(), needs and x.requires_grad)
+        if _any_autocast():
+            kind = arguments[0].device.type if arguments else "cpu"
+            key += (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        children = module._modules
+        for name in self._children:
+            child = children.get(name, module)
+            if type(child) is torch.nn.Dropout:
+                key.append(child.training and child.p)
+            for weight in child._parameters.values():
+                if weight is not None:
+                    size = weight.numel()
+                    key.append(-size if needs and weight.requires_grad else size)
+        return tuple(key)
 
     @property
     def __wrapped__(self) -> Any:
@@ -97,6 +168,7 @@ class Forward:
         """Open a further patch of the module."""
         module = self._alive()
         self._run, self._recipe, self._own = run, recipe, type(module).forward
+        self._children = recipe.children or (None,)
         self._patches += 1
         self._switch.is_on = True
         self._put(module)
@@ -134,6 +206,7 @@ class Forward:
         replica: torch.nn.Module = type(module)._replicate_for_data_parallel(module)
         forward = Forward(replica, self._switch)
         forward._run, forward._recipe, forward._own = self._run, self._recipe, self._own
+        forward._children = self._children
         forward._put(replica)
         return replica
 

@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn import functional
 
 from gemmsmith.ops.engine.in_use import current
+from gemmsmith.ops.models.forwards import LEFT
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import parsed
 from gemmsmith.ops.products import norms
@@ -56,6 +57,7 @@ class NormRecipe:
     adds_one: bool = False
     is_fused: bool = False
     relies_on: tuple[Original, ...] = ()
+    children: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "rms norm"
@@ -223,10 +225,17 @@ def kind_in_use() -> str | None:
 
 
 def run_norm(recipe: NormRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
-    weight = _suitable(recipe, module, *arguments) if len(arguments) == 1 else None
-    if weight is None:
+    if torch.compiler.is_compiling() or len(arguments) != 1:
         return NotImplemented
-    return _run_fused(recipe, module, arguments[0], weight)
+    (x,), weight = arguments, module.weight
+    if not isinstance(x, torch.Tensor) or not isinstance(weight, torch.Tensor):
+        return NotImplemented
+    kind = kind_in_use()
+    if x.device.type != kind or (recipe.is_fused and not norms.is_ours(x, weight)):
+        return LEFT
+    if not _suits(recipe, module, x, weight):
+        return NotImplemented
+    return _run_fused(recipe, module, x, weight)
 
 
 def _run_fused(
@@ -240,20 +249,11 @@ def _run_fused(
     return norms.rms_norm(x.float(), scale, epsilon).type_as(x)
 
 
-def _suitable(recipe: NormRecipe, module: Any, x: Any) -> torch.Tensor | None:
-    """The weight, if torch's fused kernel computes the same as the module; else None."""
-    if torch.compiler.is_compiling():
-        return None
-    kind = kind_in_use()
-    if kind is None or not isinstance(x, torch.Tensor) or x.device.type != kind:
-        return None
-    weight = module.weight
-    if not isinstance(weight, torch.Tensor) or not ours(x, weight):
-        return None
-    if recipe.is_fused and not norms.is_ours(x, weight):
-        return None
-    suits = (
-        x.dtype is weight.dtype
+def _suits(recipe: NormRecipe, module: Any, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether torch's fused kernel computes the same as the module."""
+    return (
+        ours(x, weight)
+        and x.dtype is weight.dtype
         and x.dtype in _TYPES
         and weight.dim() == 1
         and x.shape[-1:] == weight.shape
@@ -263,9 +263,8 @@ def _suitable(recipe: NormRecipe, module: Any, x: Any) -> torch.Tensor | None:
         and 0 < x.numel() < MOST
         and _has_epsilon(recipe, module)
         and (recipe.scales is None or getattr(module, recipe.scales) is True)
-        and not torch.is_autocast_enabled(kind)
+        and not torch.is_autocast_enabled(x.device.type)
     )
-    return weight if suits else None
 
 
 def _has_epsilon(recipe: NormRecipe, module: Any) -> bool:

@@ -262,7 +262,7 @@ class Patch(AbstractContextManager[None]):
             # adds it to the product of a plain kernel.
             biases = self._engine.may_add_biases
             linears = [layer for layer in linears if layer.bias is not None and not biases]
-        layers.take_over_linear(forwards, linears)
+        layers.take_over_linear(forwards, linears, is_bound=has_binding)
         layers.take_over(forwards, recognized)
         if self._report is not None:
             self._report.recognized(Counter(map(str, recognized)))

@@ -63,6 +63,10 @@ class FeedForwardRecipe:
     then: tuple[str, ...]
     relies_on: tuple[Original, ...] = ()
 
+    @property
+    def children(self) -> tuple[str, ...]:
+        return (self.first.layer, *((self.up,) if self.up else ()), *self.then)
+
     def __str__(self) -> str:
         return f"{'gated' if self.is_gated else 'linear +'} {self.first.activation.value}"
 
@@ -76,16 +80,29 @@ class ResidualRecipe:
     then: tuple[str, ...]
     relies_on: tuple[Original, ...] = ()
 
+    @property
+    def children(self) -> tuple[str, ...]:
+        return (self.layer, *((self.dropout,) if self.dropout else ()))
+
     def __str__(self) -> str:
         return "linear + residual"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceRecipe:
-    """The layers of a `Sequential` that are followed by an activation."""
+    """The layers of a `Sequential` that are followed by an activation.
+
+    Attributes:
+        pairs: the layers.
+        children: names of all children.
+        is_sized: whether the sizes and types of all results follow from those of the operand.
+        relies_on: functions that must be the originals.
+    """
 
     pairs: tuple[First, ...]
     relies_on: tuple[Original, ...]
+    children: tuple[str, ...]
+    is_sized: bool
 
     def __str__(self) -> str:
         return "linear + " + ", ".join(sorted({pair.activation.value for pair in self.pairs}))
@@ -93,9 +110,17 @@ class SequenceRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearRecipe:
-    """A single linear layer whose product is not replaced below autograd."""
+    """A single linear layer whose product is not replaced below autograd.
+
+    Attributes:
+        relies_on: functions that must be the originals.
+        is_bound: whether the products of its gradients are replaced there.
+        children: none.
+    """
 
     relies_on: tuple[Original, ...]
+    is_bound: bool = False
+    children: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "linear"
@@ -215,10 +240,10 @@ def recipe_of(module: nn.Module) -> Recipe | None:
     return None
 
 
-def linear_recipe() -> LinearRecipe | None:
+def linear_recipe(*, is_bound: bool = False) -> LinearRecipe | None:
     """The recipe of every `nn.Linear`; None if a program has replaced functions that it calls."""
     relies_on = originals((nn.Linear, "forward"), (functional, "linear"))
-    return None if relies_on is None else LinearRecipe(relies_on=relies_on)
+    return None if relies_on is None else LinearRecipe(relies_on=relies_on, is_bound=is_bound)
 
 
 def _sequence(module: nn.Module) -> SequenceRecipe | None:
@@ -230,9 +255,21 @@ def _sequence(module: nn.Module) -> SequenceRecipe | None:
     )
     calls = dict.fromkeys(call for _, child in children for call in _calls(child))
     relies_on = originals((nn.Sequential, "forward"), *calls)
-    return (
-        None if relies_on is None or not pairs else SequenceRecipe(pairs=pairs, relies_on=relies_on)
+    if relies_on is None or not pairs:
+        return None
+    return SequenceRecipe(
+        pairs=pairs,
+        relies_on=relies_on,
+        children=tuple(module._modules),
+        is_sized=all(_is_sized(child) for _, child in children),
     )
+
+
+def _is_sized(child: object) -> bool:
+    return is_linear(child) or type(child) in _SIZED or activation_of(child) is not None
+
+
+_SIZED = (nn.Dropout, nn.Identity, nn.LayerNorm, nn.RMSNorm, nn.ReLU, nn.Sigmoid, nn.Tanh)
 
 
 def _matched(
