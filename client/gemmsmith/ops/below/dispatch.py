@@ -48,6 +48,7 @@ from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.in_use import in_use, on_install
 from gemmsmith.ops.engine.plan import Plan, RawPlan
+from gemmsmith.ops.engine.prospects import may_add_biases
 from gemmsmith.ops.engine.settings import allows_tf32
 from gemmsmith.runtime.abi import status_text
 from gemmsmith.runtime.launch import torch_dtype
@@ -185,7 +186,7 @@ class Dispatch:
     def _forget(self) -> None:
         """Drop all decisions, and override `addmm` if there are winners for it now."""
         self._library.gs_dispatch_forget()
-        if self._engine is not None and self._engine.may_add_biases:
+        if self._engine is not None and may_add_biases(self._engine, self._blocks.only):
             adding.install_biases(self._kind)
         if self._engine is not None and self._engine.is_invariant:
             adding.install_sums(self._kind)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gemmsmith.core.numerics import Numerics, demands_order
-from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.operation import Epilogue
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import GemmsmithError, NotInvariant
 from gemmsmith.ops.engine import copying
@@ -336,17 +336,10 @@ class Engine:
         numerics = f" {Numerics.INVARIANT}" if self.is_invariant else ""
         return None if revision is None else f"{revision} {deterministic}{numerics}"
 
-    def may_run(self, has: Callable[[Operation], bool]) -> bool:
-        """Whether there may be a winner whose operation has a property."""
-        rows = getattr(self.snapshot, "rows", None)
-        return rows is None or any(has(row.problem.operation) for row in rows)
-
     @property
-    def may_add_biases(self) -> bool:
-        """Whether torch's `addmm` is replaced: a winner adds a bias, or torch must not compute."""
-        return self.is_invariant or self.may_run(
-            lambda operation: operation.epilogue.is_torchs and operation.epilogue.has_bias
-        )
+    def refreshes(self) -> bool:
+        """Whether the lookup may have newer winners at any time."""
+        return self._refreshing is not None
 
     def on_swap(self, react: Callable[[], None]) -> None:
         if self._refreshing is not None and hasattr(self._refreshing, "on_swap"):

@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.in_use import current
-from gemmsmith.ops.models.forwards import LEFT, has_no_global_hooks, is_plain
+from gemmsmith.ops.engine.prospects import may_run
+from gemmsmith.ops.models.forwards import LEFT, DependsOn, has_no_global_hooks, is_plain
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.products import recording
 from gemmsmith.ops.products.grouped import grouped_mm
@@ -34,6 +35,9 @@ _PLAIN = ("eager", "grouped_mm")
 """transformers' default implementations. Others were chosen by the user, and are kept."""
 
 
+_WEIGHTS = DependsOn(weights=((None, "gate_up_proj"), (None, "down_proj")))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExpertsRecipe:
     """Experts with weights [E, 2 * I, K] and [E, K, I].
@@ -43,12 +47,13 @@ class ExpertsRecipe:
         grouped: the implementation `grouped_mm`. `eager` is the layer's own forward, and not in the
             registry.
         relies_on: functions that must be the originals.
+        depends_on: as of `forwards.Recipe`.
     """
 
     interface: Any
     grouped: Any
     relies_on: tuple[Original, ...]
-    children: tuple[str, ...] = ()
+    depends_on: DependsOn = _WEIGHTS
 
     def __str__(self) -> str:
         return "experts"
@@ -109,7 +114,7 @@ def _matches(recipe: ExpertsRecipe, module: Any, tokens: Any, index: Any, shares
 def _may_group() -> bool:
     """Whether there are winners of grouped products, of any size: a tracer has no sizes."""
     engine = current()
-    return engine is not None and engine.may_run(lambda operation: operation.is_grouped)
+    return engine is not None and may_run(engine, lambda problem: problem.operation.is_grouped)
 
 
 def _product(

@@ -23,11 +23,12 @@ from types import MethodType
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
-from gemmsmith.ops.engine.in_use import current
+from gemmsmith.ops.engine.in_use import eager
 from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.originals import CALL, Original
 from gemmsmith.program.calls import recording
@@ -35,22 +36,33 @@ from gemmsmith.program.calls import recording
 _recorders = recording()  # the list itself, which changes
 _tracing = torch._C._get_tracing_state
 _any_autocast = torch._C._is_any_autocast_enabled
+_needs = torch.is_grad_enabled
+
+
+class DependsOn(NamedTuple):
+    """What decides, beside the operands of a call, whether kernels compute a layer.
+
+    Attributes:
+        weights: each the name of a child, None for the module itself, and of its parameter.
+        dropouts: names of children.
+    """
+
+    weights: tuple[tuple[str | None, str], ...] = ()
+    dropouts: tuple[str, ...] = ()
+
+
+NOTHING = DependsOn()
+OWN_WEIGHT = DependsOn(weights=((None, "weight"),))
 
 
 class Recipe(Protocol):
-    """What a module computes.
-
-    Attributes:
-        relies_on: what a program must not have replaced since.
-        children: names of the children that have weights or drop values; empty if the module's own
-            parameters are the weights.
-    """
+    """What a module computes. `relies_on`: what a program must not have replaced since."""
 
     @property
     def relies_on(self) -> tuple[Original, ...]: ...
 
     @property
-    def children(self) -> tuple[str, ...]: ...
+    def depends_on(self) -> DependsOn: ...
 
 
 Run = Callable[[Any, Any, tuple[Any, ...]], Any]
@@ -87,8 +99,9 @@ class Forward:
         self._patches = 0
         self._run: Run
         self._recipe: Recipe
-        self._children: tuple[str | None, ...]
+        self._depends_on: DependsOn
         self._own: Any
+        self._has_run = False  # a kernel, at the last call
 
     def _alive(self) -> Any:
         """The module; raises ReferenceError if the program has kept only the forward."""
@@ -98,54 +111,60 @@ class Forward:
         return module
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        module = self._alive()
+        module = self._module() or self._alive()
         own = type(module).forward
         if named or not self._switch.is_on:
             return own(module, *arguments, **named)
-        left = key = None
-        if not is_dynamo_compiling():
-            engine = current()
-            if engine is not None:
-                left, key = engine.left, self._operands(module, arguments)
+        is_eager, left, key = not is_dynamo_compiling(), None, None
+        if is_eager:
+            engine = eager()
+            if engine is None:
+                if not _recorders:
+                    return own(module, *arguments)
+            elif not self._has_run:
+                left, key = engine.left, self._key(module, arguments)
                 if key in left:
                     return own(module, *arguments)
-            elif not _recorders:
-                return own(module, *arguments)
+        value = NotImplemented
         if own is self._own and _is_unseen() and _still(self._recipe.relies_on):
             value = self._run(self._recipe, module, arguments)
-            if type(value) is Left:
-                if left is not None and key is not None:
-                    if len(left) >= MOST_LEFT:
-                        left.clear()
-                    left.add(key)
-                value = value.value
-            if value is not NotImplemented:
-                return value
-        return own(module, *arguments)
+        is_left = type(value) is Left
+        if is_eager:
+            self._has_run = not is_left and value is not NotImplemented
+        if is_left:
+            value = value.value
+            if left is not None and key is not None:
+                if len(left) >= MOST_LEFT:
+                    left.clear()
+                left.add(key)
+        return own(module, *arguments) if value is NotImplemented else value
 
-    def _operands(self, module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _key(self, module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """What decides which products the layer computes. Returns None if that is not known."""
-        if _tracing():
+        if _tracing() is not None:
             return None
-        needs = torch.is_grad_enabled()
-        key: list[Any] = [self._switch, needs]
+        needs = _needs()
+        key: list[Any] = [self._switch, needs, _any_autocast() and _autocast(arguments)]
         for x in arguments:
-            if type(x) is not torch.Tensor:
+            if type(x) is not Tensor:
                 return None
             lies = x.numel() if x.is_contiguous() else (x.size(), x.stride())
             key += (lies, x.dim(), x.dtype, x.get_device(), needs and x.requires_grad)
-        if _any_autocast():
-            kind = arguments[0].device.type if arguments else "cpu"
-            key += (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         children = module._modules
-        for name in self._children:
-            child = children.get(name, module)
-            if type(child) is torch.nn.Dropout:
-                key.append(child.training and child.p)
-            for weight in child._parameters.values():
-                if weight is not None:
-                    size = weight.numel()
-                    key.append(-size if needs and weight.requires_grad else size)
+        weights, dropouts = self._depends_on
+        try:
+            for child, name in weights:
+                parameters = (module if child is None else children[child])._parameters
+                weight = parameters[name]
+                key.append(weight.numel())
+                if needs:
+                    bias = parameters.get("bias")
+                    key += (weight.requires_grad, bias is not None and bias.requires_grad)
+            for name in dropouts:
+                dropout = children[name]
+                key.append(dropout.training and dropout.p)
+        except (AttributeError, KeyError):  # the module is another now
+            return None
         return tuple(key)
 
     @property
@@ -168,7 +187,7 @@ class Forward:
         """Open a further patch of the module."""
         module = self._alive()
         self._run, self._recipe, self._own = run, recipe, type(module).forward
-        self._children = recipe.children or (None,)
+        self._depends_on = recipe.depends_on
         self._patches += 1
         self._switch.is_on = True
         self._put(module)
@@ -206,7 +225,7 @@ class Forward:
         replica: torch.nn.Module = type(module)._replicate_for_data_parallel(module)
         forward = Forward(replica, self._switch)
         forward._run, forward._recipe, forward._own = self._run, self._recipe, self._own
-        forward._children = self._children
+        forward._depends_on = self._depends_on
         forward._put(replica)
         return replica
 
@@ -230,23 +249,24 @@ class Forwards:
     """The forwards that a patch has installed."""
 
     def __init__(self) -> None:
-        self._forwards: list[Forward] = []
+        self._forwards: dict[Forward, None] = {}
 
     def put(self, module: torch.nn.Module, run: Run, recipe: Recipe) -> None:
-        """Patch a module, unless the program has given it a forward."""
+        """Patch a module once, unless the program has given it a forward."""
         with _lock:
             if has_own_forward(module):
                 return
             forward = _made.get(module)
             if forward is None:
                 forward = _made[module] = Forward(module)
-            forward.install(run, recipe)
-            self._forwards.append(forward)
+            if forward not in self._forwards:
+                forward.install(run, recipe)
+                self._forwards[forward] = None
 
     def undo(self) -> None:
         with _lock:
             while self._forwards:
-                self._forwards.pop().remove()
+                self._forwards.popitem()[0].remove()
 
 
 def has_own_forward(module: torch.nn.Module) -> bool:
@@ -273,6 +293,12 @@ def is_plain(module: torch.nn.Module) -> bool:
 def has_no_global_hooks() -> bool:
     """Whether there are no global hooks on modules' calls. Compilers ignore such hooks."""
     return torch.compiler.is_compiling() or not _has_any_global_hook()  # type: ignore[no-untyped-call]
+
+
+def _autocast(arguments: tuple[Any, ...]) -> object:
+    """The type to which autocast casts these operands; None if it does not."""
+    kind = arguments[0].device.type if arguments else "cpu"
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def _still(relies_on: tuple[Original, ...]) -> bool:

@@ -26,7 +26,8 @@ from torch import nn
 from torch.nn import functional
 
 from gemmsmith.ops.engine.in_use import current
-from gemmsmith.ops.models.forwards import LEFT
+from gemmsmith.ops.engine.prospects import may_run
+from gemmsmith.ops.models.forwards import LEFT, OWN_WEIGHT, DependsOn
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import parsed
 from gemmsmith.ops.products import norms
@@ -50,6 +51,7 @@ class NormRecipe:
         is_fused: whether the module itself runs torch's fused kernel, so that only the backward
             pass can become faster.
         relies_on: functions that must be the originals.
+        depends_on: as of `forwards.Recipe`.
     """
 
     epsilon: str
@@ -57,7 +59,7 @@ class NormRecipe:
     adds_one: bool = False
     is_fused: bool = False
     relies_on: tuple[Original, ...] = ()
-    children: tuple[str, ...] = ()
+    depends_on: DependsOn = OWN_WEIGHT
 
     def __str__(self) -> str:
         return "rms norm"
@@ -219,7 +221,7 @@ def norm_recipe(module: nn.Module) -> NormRecipe | None:
 def kind_in_use() -> str | None:
     """The type of device for which winners are in use; None if no winners are in use."""
     engine = current()
-    if engine is None or not engine.may_run(lambda _: True):
+    if engine is None or not may_run(engine, lambda _: True):
         return None
     return engine.platform.kind
 

@@ -7,13 +7,14 @@ A patch replaces products in three ways.
    call (`gemmsmith.ops.below.dispatch`). This includes products with FP32 output or added to FP32
    sums, INT8 products, and FP32 products while torch may compute them in TF32. Experts' grouped
    products and the FP8 products of `torch._scaled_mm` are replaced with or without the binding.
-   `addmm` with a bias is replaced, in Python, if there are winners that add a bias.
+   `addmm` with a bias is replaced, in Python, if there are winners that add a bias, with a model
+   for the sizes of its layers.
 2. Some modules of a model get another forward while the patch is open
-   (`gemmsmith.ops.models.forwards`): linear layers with a bias that no winner adds, which costs
-   about ten microseconds per call; layers that end in an activation, a gate or a residual, which
-   run everything in a single kernel if it won (`gemmsmith.ops.models.layers`); and RMS norms, which
-   run torch's fused kernel (`gemmsmith.ops.models.norms`). Without the binding, and for a
-   report, all `nn.Linear` modules get such a forward.
+   (`gemmsmith.ops.models.forwards`): linear layers with a bias that no winner adds; layers that
+   end in an activation, a gate or a residual, which run everything in a single kernel if it won
+   (`gemmsmith.ops.models.layers`); and RMS norms, which run torch's fused kernel
+   (`gemmsmith.ops.models.norms`). Without the binding, and for a report, all `nn.Linear` modules
+   get such a forward. It costs a call some microseconds, and one where nothing wins.
 3. Without the binding and without a model, a torch function mode intercepts the products of this
    thread (`gemmsmith.ops.models.function_mode`).
 
@@ -33,7 +34,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TextIO
@@ -42,9 +43,11 @@ import torch
 
 from gemmsmith.errors import NotInvariant
 from gemmsmith.ops.below import compiling, experts, scaling
+from gemmsmith.ops.below.blocks import Weights
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, watch
 from gemmsmith.ops.engine.in_use import current, demanded, in_use, on_install, why_none
+from gemmsmith.ops.engine.prospects import may_add_biases, may_multiply
 from gemmsmith.ops.engine.recomputing import Again, remember
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
@@ -152,6 +155,7 @@ class Patch(AbstractContextManager[None]):
         self._why_none = ""
         self._has_norms = False
         self._is_block = self._is_bound = False
+        self._linears = Forwards()
         self._stack = ExitStack()
 
     def __enter__(self) -> None:
@@ -211,8 +215,10 @@ class Patch(AbstractContextManager[None]):
             has_binding = self._replace_below(stack)
             if model is not None:
                 forwards = Forwards()
+                stack.callback(self._linears.undo)
                 stack.callback(forwards.undo)
-                self._within(model, forwards, has_binding=has_binding)
+                self._take_over_linears(model, self._engine)
+                self._within(model, forwards)
             elif self._engine is not None and not has_binding:
                 stack.enter_context(Everywhere())
             self._stack = stack.pop_all()
@@ -237,35 +243,43 @@ class Patch(AbstractContextManager[None]):
             return False
         if engine.is_invariant:
             compiling.install()
-        sizes = None
-        if model is not None:
-            sizes = frozenset((layer.out_features, layer.in_features) for layer in _linears(model))
-        stack.enter_context(dispatch.on(sizes))
+        stack.enter_context(dispatch.on(None if model is None else _sizes(_linears(model))))
         self._is_bound = True
         return True
 
     def _follow(self) -> None:
-        """Replace operators below autograd if winners came into use after the patch was opened."""
+        """Replace what other winners need that came into use after the patch was opened."""
         engine = in_use()
         must_bind = engine is not None and engine.is_invariant and not self._is_bound
         if self._engine is None or must_bind:
             self._engine = engine
             self._why_none = why_none() if engine is None else ""
             self._replace_below(self._stack)
+        model = self._model
+        if model is not None:
+            self._take_over_linears(model, engine)  # none is given back: a region may need it again
 
-    def _within(self, model: torch.nn.Module, forwards: Forwards, *, has_binding: bool) -> None:
-        recognized, linears = [*layers.recognized(model)], _linears(model)
+    def _within(self, model: torch.nn.Module, forwards: Forwards) -> None:
+        recognized = [*layers.recognized(model)]
         self._has_norms = any(isinstance(layer.recipe, NormRecipe) for layer in recognized)
-        if has_binding and self._engine is not None:
-            # The binding replaces the products of layers without a bias. With a bias, torch calls
-            # addmm, which is replaced only if a winner adds a bias. Otherwise a forward of ours
-            # adds it to the product of a plain kernel.
-            biases = self._engine.may_add_biases
-            linears = [layer for layer in linears if layer.bias is not None and not biases]
-        layers.take_over_linear(forwards, linears, is_bound=has_binding)
         layers.take_over(forwards, recognized)
         if self._report is not None:
             self._report.recognized(Counter(map(str, recognized)))
+
+    def _take_over_linears(self, model: torch.nn.Module, engine: Engine | None) -> None:
+        """Patch the linear layers whose products are not replaced below autograd, and may win."""
+        linears = [] if engine is None else _linears(model)
+        if engine is not None and self._is_bound:
+            # The binding replaces the products of layers without a bias. With a bias, torch calls
+            # addmm, which is replaced only if a winner adds a bias for such sizes. Otherwise a
+            # forward of ours adds it to the product of a plain kernel.
+            biases = may_add_biases(engine, _sizes(linears))
+            linears = [
+                layer
+                for layer in linears
+                if layer.bias is not None and not biases and may_multiply(engine, _sizes([layer]))
+            ]
+        layers.take_over_linear(self._linears, linears, is_bound=self._is_bound)
 
 
 class _Patches:
@@ -288,6 +302,10 @@ def _warn_once() -> None:
 
 def _linears(model: torch.nn.Module) -> list[torch.nn.Linear]:
     return [module for module in model.modules() if type(module) is torch.nn.Linear]
+
+
+def _sizes(linears: Iterable[torch.nn.Linear]) -> Weights:
+    return frozenset((layer.out_features, layer.in_features) for layer in linears)
 
 
 def _follow() -> None:
