@@ -29,6 +29,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
 from gemmsmith.ops.engine.in_use import eager
+from gemmsmith.ops.engine.observers import is_dense
 from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.originals import CALL, Original
 from gemmsmith.program.calls import recording
@@ -36,6 +37,7 @@ from gemmsmith.program.calls import recording
 _recorders = recording()  # the list itself, which changes
 _tracing = torch._C._get_tracing_state
 _any_autocast = torch._C._is_any_autocast_enabled
+_functions = torch._C._len_torch_function_stack
 _needs = torch.is_grad_enabled
 
 
@@ -141,15 +143,20 @@ class Forward:
 
     def _key(self, module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """What decides which products the layer computes. Returns None if that is not known."""
-        if _tracing() is not None:
+        if _tracing() is not None or (_functions() and not _is_unseen()):
             return None
         needs = _needs()
         key: list[Any] = [self._switch, needs, _any_autocast() and _autocast(arguments)]
         for x in arguments:
             if type(x) is not Tensor:
                 return None
-            lies = x.numel() if x.is_contiguous() else (x.size(), x.stride())
-            key += (lies, x.dim(), x.dtype, x.get_device(), needs and x.requires_grad)
+            if x.is_contiguous():
+                key.append(x.numel())
+            elif is_dense(x):
+                key += (x.size(), x.stride())
+            else:
+                return None
+            key += (x.dim(), x.dtype, x.get_device(), needs and x.requires_grad)
         children = module._modules
         weights, dropouts = self._depends_on
         try:
@@ -298,7 +305,8 @@ def has_no_global_hooks() -> bool:
 def _autocast(arguments: tuple[Any, ...]) -> object:
     """The type to which autocast casts these operands; None if it does not."""
     kind = arguments[0].device.type if arguments else "cpu"
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if is_on else None
 
 
 def _still(relies_on: tuple[Original, ...]) -> bool:

@@ -134,15 +134,13 @@ def second(module: nn.Module, following: Iterable[str]) -> tuple[Any, torch.Tens
     return None, None, 0
 
 
-def _fused(
-    call: LinearCall | GatedCall | MlpCall, way: CallWay | None = None
-) -> torch.Tensor | None:
-    """The call by a single kernel. Returns None if no winner computes all of it. `way`: if known.
+def _fused(call: LinearCall | GatedCall | MlpCall, way: CallWay) -> torch.Tensor | None:
+    """The call by a single kernel. Returns None if no winner computes all of it.
 
     A recorder notes what could be fused, and torch runs the products, which are noted too. A
     compiler gets an operator, which becomes torch's own where no kernel wins.
     """
-    engine, way = current(), way or way_of(*call)
+    engine = current()
     if way is CallWay.EAGER and not torch.is_autocast_enabled(call.x.device.type):
         return call.run_if_fused(way, engine)
     if recording.is_recording():
@@ -154,9 +152,9 @@ def _fused(
     return call.run() if torch.compiler.is_compiling() or call.wins(engine) else None
 
 
-def _left(*calls: LinearCall | GatedCall | MlpCall) -> Left | None:
+def _left(way: CallWay, *calls: LinearCall | GatedCall | MlpCall) -> Left | None:
     """`LEFT` if it is decided that no winner computes any of these. Else None."""
-    engine = None if torch.compiler.is_compiling() else current()
+    engine = current() if way is CallWay.EAGER and not torch.compiler.is_compiling() else None
     if engine is None:
         return None
     for call in calls:
@@ -193,11 +191,12 @@ def _fused_with(
                 if way is CallWay.TORCH:  # a tensor of the second layer may be the reason
                     way = None
         elif not all(is_plain(getattr(module, name)) for name in following):
-            return _fused(call), 0  # its hooks may be removed
+            return _fused(call, way_of(*call)), 0  # its hooks may be removed
     if is_gated and (bias is not None or activation not in GATES):  # no kernel has these
         return LEFT, 0
+    way = way or way_of(*call)
     value = _fused(call, way)
-    return (_left(call, *others) if value is None else value), 0
+    return (_left(way, call, *others) if value is None else value), 0
 
 
 def _may_fuse(arguments: tuple[Any, ...]) -> bool:
@@ -267,8 +266,9 @@ def _residual(recipe: ResidualRecipe, module: Any, *operands: torch.Tensor) -> t
         if _drops(dropout):
             return (LEFT if type(dropout) is nn.Dropout and is_plain(dropout) else None), 0
     call = LinearCall(operands[0], weight, layer.bias, operands[1])
-    value = _fused(call)
-    return (_left(call) if value is None else value), 0
+    way = way_of(*call)
+    value = _fused(call, way)
+    return (_left(way, call) if value is None else value), 0
 
 
 def _sequence(recipe: SequenceRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
