@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 
+from gemmsmith.core.operands import Scaling
 from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.engine import Engine
 
@@ -31,10 +32,28 @@ def may_add_biases(engine: Engine, weights: Weights | None) -> bool:
     return engine.is_invariant or may_run(engine, adds)
 
 
+def may_win(engine: Engine, has: Callable[[Problem], bool]) -> bool:
+    """Whether there may be a winner with a property, at present or after a refresh."""
+    return engine.is_invariant or engine.refreshes or may_run(engine, has)
+
+
 def may_multiply(engine: Engine, weights: Weights) -> bool:
-    """Whether there may be a winner for the output of a layer, at present or after a refresh."""
-    return (
-        engine.is_invariant
-        or engine.refreshes
-        or may_run(engine, lambda problem: (problem.n, problem.k) in weights)
-    )
+    """Whether there may be a winner for the output of a layer with one of these weights."""
+    return may_win(engine, lambda problem: (problem.n, problem.k) in weights)
+
+
+def may_group(engine: Engine, weights: Weights | None) -> bool:
+    """Whether there may be a winner for a layer of experts, or its gradients. As `may_multiply`."""
+
+    def has(problem: Problem) -> bool:
+        m, n, k = problem.m, problem.n, problem.k
+        sizes = ((n, k), (k, n), (m, n), (n, m))
+        is_of_weights = weights is None or any(size in weights for size in sizes)
+        return problem.operation.is_grouped and is_of_weights
+
+    return may_win(engine, has)
+
+
+def may_scale(engine: Engine, _: Weights | None) -> bool:
+    """Whether there may be a winner for FP8 operands with factors. As `may_multiply`."""
+    return may_win(engine, lambda problem: problem.operation.scaling is not Scaling.NONE)

@@ -37,6 +37,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from types import ModuleType
 from typing import TextIO
 
 import torch
@@ -47,7 +48,7 @@ from gemmsmith.ops.below.blocks import Weights
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, watch
 from gemmsmith.ops.engine.in_use import current, demanded, in_use, on_install, why_none
-from gemmsmith.ops.engine.prospects import may_add_biases, may_multiply
+from gemmsmith.ops.engine.prospects import may_add_biases, may_group, may_multiply, may_scale
 from gemmsmith.ops.engine.recomputing import Again, remember
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
@@ -155,7 +156,7 @@ class Patch(AbstractContextManager[None]):
         self._why_none = ""
         self._has_norms = False
         self._is_block = self._is_bound = False
-        self._linears = Forwards()
+        self._linears, self._overridden = Forwards(), set[ModuleType]()
         self._stack = ExitStack()
 
     def __enter__(self) -> None:
@@ -209,6 +210,7 @@ class Patch(AbstractContextManager[None]):
         with ExitStack() as stack:
             stack.enter_context(demanded(self._numerics))
             self._engine, self._is_bound = current(), False
+            self._overridden.clear()
             self._why_none = why_none() if self._engine is None else ""
             if self._report is not None:
                 stack.callback(watch, watch(self._report))
@@ -228,9 +230,7 @@ class Patch(AbstractContextManager[None]):
         engine, model = self._engine, self._model
         if engine is None or engine.platform.kind is None:
             return False
-        weights = None if model is None else experts.weights_of(model)
-        for replaced in (experts, scaling):
-            stack.enter_context(replaced.on(engine.platform.kind, weights))
+        self._override(stack, engine)
         # The binding does not report products to a watcher.
         counts = engine.watcher is not None and not engine.is_invariant
         dispatch = None if counts else Dispatch.of(engine.platform.kind)
@@ -255,9 +255,21 @@ class Patch(AbstractContextManager[None]):
             self._engine = engine
             self._why_none = why_none() if engine is None else ""
             self._replace_below(self._stack)
+        # Nothing is given back: a checkpointed region may need it again.
         model = self._model
+        if engine is not None:
+            self._override(self._stack, engine)
         if model is not None:
-            self._take_over_linears(model, engine)  # none is given back: a region may need it again
+            self._take_over_linears(model, engine)
+
+    def _override(self, stack: ExitStack, engine: Engine) -> None:
+        """Replace grouped and FP8 products where they may win: in Python, which costs all calls."""
+        kind, model = engine.platform.kind, self._model
+        weights = None if model is None else experts.weights_of(model)
+        for replaced, may_win in ((experts, may_group), (scaling, may_scale)):
+            if kind and replaced not in self._overridden and may_win(engine, weights):
+                self._overridden.add(replaced)
+                stack.enter_context(replaced.on(kind, weights))
 
     def _within(self, model: torch.nn.Module, forwards: Forwards) -> None:
         recognized = [*layers.recognized(model)]
