@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gemmsmith
-from gemmsmith.core.problem import Problem
+from gemmsmith.core.operation import layouts_of
+from gemmsmith.core.problem import Layout, Problem
+from gemmsmith.ops.below import experts as grouped
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import in_use, install
@@ -316,3 +319,28 @@ def test_layers_with_a_bias_are_patched_where_their_sizes_may_win(
         assert not any(map(is_patched, net))
     with installed(engine((8, 8))), gemmsmith.patch(net):
         assert not any(map(is_patched, net))
+
+
+@pytest.mark.parametrize("dtype", ["bf16.group_rows", "bf16.group_depth", "bf16"])
+def test_grouped_products_are_overridden_where_their_sizes_may_win(
+    pack: Path, binding: Dispatch, host: Host, dtype: str
+) -> None:
+    host.kind = "cpu"
+    (net, _), blocks = NETS["experts"](), grouped._overrides.blocks
+    weights = [tuple(weight.shape[1:]) for weight in net.parameters()]
+    may_win = dtype != "bf16"
+
+    def engine(*sizes: Any) -> Engine:
+        problems = [
+            Problem(m=m, n=n, k=8, batch=4, dtype=dtype, layout=Layout(layouts_of(dtype)[0]))
+            for m, n in sizes
+        ]
+        chooser = of_types()
+        chooser.snapshot = SimpleNamespace(rows=[SimpleNamespace(problem=p) for p in problems])  # type: ignore[attr-defined]
+        return Engine(chooser, Packs(pack), platform=host)
+
+    with installed(engine((64, 8))), gemmsmith.patch(net):
+        assert blocks.only == frozenset()
+        with installed(engine(*weights)):  # others come into use
+            assert (blocks.only == frozenset(weights)) is may_win
+    assert blocks.only == frozenset()

@@ -113,7 +113,7 @@ class Forward:
         return module
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        module = self._module() or self._alive()
+        module = self._alive()
         own = type(module).forward
         if named or not self._switch.is_on:
             return own(module, *arguments, **named)
