@@ -20,9 +20,9 @@ import gemmsmith
 from gemmsmith.ops.below.binding import binding
 from gemmsmith.ops.below.blocks import of_layers
 from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.below.prospects import may_add_biases
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.engine.prospects import may_add_biases
 from tests.support.below import BF16, Swapping, close, layers, made, of_types, operands, trains
 from tests.support.processes import in_threads
 from tests.support.stand_in import Chooser, Host, Packs, deterministic

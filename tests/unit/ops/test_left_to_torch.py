@@ -317,8 +317,29 @@ def test_layers_with_a_bias_are_patched_where_their_sizes_may_win(
                 net(x)
                 assert runs() == 2
         assert not any(map(is_patched, net))
-    with installed(engine((8, 8))), gemmsmith.patch(net):
+    with installed(engine((8, 9))), gemmsmith.patch(net):
         assert not any(map(is_patched, net))
+
+
+def test_the_binding_is_used_where_a_layers_products_may_win(
+    pack: Path, binding: Dispatch, host: Host, runs: Runs, no_other_patch: None
+) -> None:
+    host.kind = "cpu"
+    net, (x,) = nn.Linear(WIDTH, INNER, bias=False).to(BF16), operands()
+
+    def engine(*weights: tuple[int, int]) -> Engine:
+        return Engine(of_types("bf16", weights=weights), Packs(pack), platform=host)
+
+    for products in ([(INNER, WIDTH)], [(WIDTH, INNER)], [(9, 9), (INNER, WIDTH)]):
+        with installed(engine((9, 9))), gemmsmith.patch(net):
+            assert not binding.is_on
+            net(x)
+            assert runs() == 0
+            with installed(engine(*products)):  # others come into use
+                assert binding.is_on
+                net(x)
+                assert runs() == 1
+        assert not binding.is_on
 
 
 @pytest.mark.parametrize("dtype", ["bf16.group_rows", "bf16.group_depth", "bf16"])

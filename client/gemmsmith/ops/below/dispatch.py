@@ -35,6 +35,7 @@ from gemmsmith.errors import LaunchFailed, NotInvariant
 from gemmsmith.ops.below import adding
 from gemmsmith.ops.below.binding import binding
 from gemmsmith.ops.below.blocks import Blocks, Weights
+from gemmsmith.ops.below.prospects import may_add_biases
 from gemmsmith.ops.below.shim import (
     MM_DTYPE,
     ShimTable,
@@ -48,7 +49,6 @@ from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.in_use import in_use, on_install
 from gemmsmith.ops.engine.plan import Plan, RawPlan
-from gemmsmith.ops.engine.prospects import may_add_biases
 from gemmsmith.ops.engine.settings import allows_tf32
 from gemmsmith.runtime.abi import status_text
 from gemmsmith.runtime.launch import torch_dtype

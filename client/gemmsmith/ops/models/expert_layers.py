@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gemmsmith.ops.below.prospects import may_run
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.in_use import current
-from gemmsmith.ops.engine.prospects import may_run
 from gemmsmith.ops.models.forwards import LEFT, DependsOn, has_no_global_hooks, is_plain
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.products import recording

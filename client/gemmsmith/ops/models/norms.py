@@ -25,8 +25,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gemmsmith.ops.below.prospects import may_run
 from gemmsmith.ops.engine.in_use import current
-from gemmsmith.ops.engine.prospects import may_run
 from gemmsmith.ops.models.forwards import LEFT, OWN_WEIGHT, DependsOn
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import parsed

@@ -3,7 +3,7 @@
 A patch replaces products in three ways.
 
 1. A compiled binding below autograd replaces all products of two matrices in every thread, or with
-   a model those with the sizes of its `nn.Linear` modules. It costs a fraction of a microsecond per
+   a model those with the sizes of its `nn.Linear` modules, if winners may fit any of them. It costs a fraction of a microsecond per
    call (`gemmsmith.ops.below.dispatch`). This includes products with FP32 output or added to FP32
    sums, INT8 products, and FP32 products while torch may compute them in TF32. Experts' grouped
    products and the FP8 products of `torch._scaled_mm` are replaced with or without the binding.
@@ -46,9 +46,15 @@ from gemmsmith.errors import NotInvariant
 from gemmsmith.ops.below import compiling, experts, scaling
 from gemmsmith.ops.below.blocks import Weights
 from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.below.prospects import (
+    may_add_biases,
+    may_group,
+    may_multiply,
+    may_replace,
+    may_scale,
+)
 from gemmsmith.ops.engine.engine import Engine, watch
 from gemmsmith.ops.engine.in_use import current, demanded, in_use, on_install, why_none
-from gemmsmith.ops.engine.prospects import may_add_biases, may_group, may_multiply, may_scale
 from gemmsmith.ops.engine.recomputing import Again, remember
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
@@ -156,6 +162,7 @@ class Patch(AbstractContextManager[None]):
         self._why_none = ""
         self._has_norms = False
         self._is_block = self._is_bound = False
+        self._is_idle = False  # no product of the model's layers may win
         self._linears, self._overridden = Forwards(), set[ModuleType]()
         self._stack = ExitStack()
 
@@ -209,7 +216,7 @@ class Patch(AbstractContextManager[None]):
             return
         with ExitStack() as stack:
             stack.enter_context(demanded(self._numerics))
-            self._engine, self._is_bound = current(), False
+            self._engine, self._is_bound, self._is_idle = current(), False, False
             self._overridden.clear()
             self._why_none = why_none() if self._engine is None else ""
             if self._report is not None:
@@ -233,6 +240,10 @@ class Patch(AbstractContextManager[None]):
         self._override(stack, engine)
         # The binding does not report products to a watcher.
         counts = engine.watcher is not None and not engine.is_invariant
+        sizes = None if model is None else _sizes(_linears(model))
+        self._is_idle = not counts and model is not None and not may_replace(engine, sizes)
+        if self._is_idle:
+            return False
         dispatch = None if counts else Dispatch.of(engine.platform.kind)
         if dispatch is None and engine.is_invariant:
             # Without it, torch would compute backward products and those of other threads.
@@ -243,15 +254,15 @@ class Patch(AbstractContextManager[None]):
             return False
         if engine.is_invariant:
             compiling.install()
-        stack.enter_context(dispatch.on(None if model is None else _sizes(_linears(model))))
+        stack.enter_context(dispatch.on(sizes))
         self._is_bound = True
         return True
 
     def _follow(self) -> None:
         """Replace what other winners need that came into use after the patch was opened."""
         engine = in_use()
-        must_bind = engine is not None and engine.is_invariant and not self._is_bound
-        if self._engine is None or must_bind:
+        may_bind = engine is not None and (engine.is_invariant or self._is_idle)
+        if self._engine is None or (may_bind and not self._is_bound):
             self._engine = engine
             self._why_none = why_none() if engine is None else ""
             self._replace_below(self._stack)
@@ -281,7 +292,7 @@ class Patch(AbstractContextManager[None]):
     def _take_over_linears(self, model: torch.nn.Module, engine: Engine | None) -> None:
         """Patch the linear layers whose products are not replaced below autograd, and may win."""
         linears = [] if engine is None else _linears(model)
-        if engine is not None and self._is_bound:
+        if engine is not None and (self._is_bound or self._is_idle):
             # The binding replaces the products of layers without a bias. With a bias, torch calls
             # addmm, which is replaced only if a winner adds a bias for such sizes. Otherwise a
             # forward of ours adds it to the product of a plain kernel.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container
 
 from gemmsmith.core.operands import Scaling
 from gemmsmith.core.problem import Problem
+from gemmsmith.ops.below.blocks import of_layers
 from gemmsmith.ops.engine.engine import Engine
 
 Weights = Container[tuple[int, int]]
@@ -35,6 +36,16 @@ def may_add_biases(engine: Engine, weights: Weights | None) -> bool:
 def may_win(engine: Engine, has: Callable[[Problem], bool]) -> bool:
     """Whether there may be a winner with a property, at present or after a refresh."""
     return engine.is_invariant or engine.refreshes or may_run(engine, has)
+
+
+def may_replace(engine: Engine, weights: frozenset[tuple[int, int]] | None) -> bool:
+    """Whether there may be a winner for a product of `of_layers`. `weights` of None are all."""
+
+    def has(problem: Problem) -> bool:
+        m, n, k = problem.m, problem.n, problem.k
+        return weights is None or of_layers(weights, (m, k), (k, n))
+
+    return may_win(engine, has)
 
 
 def may_multiply(engine: Engine, weights: Weights) -> bool:
