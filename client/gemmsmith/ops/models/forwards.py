@@ -29,7 +29,6 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
 from gemmsmith.ops.engine.in_use import eager
-from gemmsmith.ops.engine.observers import is_dense
 from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.originals import CALL, Original
 from gemmsmith.program.calls import recording
@@ -147,19 +146,14 @@ class Forward:
             return None
         needs = _needs()
         key: list[Any] = [self._switch, needs, _any_autocast() and _autocast(arguments)]
-        for x in arguments:
-            if type(x) is not Tensor:
-                return None
-            if x.is_contiguous():
-                key.append(x.numel())
-            elif is_dense(x):
-                key += (x.size(), x.stride())
-            else:
-                return None
-            key += (x.dim(), x.dtype, x.get_device(), needs and x.requires_grad)
         children = module._modules
         weights, dropouts = self._depends_on
         try:
+            # Few calls into torch: in a model each takes longer than all that Python does here.
+            for x in arguments:
+                if type(x) is not Tensor:
+                    return None
+                key += (x.shape, x.stride(), x.dtype, x.get_device(), needs and x.requires_grad)
             for child, name in weights:
                 parameters = (module if child is None else children[child])._parameters
                 weight = parameters[name]
@@ -171,6 +165,8 @@ class Forward:
                 dropout = children[name]
                 key.append(dropout.training and dropout.p)
         except (AttributeError, KeyError):  # the module is another now
+            return None
+        except RuntimeError:  # a nested tensor has no sizes
             return None
         return tuple(key)
 
