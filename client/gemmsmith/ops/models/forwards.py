@@ -5,7 +5,7 @@ While the patch is open, `module.forward` is a `Forward`. Types, parameters, hoo
 The module's own forward runs if the class has got another forward since it was recognized, if the
 patch has ended, or if the program is exported or traced.
 
-Where nothing wins, a layer costs the host about a microsecond: once it is decided that no kernel
+Where nothing wins, a layer costs the host about two microseconds: once it is decided that no kernel
 computes any part of the layer for some operands, a single look-up leads to the module's own forward
 until winners or decisions change.
 

@@ -14,7 +14,7 @@ A patch replaces products in three ways.
    end in an activation, a gate or a residual, which run everything in a single kernel if it won
    (`gemmsmith.ops.models.layers`); and RMS norms, which run torch's fused kernel
    (`gemmsmith.ops.models.norms`). Without the binding, and for a report, all `nn.Linear` modules
-   get such a forward. It costs a call some microseconds, and one where nothing wins.
+   get such a forward. It costs a call some microseconds, and about two where nothing wins.
 3. Without the binding and without a model, a torch function mode intercepts the products of this
    thread (`gemmsmith.ops.models.function_mode`).
 
