@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +20,13 @@ from tests.support.stand_in import Chooser, Host, Packs, installed
 BF16 = torch.bfloat16
 
 
-def of_types(*dtypes: str) -> Chooser:
-    """A chooser whose winners have these types."""
-    rows = [SimpleNamespace(problem=Problem(m=8, n=8, k=8, dtype=each)) for each in dtypes]
+def of_types(*dtypes: str, weights: Iterable[tuple[int, int]] = ((8, 8),)) -> Chooser:
+    """A chooser whose winners have these types. It lists those of layers with these weights."""
+    rows = [
+        SimpleNamespace(problem=Problem(m=8, n=n, k=k, dtype=dtype))
+        for dtype in dtypes
+        for n, k in weights
+    ]
 
     class Pinned(Chooser):
         pinned = True

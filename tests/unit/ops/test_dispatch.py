@@ -20,6 +20,7 @@ import gemmsmith
 from gemmsmith.ops.below.binding import binding
 from gemmsmith.ops.below.blocks import of_layers
 from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.below.prospects import may_add_biases
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
 from tests.support.below import BF16, Swapping, close, layers, made, of_types, operands, trains
@@ -371,13 +372,19 @@ def test_without_a_winner_a_bias_is_torchs(engine: Engine, chooser: Chooser, run
 
 
 @pytest.mark.parametrize(
-    ("dtypes", "expected"),
-    [(("bf16", "bf16.then_residual"), False), (("bf16", "fp16.then_bias"), True), ((), False)],
+    ("dtypes", "weights", "expected"),
+    [
+        (("bf16", "bf16.then_residual"), None, False),
+        (("bf16", "fp16.then_bias"), None, True),
+        (("bf16", "fp16.then_bias"), {(8, 8), (1, 2)}, True),
+        (("bf16", "fp16.then_bias"), {(8, 16), (16, 8)}, False),
+        ((), None, False),
+    ],
 )
 def test_addmm_is_left_alone_where_no_winner_adds_a_bias(
-    pack: Path, dtypes: tuple[str, ...], expected: bool
+    pack: Path, dtypes: tuple[str, ...], weights: set[tuple[int, int]] | None, expected: bool
 ) -> None:
-    assert Engine(of_types(*dtypes), Packs(pack)).may_add_biases is expected
+    assert may_add_biases(Engine(of_types(*dtypes), Packs(pack)), weights) is expected
 
 
 @contextmanager

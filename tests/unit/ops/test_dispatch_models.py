@@ -124,7 +124,8 @@ def test_a_layer_with_a_bias(
     """Without a winner that adds the bias, a class of ours adds it to a plain kernel's product."""
     model = nn.Sequential(*layers(16, 24), *layers(24, 40, bias=True))
     call = torch.compile(model, backend=backend, fullgraph=True) if backend else model
-    chooser = of_types("bf16", *(["bf16.then_bias"] if adds else []))
+    sizes = [(24, 16), (40, 24)]
+    chooser = of_types("bf16", *(["bf16.then_bias"] if adds else []), weights=sizes)
     with made(chooser, pack):
         with gemmsmith.patch(model):
             assert is_patched(model[1]) is not adds

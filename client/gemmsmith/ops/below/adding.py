@@ -11,7 +11,7 @@ that is broadcast or not FP32.
 
 Linear layers with a bias become plain `addmm` of a row. Python passes it on to the binding, which
 decides and launches as for `mm`. This costs every such layer some microseconds, so `addmm` is only
-overridden when a winner adds a bias.
+overridden when a winner adds a bias for the sizes of a layer that is replaced.
 
 While rows must have the same bits at every M, torch must not compute any of these, nor add in place
 or multiply vectors. Then a sum with other factors is added after the product.

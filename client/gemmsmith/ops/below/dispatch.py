@@ -35,6 +35,7 @@ from gemmsmith.errors import LaunchFailed, NotInvariant
 from gemmsmith.ops.below import adding
 from gemmsmith.ops.below.binding import binding
 from gemmsmith.ops.below.blocks import Blocks, Weights
+from gemmsmith.ops.below.prospects import may_add_biases
 from gemmsmith.ops.below.shim import (
     MM_DTYPE,
     ShimTable,
@@ -185,7 +186,7 @@ class Dispatch:
     def _forget(self) -> None:
         """Drop all decisions, and override `addmm` if there are winners for it now."""
         self._library.gs_dispatch_forget()
-        if self._engine is not None and self._engine.may_add_biases:
+        if self._engine is not None and may_add_biases(self._engine, self._blocks.only):
             adding.install_biases(self._kind)
         if self._engine is not None and self._engine.is_invariant:
             adding.install_sums(self._kind)

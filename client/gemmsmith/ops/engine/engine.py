@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gemmsmith.core.numerics import Numerics, demands_order
-from gemmsmith.core.operation import Epilogue, Operation
+from gemmsmith.core.operation import Epilogue
 from gemmsmith.core.problem import Problem
 from gemmsmith.errors import GemmsmithError, NotInvariant
 from gemmsmith.ops.engine import copying
@@ -26,6 +26,7 @@ from gemmsmith.ops.engine.operands import NO_OPERANDS, Operands
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.planning import Chooser, PackSource, Planner, Watcher, ways
 from gemmsmith.ops.engine.platform import Cuda, Platform
+from gemmsmith.program.calls import recording
 
 CAPACITY = 16_384
 """Decisions kept, 3.4 kB each. Beyond that all are dropped and made again: a mixture of experts
@@ -66,6 +67,7 @@ class Engine:
         self._snapshot: object = getattr(chooser, "snapshot", None)
         # Only added to, never changed: `_Pinned` shares the dictionary and keeps its decisions.
         self._plans: dict[Any, Plan | None] = {}
+        self._left: tuple[object, set[Any]] = self._plans, set()  # of these decisions
 
     @cached_property
     def invariant(self) -> Engine:
@@ -200,15 +202,7 @@ class Engine:
         """
         if self._refreshing is not None and self._refreshing.snapshot is not self._snapshot:
             self._forget()
-        # One flat key: hashing it is most of what a known decision costs.
-        key = (
-            form._value_,  # `value` is a property in Python
-            output,
-            groups,
-            epilogue,
-            *((a.dtype, a.device, a.size(), a.stride()) if isinstance(a, torch.Tensor) else a),
-            *((b.dtype, b.device, b.size(), b.stride()) if isinstance(b, torch.Tensor) else b),
-        )
+        key = _key(form, a, b, output, groups, epilogue)
         try:
             plan = self._plans[key]
         except KeyError:
@@ -216,6 +210,32 @@ class Engine:
         if plan is None and self.is_invariant and epilogue is Epilogue.NONE:
             self.refuse(form, Spec(*key[4:8]), Spec(*key[8:]), output, groups)
         return None if plan is not None and plan.needs and not self._permits(plan) else plan
+
+    def lacks(
+        self,
+        form: Form,
+        a: torch.Tensor | Spec,
+        b: torch.Tensor | Spec,
+        groups: int = 0,
+        epilogue: Epilogue = Epilogue.NONE,
+    ) -> bool:
+        """Whether it is decided that no kernel runs a product, whatever torch's settings are."""
+        key = _key(form, a, b, None, groups, epilogue)
+        return self._plans.get(key, _UNDECIDED) is None
+
+    @property
+    def left(self) -> set[Any]:
+        """Layers whose own forward runs for some operands, until winners or decisions change.
+
+        A new set while products are recorded or reported: then each call must decide.
+        """
+        if self._refreshing is not None and self._refreshing.snapshot is not self._snapshot:
+            self._forget()
+        if _Watching.watcher is not None or _recorders:
+            return set()
+        if self._left[0] is not self._plans:
+            self._left = self._plans, set()
+        return self._left[1]
 
     def refuse(
         self,
@@ -316,17 +336,10 @@ class Engine:
         numerics = f" {Numerics.INVARIANT}" if self.is_invariant else ""
         return None if revision is None else f"{revision} {deterministic}{numerics}"
 
-    def may_run(self, has: Callable[[Operation], bool]) -> bool:
-        """Whether there may be a winner whose operation has a property."""
-        rows = getattr(self.snapshot, "rows", None)
-        return rows is None or any(has(row.problem.operation) for row in rows)
-
     @property
-    def may_add_biases(self) -> bool:
-        """Whether torch's `addmm` is replaced: a winner adds a bias, or torch must not compute."""
-        return self.is_invariant or self.may_run(
-            lambda operation: operation.epilogue.is_torchs and operation.epilogue.has_bias
-        )
+    def refreshes(self) -> bool:
+        """Whether the lookup may have newer winners at any time."""
+        return self._refreshing is not None
 
     def on_swap(self, react: Callable[[], None]) -> None:
         if self._refreshing is not None and hasattr(self._refreshing, "on_swap"):
@@ -340,6 +353,29 @@ class Engine:
             self._plans = {
                 key: None if known is plan else known for key, known in self._plans.items()
             }
+
+
+_UNDECIDED = object()
+_recorders = recording()  # the list itself, which changes
+
+
+def _key(
+    form: Form,
+    a: torch.Tensor | Spec,
+    b: torch.Tensor | Spec,
+    output: torch.dtype | None,
+    groups: int,
+    epilogue: Epilogue,
+) -> tuple[Any, ...]:
+    # One flat key: hashing it is most of what a known decision costs.
+    return (
+        form._value_,  # `value` is a property in Python
+        output,
+        groups,
+        epilogue,
+        *((a.dtype, a.device, a.size(), a.stride()) if isinstance(a, torch.Tensor) else a),
+        *((b.dtype, b.device, b.size(), b.stride()) if isinstance(b, torch.Tensor) else b),
+    )
 
 
 def _groups(operands: Operands) -> int:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from gemmsmith.core.numerics import demands_order
 from gemmsmith.errors import NotInvariant
@@ -79,8 +80,11 @@ def in_use() -> Engine | None:
 
 def current() -> Engine | None:
     """The engine that decides here: the process's; in a checkpointed region, as it was at first."""
-    if torch.compiler.is_dynamo_compiling():
-        return _InUse.last
+    return _InUse.last if is_dynamo_compiling() else eager()
+
+
+def eager() -> Engine | None:
+    """As `current`, outside of a graph that is being compiled."""
     hooks = saved_tensors_hooks(True)  # in graphs that are traced, too
     return _InUse.engine if hooks is None else as_computed(hooks[0], _pinned, _InUse.engine)
 

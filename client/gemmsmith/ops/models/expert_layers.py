@@ -17,9 +17,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gemmsmith.ops.below.prospects import may_run
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.in_use import current
-from gemmsmith.ops.models.forwards import has_no_global_hooks, is_plain
+from gemmsmith.ops.models.forwards import LEFT, DependsOn, has_no_global_hooks, is_plain
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.products import recording
 from gemmsmith.ops.products.grouped import grouped_mm
@@ -34,6 +35,9 @@ _PLAIN = ("eager", "grouped_mm")
 """transformers' default implementations. Others were chosen by the user, and are kept."""
 
 
+_WEIGHTS = DependsOn(weights=((None, "gate_up_proj"), (None, "down_proj")))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExpertsRecipe:
     """Experts with weights [E, 2 * I, K] and [E, K, I].
@@ -43,11 +47,13 @@ class ExpertsRecipe:
         grouped: the implementation `grouped_mm`. `eager` is the layer's own forward, and not in the
             registry.
         relies_on: functions that must be the originals.
+        depends_on: as of `forwards.Recipe`.
     """
 
     interface: Any
     grouped: Any
     relies_on: tuple[Original, ...]
+    depends_on: DependsOn = _WEIGHTS
 
     def __str__(self) -> str:
         return "experts"
@@ -71,53 +77,52 @@ def experts_recipe(module: nn.Module) -> ExpertsRecipe | None:
 
 
 def run_experts(recipe: ExpertsRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
-    if len(arguments) == 3 and _pays(recipe, module, *arguments):
-        return computed(*arguments, module.gate_up_proj, module.down_proj)
-    return NotImplemented
+    if len(arguments) != 3 or not _matches(recipe, module, *arguments):
+        return NotImplemented
+    gate_up, down = module.gate_up_proj, module.down_proj
+    if torch.compiler.is_compiling():
+        wins = bool(_may_group())
+    else:
+        tokens, index, _ = arguments
+        engine = current()
+        if engine is None:
+            return NotImplemented
+        products = [_product(tokens, index.numel(), weight) for weight in (gate_up, down)]
+        wins = any(engine.plan(form, a, b, groups=groups) for form, a, b, groups in products)
+        if not wins and all(engine.lacks(*product) for product in products):
+            return LEFT
+    return computed(*arguments, gate_up, down) if wins else NotImplemented
 
 
-def _pays(recipe: ExpertsRecipe, module: Any, tokens: Any, index: Any, shares: Any) -> bool:
-    """Whether the layer still matches its recipe, and one of its products has a winner."""
+def _matches(recipe: ExpertsRecipe, module: Any, tokens: Any, index: Any, shares: Any) -> bool:
+    """Whether the layer still matches its recipe, and kernels may have its operands."""
     config: Any = module.config
     name = config._experts_implementation
     if name not in _PLAIN or not _is_replaceable(module):
         return False
     if recipe.interface.get(name) is not (recipe.grouped if name == "grouped_mm" else None):
         return False
-    gate_up, down = module.gate_up_proj, module.down_proj
-    operands = (tokens, index, shares, gate_up, down)
+    operands = (tokens, index, shares, module.gate_up_proj, module.down_proj)
     if not all(isinstance(operand, torch.Tensor) for operand in operands):
         return False
     if recording.is_recording() or torch.is_autocast_enabled(tokens.device.type):
         return False
-    if not ours(*operands) or refusal(*operands) is not None:
-        return False
-    if torch.compiler.is_compiling():
-        return bool(_may_group())
-    return _has_winner(tokens, index.numel(), gate_up, down)
+    return ours(*operands) and refusal(*operands) is None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _may_group() -> bool:
     """Whether there are winners of grouped products, of any size: a tracer has no sizes."""
     engine = current()
-    return engine is not None and engine.may_run(lambda operation: operation.is_grouped)
+    return engine is not None and may_run(engine, lambda problem: problem.operation.is_grouped)
 
 
-def _has_winner(tokens: torch.Tensor, rows: int, gate_up: torch.Tensor, down: torch.Tensor) -> bool:
-    engine = current()
-    if engine is None:
-        return False
-    return any(
-        engine.plan(
-            Form.GROUPED,
-            Spec(tokens.dtype, tokens.device, (rows, weight.shape[-1]), (weight.shape[-1], 1)),
-            weight.detach().mT,
-            groups=weight.shape[0],
-        )
-        is not None
-        for weight in (gate_up, down)
-    )
+def _product(
+    tokens: torch.Tensor, rows: int, weight: torch.Tensor
+) -> tuple[Form, Spec, torch.Tensor, int]:
+    """A grouped product of the layer's forward pass, as `Engine.lacks` takes it."""
+    a = Spec(tokens.dtype, tokens.device, (rows, weight.shape[-1]), (weight.shape[-1], 1))
+    return Form.GROUPED, a, weight.detach().mT, weight.shape[0]
 
 
 def experts_forward(

@@ -5,6 +5,10 @@ While the patch is open, `module.forward` is a `Forward`. Types, parameters, hoo
 The module's own forward runs if the class has got another forward since it was recognized, if the
 patch has ended, or if the program is exported or traced.
 
+Where nothing wins, a layer costs the host about two microseconds: once it is decided that no kernel
+computes any part of the layer for some operands, a single look-up leads to the module's own forward
+until winners or decisions change.
+
 The attribute never leaves the process: copies and pickles are made without it. The module refers to
 the `Forward`, which has only a weak reference to the module.
 """
@@ -16,14 +20,40 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
+from gemmsmith.ops.engine.in_use import eager
 from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.originals import CALL, Original
+from gemmsmith.program.calls import recording
+
+_recorders = recording()  # the list itself, which changes
+_tracing = torch._C._get_tracing_state
+_any_autocast = torch._C._is_any_autocast_enabled
+_functions = torch._C._len_torch_function_stack
+_needs = torch.is_grad_enabled
+
+
+class DependsOn(NamedTuple):
+    """What decides, beside the operands of a call, whether kernels compute a layer.
+
+    Attributes:
+        weights: each the name of a child, None for the module itself, and of its parameter.
+        dropouts: names of children.
+    """
+
+    weights: tuple[tuple[str | None, str], ...] = ()
+    dropouts: tuple[str, ...] = ()
+
+
+NOTHING = DependsOn()
+OWN_WEIGHT = DependsOn(weights=((None, "weight"),))
 
 
 class Recipe(Protocol):
@@ -32,10 +62,27 @@ class Recipe(Protocol):
     @property
     def relies_on(self) -> tuple[Original, ...]: ...
 
+    @property
+    def depends_on(self) -> DependsOn: ...
+
 
 Run = Callable[[Any, Any, tuple[Any, ...]], Any]
 """Runs a kind of layer. Called with the recipe, the module, and the arguments of the call. Returns
-NotImplemented if the module's own forward must run: a layer's result may be None."""
+NotImplemented if the module's own forward must run: a layer's result may be None. Returns a `Left`
+if that is decided for all such operands."""
+
+
+class Left(NamedTuple):
+    """Says that no kernel computes any part of a layer, and the layer's result, if it is known."""
+
+    value: Any = NotImplemented
+
+
+LEFT = Left()
+
+MOST_LEFT = 16_384
+"""Kinds of calls that are known to be left to torch, some 300 bytes each. Beyond that all are
+forgotten."""
 
 
 class _Switch:
@@ -53,7 +100,9 @@ class Forward:
         self._patches = 0
         self._run: Run
         self._recipe: Recipe
+        self._depends_on: DependsOn
         self._own: Any
+        self._has_run = False  # a kernel, at the last call
 
     def _alive(self) -> Any:
         """The module; raises ReferenceError if the program has kept only the forward."""
@@ -65,17 +114,61 @@ class Forward:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         module = self._alive()
         own = type(module).forward
-        if (
-            self._switch.is_on
-            and own is self._own
-            and not named
-            and _is_unseen()
-            and _still(self._recipe.relies_on)
-        ):
+        if named or not self._switch.is_on:
+            return own(module, *arguments, **named)
+        is_eager, left, key = not is_dynamo_compiling(), None, None
+        if is_eager:
+            engine = eager()
+            if engine is None:
+                if not _recorders:
+                    return own(module, *arguments)
+            elif not self._has_run:
+                left, key = engine.left, self._key(module, arguments)
+                if key in left:
+                    return own(module, *arguments)
+        value = NotImplemented
+        if own is self._own and _is_unseen() and _still(self._recipe.relies_on):
             value = self._run(self._recipe, module, arguments)
-            if value is not NotImplemented:
-                return value
-        return own(module, *arguments, **named)
+        is_left = type(value) is Left
+        if is_eager:
+            self._has_run = not is_left and value is not NotImplemented
+        if is_left:
+            value = value.value
+            if left is not None and key is not None:
+                if len(left) >= MOST_LEFT:
+                    left.clear()
+                left.add(key)
+        return own(module, *arguments) if value is NotImplemented else value
+
+    def _key(self, module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """What decides which products the layer computes. Returns None if that is not known."""
+        if _tracing() is not None or (_functions() and not _is_unseen()):
+            return None
+        needs = _needs()
+        key: list[Any] = [self._switch, needs, _any_autocast() and _autocast(arguments)]
+        children = module._modules
+        weights, dropouts = self._depends_on
+        try:
+            # Few calls into torch: in a model each takes longer than all that Python does here.
+            for x in arguments:
+                if type(x) is not Tensor:
+                    return None
+                key += (x.shape, x.stride(), x.dtype, x.get_device(), needs and x.requires_grad)
+            for child, name in weights:
+                parameters = (module if child is None else children[child])._parameters
+                weight = parameters[name]
+                key.append(weight.numel())
+                if needs:
+                    bias = parameters.get("bias")
+                    key += (weight.requires_grad, bias is not None and bias.requires_grad)
+            for name in dropouts:
+                dropout = children[name]
+                key.append(dropout.training and dropout.p)
+        except (AttributeError, KeyError):  # the module is another now
+            return None
+        except RuntimeError:  # a nested tensor has no sizes
+            return None
+        return tuple(key)
 
     @property
     def __wrapped__(self) -> Any:
@@ -97,6 +190,7 @@ class Forward:
         """Open a further patch of the module."""
         module = self._alive()
         self._run, self._recipe, self._own = run, recipe, type(module).forward
+        self._depends_on = recipe.depends_on
         self._patches += 1
         self._switch.is_on = True
         self._put(module)
@@ -134,6 +228,7 @@ class Forward:
         replica: torch.nn.Module = type(module)._replicate_for_data_parallel(module)
         forward = Forward(replica, self._switch)
         forward._run, forward._recipe, forward._own = self._run, self._recipe, self._own
+        forward._depends_on = self._depends_on
         forward._put(replica)
         return replica
 
@@ -157,23 +252,24 @@ class Forwards:
     """The forwards that a patch has installed."""
 
     def __init__(self) -> None:
-        self._forwards: list[Forward] = []
+        self._forwards: dict[Forward, None] = {}
 
     def put(self, module: torch.nn.Module, run: Run, recipe: Recipe) -> None:
-        """Patch a module, unless the program has given it a forward."""
+        """Patch a module once, unless the program has given it a forward."""
         with _lock:
             if has_own_forward(module):
                 return
             forward = _made.get(module)
             if forward is None:
                 forward = _made[module] = Forward(module)
-            forward.install(run, recipe)
-            self._forwards.append(forward)
+            if forward not in self._forwards:
+                forward.install(run, recipe)
+                self._forwards[forward] = None
 
     def undo(self) -> None:
         with _lock:
             while self._forwards:
-                self._forwards.pop().remove()
+                self._forwards.popitem()[0].remove()
 
 
 def has_own_forward(module: torch.nn.Module) -> bool:
@@ -200,6 +296,13 @@ def is_plain(module: torch.nn.Module) -> bool:
 def has_no_global_hooks() -> bool:
     """Whether there are no global hooks on modules' calls. Compilers ignore such hooks."""
     return torch.compiler.is_compiling() or not _has_any_global_hook()  # type: ignore[no-untyped-call]
+
+
+def _autocast(arguments: tuple[Any, ...]) -> object:
+    """The type to which autocast casts these operands; None if it does not."""
+    kind = arguments[0].device.type if arguments else "cpu"
+    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if is_on else None
 
 
 def _still(relies_on: tuple[Original, ...]) -> bool:

@@ -9,7 +9,7 @@ operators if no kernel won.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,14 @@ from torch import nn
 from gemmsmith.core.epilogue import GATES
 from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, run_experts
-from gemmsmith.ops.models.forwards import Forwards, Run, has_no_global_hooks, is_plain
+from gemmsmith.ops.models.forwards import (
+    LEFT,
+    Forwards,
+    Left,
+    Run,
+    has_no_global_hooks,
+    is_plain,
+)
 from gemmsmith.ops.models.norms import NormRecipe, run_norm
 from gemmsmith.ops.models.recipes import (
     FeedForwardRecipe,
@@ -38,6 +45,8 @@ from gemmsmith.ops.products.feedforward import MlpCall
 from gemmsmith.ops.products.fused import LinearCall
 from gemmsmith.ops.products.gated import GatedCall
 from gemmsmith.ops.products.registry import CallWay, are_torchs, wants_gradient, way_of
+
+Result = torch.Tensor | Left | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +79,14 @@ def take_over(forwards: Forwards, layers: Iterable[Recognized]) -> None:
         forwards.put(layer.module, _RUNS[type(layer.recipe)], layer.recipe)
 
 
-def take_over_linear(forwards: Forwards, layers: Iterable[nn.Module]) -> None:
-    """Patch linear layers. Their products run alone, without what follows them."""
-    recipe = linear_recipe()
+def take_over_linear(
+    forwards: Forwards, layers: Iterable[nn.Module], *, is_bound: bool = False
+) -> None:
+    """Patch linear layers. Their products run alone, without what follows them.
+
+    `is_bound`: as of `LinearRecipe`.
+    """
+    recipe = linear_recipe(is_bound=is_bound)
     if recipe is not None:
         for layer in layers:
             forwards.put(layer, _linear, recipe)
@@ -120,15 +134,13 @@ def second(module: nn.Module, following: Iterable[str]) -> tuple[Any, torch.Tens
     return None, None, 0
 
 
-def _fused(
-    call: LinearCall | GatedCall | MlpCall, way: CallWay | None = None
-) -> torch.Tensor | None:
-    """The call by a single kernel. Returns None if no winner computes all of it. `way`: if known.
+def _fused(call: LinearCall | GatedCall | MlpCall, way: CallWay) -> torch.Tensor | None:
+    """The call by a single kernel. Returns None if no winner computes all of it.
 
     A recorder notes what could be fused, and torch runs the products, which are noted too. A
     compiler gets an operator, which becomes torch's own where no kernel wins.
     """
-    engine, way = current(), way or way_of(*call)
+    engine = current()
     if way is CallWay.EAGER and not torch.is_autocast_enabled(call.x.device.type):
         return call.run_if_fused(way, engine)
     if recording.is_recording():
@@ -140,34 +152,51 @@ def _fused(
     return call.run() if torch.compiler.is_compiling() or call.wins(engine) else None
 
 
+def _left(way: CallWay, *calls: LinearCall | GatedCall | MlpCall) -> Left | None:
+    """`LEFT` if it is decided that no winner computes any of these. Else None."""
+    engine = current() if way is CallWay.EAGER and not torch.compiler.is_compiling() else None
+    if engine is None:
+        return None
+    for call in calls:
+        if not call.lacks(engine):
+            return None
+    return LEFT
+
+
 def _fused_with(
-    call: LinearCall | GatedCall, module: nn.Module, following: Iterable[str]
-) -> tuple[torch.Tensor | None, int]:
+    call: LinearCall | GatedCall, module: nn.Module, following: Sequence[str]
+) -> tuple[Result, int]:
     """A layer, its activation and possibly the layer after it, computed by kernels.
 
     Both layers run as one function where their backward product has a fused kernel. Where no
     gradient is needed, nothing is gained beyond the kernel of `call`.
 
-    Returns the value, or None if no kernel won, and the number of following children that it
+    Returns the value, or as `Part` if no kernel won, and the number of following children that it
     includes.
     """
     x, weight, bias, activation = call.x, call.weight, call.bias, call.activation
     up = call.up if isinstance(call, GatedCall) else None
     is_gated, way = isinstance(call, GatedCall), None
+    others: list[MlpCall] = []
     if wants_gradient(x, weight, up, bias) and (not is_gated or activation in GATES):
         layer, down, count = second(module, following)
         if down is not None and activation is not None:
             both = MlpCall(x, weight, down, up, bias, layer.bias, None, activation)
             if both.is_gated is is_gated:
+                others.append(both)
                 way = way_of(*both)
                 value = _fused(both, way)
                 if value is not None:
                     return value, count
                 if way is CallWay.TORCH:  # a tensor of the second layer may be the reason
                     way = None
+        elif not all(is_plain(getattr(module, name)) for name in following):
+            return _fused(call, way_of(*call)), 0  # its hooks may be removed
     if is_gated and (bias is not None or activation not in GATES):  # no kernel has these
-        return None, 0
-    return _fused(call, way), 0
+        return LEFT, 0
+    way = way or way_of(*call)
+    value = _fused(call, way)
+    return (_left(way, call, *others) if value is None else value), 0
 
 
 def _may_fuse(arguments: tuple[Any, ...]) -> bool:
@@ -187,8 +216,8 @@ def _by_part(part: Part) -> Run:
         if not _may_fuse(arguments):
             return NotImplemented
         hidden, count = part(recipe, module, *arguments)
-        if hidden is None:
-            return NotImplemented
+        if hidden is None or hidden is LEFT:
+            return hidden or NotImplemented
         for name in recipe.then[count:]:
             hidden = getattr(module, name)(hidden)
         return hidden
@@ -196,14 +225,14 @@ def _by_part(part: Part) -> Run:
     return run
 
 
-Part = Callable[..., tuple[torch.Tensor | None, int]]
-"""Computes a part of a module. Returns the value, or None if no kernel won, and the number of
-children in `then` that it includes."""
+Part = Callable[..., tuple[Result, int]]
+"""Computes a part of a module. Returns the value, and the number of children in `then` that it
+includes. Without a kernel the value is None, or `LEFT` if that is decided for such operands."""
 
 
 def _feed_forward(
     recipe: FeedForwardRecipe, module: Any, *operands: torch.Tensor
-) -> tuple[torch.Tensor | None, int]:
+) -> tuple[Result, int]:
     first, up = recipe.first, None
     layer = getattr(module, first.layer)
     weight = _weight_of(layer)
@@ -212,13 +241,13 @@ def _feed_forward(
     if recipe.up is not None:
         other = getattr(module, recipe.up)
         up = _weight_of(other)
+        if up is None:
+            return None, 0
         # Kernels with a gate do not add a bias.
-        if up is None or layer.bias is not None or other.bias is not None:
-            return None, 0
-        if up.shape != weight.shape:
-            return None, 0
+        if layer.bias is not None or other.bias is not None or up.shape != weight.shape:
+            return LEFT, 0
     elif recipe.is_gated and weight.shape[0] % 2:
-        return None, 0
+        return LEFT, 0
     call: LinearCall | GatedCall
     if recipe.is_gated:
         call = GatedCall(operands[0], weight, up, layer.bias, first.activation)
@@ -227,17 +256,19 @@ def _feed_forward(
     return _fused_with(call, module, recipe.then)
 
 
-def _residual(
-    recipe: ResidualRecipe, module: Any, *operands: torch.Tensor
-) -> tuple[torch.Tensor | None, int]:
-    layer, dropout = getattr(module, recipe.layer), recipe.dropout
+def _residual(recipe: ResidualRecipe, module: Any, *operands: torch.Tensor) -> tuple[Result, int]:
+    layer = getattr(module, recipe.layer)
     weight = _weight_of(layer)
     if len(operands) != 2 or weight is None:
         return None, 0
-    if dropout is not None and _drops(getattr(module, dropout)):
-        return None, 0
-    x, residual = operands
-    return _fused(LinearCall(x, weight, layer.bias, residual)), 0
+    if recipe.dropout is not None:
+        dropout = getattr(module, recipe.dropout)
+        if _drops(dropout):
+            return (LEFT if type(dropout) is nn.Dropout and is_plain(dropout) else None), 0
+    call = LinearCall(operands[0], weight, layer.bias, operands[1])
+    way = way_of(*call)
+    value = _fused(call, way)
+    return (_left(way, call) if value is None else value), 0
 
 
 def _sequence(recipe: SequenceRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
@@ -247,7 +278,7 @@ def _sequence(recipe: SequenceRecipe, module: Any, arguments: tuple[Any, ...]) -
     (value,) = arguments
     pairs = {pair.layer: pair for pair in recipe.pairs}
     children: dict[str, Any] = module._modules
-    names, at = list(children), 0
+    names, at, is_left = list(children), 0, recipe.is_sized
     while at < len(names):
         hidden, count, name = None, 0, names[at]
         if name in pairs:
@@ -259,16 +290,15 @@ def _sequence(recipe: SequenceRecipe, module: Any, arguments: tuple[Any, ...]) -
                     break
                 rest.append(following)
             hidden, count = _pair(module, pairs[name], children[name], value, rest)
-        if hidden is None:
+            is_left = is_left and hidden is LEFT
+        if hidden is None or hidden is LEFT:
             value, at = children[name](value), at + 1
         else:
             value, at = hidden, at + 2 + count
-    return value
+    return Left(value) if is_left else value
 
 
-def _pair(
-    module: Any, pair: First, layer: Any, x: Any, following: list[str]
-) -> tuple[torch.Tensor | None, int]:
+def _pair(module: Any, pair: First, layer: Any, x: Any, following: list[str]) -> tuple[Result, int]:
     weight = _weight_of(layer) if _may_fuse((x,)) else None
     if weight is None or not _applies(module, pair):
         return None, 0
@@ -276,10 +306,17 @@ def _pair(
     return _fused_with(call, module, following)
 
 
-def _linear(_recipe: LinearRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
+def _linear(recipe: LinearRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
     if len(arguments) != 1:
         return NotImplemented
-    return operators.linear(arguments[0], module.weight, module.bias)
+    operands = arguments[0], module.weight, module.bias
+    engine = None if torch.compiler.is_compiling() else current()
+    if engine is None or engine.watcher is not None or way_of(*operands) is not CallWay.EAGER:
+        return operators.linear(*operands)
+    products = operators.products_of_linear(*operands, forward_only=recipe.is_bound)
+    if any(engine.plan(*product) is not None for product in products):
+        return operators.linear(*operands)
+    return LEFT if all(engine.lacks(*product) for product in products) else NotImplemented
 
 
 _RUNS: dict[type, Run] = {

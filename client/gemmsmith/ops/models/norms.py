@@ -25,7 +25,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gemmsmith.ops.below.prospects import may_run
 from gemmsmith.ops.engine.in_use import current
+from gemmsmith.ops.models.forwards import LEFT, OWN_WEIGHT, DependsOn
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import parsed
 from gemmsmith.ops.products import norms
@@ -49,6 +51,7 @@ class NormRecipe:
         is_fused: whether the module itself runs torch's fused kernel, so that only the backward
             pass can become faster.
         relies_on: functions that must be the originals.
+        depends_on: as of `forwards.Recipe`.
     """
 
     epsilon: str
@@ -56,6 +59,7 @@ class NormRecipe:
     adds_one: bool = False
     is_fused: bool = False
     relies_on: tuple[Original, ...] = ()
+    depends_on: DependsOn = OWN_WEIGHT
 
     def __str__(self) -> str:
         return "rms norm"
@@ -217,16 +221,23 @@ def norm_recipe(module: nn.Module) -> NormRecipe | None:
 def kind_in_use() -> str | None:
     """The type of device for which winners are in use; None if no winners are in use."""
     engine = current()
-    if engine is None or not engine.may_run(lambda _: True):
+    if engine is None or not may_run(engine, lambda _: True):
         return None
     return engine.platform.kind
 
 
 def run_norm(recipe: NormRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
-    weight = _suitable(recipe, module, *arguments) if len(arguments) == 1 else None
-    if weight is None:
+    if torch.compiler.is_compiling() or len(arguments) != 1:
         return NotImplemented
-    return _run_fused(recipe, module, arguments[0], weight)
+    (x,), weight = arguments, module.weight
+    if not isinstance(x, torch.Tensor) or not isinstance(weight, torch.Tensor):
+        return NotImplemented
+    kind = kind_in_use()
+    if x.device.type != kind or (recipe.is_fused and not norms.is_ours(x, weight)):
+        return LEFT
+    if not _suits(recipe, module, x, weight):
+        return NotImplemented
+    return _run_fused(recipe, module, x, weight)
 
 
 def _run_fused(
@@ -240,20 +251,11 @@ def _run_fused(
     return norms.rms_norm(x.float(), scale, epsilon).type_as(x)
 
 
-def _suitable(recipe: NormRecipe, module: Any, x: Any) -> torch.Tensor | None:
-    """The weight, if torch's fused kernel computes the same as the module; else None."""
-    if torch.compiler.is_compiling():
-        return None
-    kind = kind_in_use()
-    if kind is None or not isinstance(x, torch.Tensor) or x.device.type != kind:
-        return None
-    weight = module.weight
-    if not isinstance(weight, torch.Tensor) or not ours(x, weight):
-        return None
-    if recipe.is_fused and not norms.is_ours(x, weight):
-        return None
-    suits = (
-        x.dtype is weight.dtype
+def _suits(recipe: NormRecipe, module: Any, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether torch's fused kernel computes the same as the module."""
+    return (
+        ours(x, weight)
+        and x.dtype is weight.dtype
         and x.dtype in _TYPES
         and weight.dim() == 1
         and x.shape[-1:] == weight.shape
@@ -263,9 +265,8 @@ def _suitable(recipe: NormRecipe, module: Any, x: Any) -> torch.Tensor | None:
         and 0 < x.numel() < MOST
         and _has_epsilon(recipe, module)
         and (recipe.scales is None or getattr(module, recipe.scales) is True)
-        and not torch.is_autocast_enabled(kind)
+        and not torch.is_autocast_enabled(x.device.type)
     )
-    return weight if suits else None
 
 
 def _has_epsilon(recipe: NormRecipe, module: Any) -> bool:

@@ -3,17 +3,18 @@
 A patch replaces products in three ways.
 
 1. A compiled binding below autograd replaces all products of two matrices in every thread, or with
-   a model those with the sizes of its `nn.Linear` modules. It costs a fraction of a microsecond per
-   call (`gemmsmith.ops.below.dispatch`). This includes products with FP32 output or added to FP32
-   sums, INT8 products, and FP32 products while torch may compute them in TF32. Experts' grouped
-   products and the FP8 products of `torch._scaled_mm` are replaced with or without the binding.
-   `addmm` with a bias is replaced, in Python, if there are winners that add a bias.
+   a model those with the sizes of its `nn.Linear` modules, if winners may fit any of them. It costs
+   a fraction of a microsecond per call (`gemmsmith.ops.below.dispatch`). This includes products
+   with FP32 output or added to FP32 sums, INT8 products, and FP32 products while torch may compute
+   them in TF32. Experts' grouped products and the FP8 products of `torch._scaled_mm` are replaced
+   with or without the binding. `addmm` with a bias is replaced, in Python, if there are winners
+   that add a bias, with a model for the sizes of its layers.
 2. Some modules of a model get another forward while the patch is open
-   (`gemmsmith.ops.models.forwards`): linear layers with a bias that no winner adds, which costs
-   about ten microseconds per call; layers that end in an activation, a gate or a residual, which
-   run everything in a single kernel if it won (`gemmsmith.ops.models.layers`); and RMS norms, which
-   run torch's fused kernel (`gemmsmith.ops.models.norms`). Without the binding, and for a
-   report, all `nn.Linear` modules get such a forward.
+   (`gemmsmith.ops.models.forwards`): linear layers with a bias that no winner adds; layers that
+   end in an activation, a gate or a residual, which run everything in a single kernel if it won
+   (`gemmsmith.ops.models.layers`); and RMS norms, which run torch's fused kernel
+   (`gemmsmith.ops.models.norms`). Without the binding, and for a report, all `nn.Linear` modules
+   get such a forward. It costs a call some microseconds, and about two where nothing wins.
 3. Without the binding and without a model, a torch function mode intercepts the products of this
    thread (`gemmsmith.ops.models.function_mode`).
 
@@ -33,16 +34,25 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from types import ModuleType
 from typing import TextIO
 
 import torch
 
 from gemmsmith.errors import NotInvariant
 from gemmsmith.ops.below import compiling, experts, scaling
+from gemmsmith.ops.below.blocks import Weights
 from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.below.prospects import (
+    may_add_biases,
+    may_group,
+    may_multiply,
+    may_replace,
+    may_scale,
+)
 from gemmsmith.ops.engine.engine import Engine, watch
 from gemmsmith.ops.engine.in_use import current, demanded, in_use, on_install, why_none
 from gemmsmith.ops.engine.recomputing import Again, remember
@@ -152,6 +162,8 @@ class Patch(AbstractContextManager[None]):
         self._why_none = ""
         self._has_norms = False
         self._is_block = self._is_bound = False
+        self._is_idle = False  # no product of the model's layers may win
+        self._linears, self._overridden = Forwards(), set[ModuleType]()
         self._stack = ExitStack()
 
     def __enter__(self) -> None:
@@ -204,15 +216,18 @@ class Patch(AbstractContextManager[None]):
             return
         with ExitStack() as stack:
             stack.enter_context(demanded(self._numerics))
-            self._engine, self._is_bound = current(), False
+            self._engine, self._is_bound, self._is_idle = current(), False, False
+            self._overridden.clear()
             self._why_none = why_none() if self._engine is None else ""
             if self._report is not None:
                 stack.callback(watch, watch(self._report))
             has_binding = self._replace_below(stack)
             if model is not None:
                 forwards = Forwards()
+                stack.callback(self._linears.undo)
                 stack.callback(forwards.undo)
-                self._within(model, forwards, has_binding=has_binding)
+                self._take_over_linears(model, self._engine)
+                self._within(model, forwards)
             elif self._engine is not None and not has_binding:
                 stack.enter_context(Everywhere())
             self._stack = stack.pop_all()
@@ -222,11 +237,13 @@ class Patch(AbstractContextManager[None]):
         engine, model = self._engine, self._model
         if engine is None or engine.platform.kind is None:
             return False
-        weights = None if model is None else experts.weights_of(model)
-        for replaced in (experts, scaling):
-            stack.enter_context(replaced.on(engine.platform.kind, weights))
+        self._override(stack, engine)
         # The binding does not report products to a watcher.
         counts = engine.watcher is not None and not engine.is_invariant
+        sizes = None if model is None else _sizes(_linears(model))
+        self._is_idle = not counts and model is not None and not may_replace(engine, sizes)
+        if self._is_idle:
+            return False
         dispatch = None if counts else Dispatch.of(engine.platform.kind)
         if dispatch is None and engine.is_invariant:
             # Without it, torch would compute backward products and those of other threads.
@@ -237,35 +254,55 @@ class Patch(AbstractContextManager[None]):
             return False
         if engine.is_invariant:
             compiling.install()
-        sizes = None
-        if model is not None:
-            sizes = frozenset((layer.out_features, layer.in_features) for layer in _linears(model))
         stack.enter_context(dispatch.on(sizes))
         self._is_bound = True
         return True
 
     def _follow(self) -> None:
-        """Replace operators below autograd if winners came into use after the patch was opened."""
+        """Replace what other winners need that came into use after the patch was opened."""
         engine = in_use()
-        must_bind = engine is not None and engine.is_invariant and not self._is_bound
-        if self._engine is None or must_bind:
+        may_bind = engine is not None and (engine.is_invariant or self._is_idle)
+        if self._engine is None or (may_bind and not self._is_bound):
             self._engine = engine
             self._why_none = why_none() if engine is None else ""
             self._replace_below(self._stack)
+        # Nothing is given back: a checkpointed region may need it again.
+        model = self._model
+        if engine is not None:
+            self._override(self._stack, engine)
+        if model is not None:
+            self._take_over_linears(model, engine)
 
-    def _within(self, model: torch.nn.Module, forwards: Forwards, *, has_binding: bool) -> None:
-        recognized, linears = [*layers.recognized(model)], _linears(model)
+    def _override(self, stack: ExitStack, engine: Engine) -> None:
+        """Replace grouped and FP8 products where they may win: in Python, which costs all calls."""
+        kind, model = engine.platform.kind, self._model
+        weights = None if model is None else experts.weights_of(model)
+        for replaced, may_win in ((experts, may_group), (scaling, may_scale)):
+            if kind and replaced not in self._overridden and may_win(engine, weights):
+                self._overridden.add(replaced)
+                stack.enter_context(replaced.on(kind, weights))
+
+    def _within(self, model: torch.nn.Module, forwards: Forwards) -> None:
+        recognized = [*layers.recognized(model)]
         self._has_norms = any(isinstance(layer.recipe, NormRecipe) for layer in recognized)
-        if has_binding and self._engine is not None:
-            # The binding replaces the products of layers without a bias. With a bias, torch calls
-            # addmm, which is replaced only if a winner adds a bias. Otherwise a forward of ours
-            # adds it to the product of a plain kernel.
-            biases = self._engine.may_add_biases
-            linears = [layer for layer in linears if layer.bias is not None and not biases]
-        layers.take_over_linear(forwards, linears)
         layers.take_over(forwards, recognized)
         if self._report is not None:
             self._report.recognized(Counter(map(str, recognized)))
+
+    def _take_over_linears(self, model: torch.nn.Module, engine: Engine | None) -> None:
+        """Patch the linear layers whose products are not replaced below autograd, and may win."""
+        linears = [] if engine is None else _linears(model)
+        if engine is not None and (self._is_bound or self._is_idle):
+            # The binding replaces the products of layers without a bias. With a bias, torch calls
+            # addmm, which is replaced only if a winner adds a bias for such sizes. Otherwise a
+            # forward of ours adds it to the product of a plain kernel.
+            biases = may_add_biases(engine, _sizes(linears))
+            linears = [
+                layer
+                for layer in linears
+                if layer.bias is not None and not biases and may_multiply(engine, _sizes([layer]))
+            ]
+        layers.take_over_linear(self._linears, linears, is_bound=self._is_bound)
 
 
 class _Patches:
@@ -288,6 +325,10 @@ def _warn_once() -> None:
 
 def _linears(model: torch.nn.Module) -> list[torch.nn.Linear]:
     return [module for module in model.modules() if type(module) is torch.nn.Linear]
+
+
+def _sizes(linears: Iterable[torch.nn.Linear]) -> Weights:
+    return frozenset((layer.out_features, layer.in_features) for layer in linears)
 
 
 def _follow() -> None:

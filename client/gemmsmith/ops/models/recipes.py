@@ -10,6 +10,7 @@ or after the module was recognized (`gemmsmith.ops.models.originals`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -20,7 +21,7 @@ from torch.nn import functional
 
 from gemmsmith.core.epilogue import Activation
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, experts_recipe
-from gemmsmith.ops.models.forwards import has_own_forward
+from gemmsmith.ops.models.forwards import NOTHING, OWN_WEIGHT, DependsOn, has_own_forward
 from gemmsmith.ops.models.norms import NormRecipe, norm_recipe
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import Activated, Called, Combined, Expression, Given, Half, read
@@ -55,6 +56,7 @@ class FeedForwardRecipe:
             the same layer.
         then: names of the children that are called after that, in this order.
         relies_on: functions that must be the originals.
+        depends_on: as of `forwards.Recipe`.
     """
 
     first: First
@@ -62,6 +64,7 @@ class FeedForwardRecipe:
     up: str | None
     then: tuple[str, ...]
     relies_on: tuple[Original, ...] = ()
+    depends_on: DependsOn = NOTHING
 
     def __str__(self) -> str:
         return f"{'gated' if self.is_gated else 'linear +'} {self.first.activation.value}"
@@ -75,6 +78,7 @@ class ResidualRecipe:
     dropout: str | None
     then: tuple[str, ...]
     relies_on: tuple[Original, ...] = ()
+    depends_on: DependsOn = NOTHING
 
     def __str__(self) -> str:
         return "linear + residual"
@@ -82,10 +86,19 @@ class ResidualRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceRecipe:
-    """The layers of a `Sequential` that are followed by an activation."""
+    """The layers of a `Sequential` that are followed by an activation.
+
+    Attributes:
+        pairs: the layers.
+        relies_on: functions that must be the originals.
+        depends_on: as of `forwards.Recipe`.
+        is_sized: whether the sizes and types of all results follow from those of the operand.
+    """
 
     pairs: tuple[First, ...]
     relies_on: tuple[Original, ...]
+    depends_on: DependsOn
+    is_sized: bool
 
     def __str__(self) -> str:
         return "linear + " + ", ".join(sorted({pair.activation.value for pair in self.pairs}))
@@ -93,9 +106,17 @@ class SequenceRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearRecipe:
-    """A single linear layer whose product is not replaced below autograd."""
+    """A single linear layer whose product is not replaced below autograd.
+
+    Attributes:
+        relies_on: functions that must be the originals.
+        is_bound: whether the products of its gradients are replaced there.
+        depends_on: as of `forwards.Recipe`.
+    """
 
     relies_on: tuple[Original, ...]
+    is_bound: bool = False
+    depends_on: DependsOn = OWN_WEIGHT
 
     def __str__(self) -> str:
         return "linear"
@@ -172,16 +193,29 @@ def _calls(module: object) -> tuple[tuple[Any, str], ...]:
     return ()
 
 
-def _relied_on(
-    recipe: FeedForwardRecipe | ResidualRecipe, module: nn.Module
-) -> tuple[Original, ...] | None:
-    """The functions that the skipped children call; None if any of them is replaced."""
+def _completed(
+    recipe: FeedForwardRecipe | ResidualRecipe, module: nn.Module, relies_on: tuple[Original, ...]
+) -> FeedForwardRecipe | ResidualRecipe | None:
+    """The recipe, with all that it relies and depends on.
+
+    Returns None if a function that a skipped child calls has been replaced.
+    """
     if isinstance(recipe, ResidualRecipe):
         names = [recipe.layer, recipe.dropout]
     else:
         names = [recipe.first.layer, recipe.up, recipe.first.by, *recipe.then]
-    children = [getattr(module, name) for name in names if name is not None]
-    return originals(*dict.fromkeys(call for child in children for call in _calls(child)))
+    children = [(name, getattr(module, name)) for name in names if name is not None]
+    calls = originals(*dict.fromkeys(call for _, child in children for call in _calls(child)))
+    if calls is None:
+        return None
+    return replace(recipe, relies_on=(*relies_on, *calls), depends_on=_depends_on(children))
+
+
+def _depends_on(children: Iterable[tuple[str, object]]) -> DependsOn:
+    return DependsOn(
+        weights=tuple((name, "weight") for name, child in children if is_linear(child)),
+        dropouts=tuple(name for name, child in children if type(child) is nn.Dropout),
+    )
 
 
 def recipe_of(module: nn.Module) -> Recipe | None:
@@ -204,10 +238,7 @@ def recipe_of(module: nn.Module) -> Recipe | None:
     while formula is not None and expression is not None:
         recipe = _matched(module, expression, tuple(reversed(then)))
         if recipe is not None:
-            relies_on = _relied_on(recipe, module)
-            if relies_on is None:
-                return None
-            return replace(recipe, relies_on=(*formula.relies_on, *relies_on))
+            return _completed(recipe, module, formula.relies_on)
         if not isinstance(expression, Called) or expression.child not in module._modules:
             return None
         then.append(expression.child)
@@ -215,10 +246,10 @@ def recipe_of(module: nn.Module) -> Recipe | None:
     return None
 
 
-def linear_recipe() -> LinearRecipe | None:
+def linear_recipe(*, is_bound: bool = False) -> LinearRecipe | None:
     """The recipe of every `nn.Linear`; None if a program has replaced functions that it calls."""
     relies_on = originals((nn.Linear, "forward"), (functional, "linear"))
-    return None if relies_on is None else LinearRecipe(relies_on=relies_on)
+    return None if relies_on is None else LinearRecipe(relies_on=relies_on, is_bound=is_bound)
 
 
 def _sequence(module: nn.Module) -> SequenceRecipe | None:
@@ -230,9 +261,21 @@ def _sequence(module: nn.Module) -> SequenceRecipe | None:
     )
     calls = dict.fromkeys(call for _, child in children for call in _calls(child))
     relies_on = originals((nn.Sequential, "forward"), *calls)
-    return (
-        None if relies_on is None or not pairs else SequenceRecipe(pairs=pairs, relies_on=relies_on)
+    if relies_on is None or not pairs:
+        return None
+    return SequenceRecipe(
+        pairs=pairs,
+        relies_on=relies_on,
+        depends_on=_depends_on(children),
+        is_sized=all(_is_sized(child) for _, child in children),
     )
+
+
+def _is_sized(child: object) -> bool:
+    return is_linear(child) or type(child) in _SIZED or activation_of(child) is not None
+
+
+_SIZED = (nn.Dropout, nn.Identity, nn.LayerNorm, nn.RMSNorm, nn.ReLU, nn.Sigmoid, nn.Tanh)
 
 
 def _matched(

@@ -92,6 +92,19 @@ def choose(
     return None
 
 
+def lacks(
+    engine: Engine,
+    x: torch.Tensor | Spec,
+    weight: torch.Tensor | Spec,
+    choices: tuple[Epilogue, ...],
+) -> bool:
+    """Whether it is decided that `choose` gives None."""
+    if len(weight.shape) != 2 or len(x.shape) < 2:
+        return True
+    dy = functions.contiguous(x, (*x.shape[:-1], weight.shape[0]))
+    return all(engine.lacks(Form.MATMUL, dy, weight, epilogue=of) for of in choices)
+
+
 def record(x: torch.Tensor, weight: torch.Tensor, choices: tuple[Epilogue, ...]) -> None:
     """Note that the first of these could follow a backward product; operands as of `choose`."""
     if choices and x.dim() >= 2 and weight.dim() == 2:

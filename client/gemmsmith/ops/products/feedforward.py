@@ -130,6 +130,11 @@ class MlpCall(NamedTuple):
         operands = (as_cast(self.x), as_cast(self.down))
         return backward.choose(engine, *operands, self.backward_epilogues) is not None
 
+    def lacks(self, engine: Engine) -> bool:
+        """Whether it is decided that no backward product has won."""
+        operands = (as_cast(self.x), as_cast(self.down))
+        return backward.lacks(engine, *operands, self.backward_epilogues)
+
     def run_if_fused(self, _way: CallWay, engine: Engine | None) -> torch.Tensor | None:
         """Both layers as one function. Returns None if no backward product with an epilogue won."""
         x, residual = self.x, self.residual

@@ -162,6 +162,11 @@ class LinearCall(NamedTuple):
         bias = None if self.bias is None else autocast(self.bias)[0]
         return plan is not None and plan.suits(self.operands | present(bias=bias))
 
+    def lacks(self, engine: Engine) -> bool:
+        """Whether it is decided that no winner computes all of it."""
+        epilogue, operands = self.epilogue(), (as_cast(self.x), as_cast(self.weight))
+        return epilogue is None or engine.lacks(Form.LINEAR, *operands, epilogue=epilogue)
+
     def run_if_fused(self, way: CallWay, engine: Engine | None) -> torch.Tensor | None:
         """The layer by one kernel of the engine. Returns None if no winner computes all of it."""
         x, weight, epilogue = self.x, self.weight, self.epilogue()

@@ -98,6 +98,12 @@ class GatedCall(NamedTuple):
         operands = (as_cast(self.x), as_cast(gate))
         return engine.plan(Form.LINEAR, *operands, epilogue=self.epilogue()) is not None
 
+    def lacks(self, engine: Engine) -> bool:
+        """Whether it is decided that no winner computes all of it."""
+        gate, _ = parts(self.weight, self.up, self.interleaved)
+        operands, epilogue = (as_cast(self.x), as_cast(gate)), self.epilogue()
+        return self.bias is not None or engine.lacks(Form.LINEAR, *operands, epilogue=epilogue)
+
     def run_if_fused(self, way: CallWay, engine: Engine | None) -> torch.Tensor | None:
         """The layer by one kernel of the engine. Returns None if no winner computes all of it."""
         x, weight, up = self.x, self.weight, self.up

@@ -16,9 +16,9 @@ from torch.nn import functional
 from gemmsmith.ops.below import scaling
 from gemmsmith.ops.engine import fallback, functions
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.engine.forms import SCALED_TYPES, Form
+from gemmsmith.ops.engine.forms import SCALED_TYPES, Form, Spec
 from gemmsmith.ops.engine.in_use import current
-from gemmsmith.ops.products.registry import CallWay, autocast, register, wants_gradient
+from gemmsmith.ops.products.registry import CallWay, as_cast, autocast, register, wants_gradient
 
 
 def linear(
@@ -154,6 +154,29 @@ def _linear_autograd(
         return functional.linear(x, weight, bias)
     d: torch.Tensor = functions.Linear.apply(x, weight, bias, main_grad, plan)  # type: ignore[no-untyped-call]
     return d
+
+
+Product = tuple[Form, torch.Tensor | Spec, torch.Tensor | Spec]
+
+
+def products_of_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, forward_only: bool
+) -> list[Product]:
+    """The products of a linear layer, and of its gradients if autograd needs any.
+
+    Args:
+        x: as of `linear`.
+        weight: as of `linear`.
+        bias: as of `linear`.
+        forward_only: leave out those of gradients.
+    """
+    a, b = as_cast(x), as_cast(weight)
+    products: list[Product] = [(Form.LINEAR if bias is None else Form.LINEAR_BIAS, a, b)]
+    is_matrix = x.dim() >= 2 and weight.dim() == 2
+    if is_matrix and not forward_only and wants_gradient(x, weight, bias):
+        dy = functions.contiguous(a, (*x.shape[:-1], weight.shape[0]))
+        products += [(Form.MATMUL, dy, b), (Form.WEIGHT_GRADIENT, dy, a)]
+    return products
 
 
 def _linear_by_torch(

@@ -1,0 +1,207 @@
+"""The host's time of patched layers and models, where no winner fits them, beside torch's.
+
+    python -m benchmarks.host_layers                  # layers of each kind, on the CPU
+    python -m benchmarks.host_layers GPT-NeoX SigLIP  # tiny models, those of docs/fusing.md
+    python -m benchmarks.host_layers all              # all of these models
+
+What a patch registers with torch's dispatcher stays there. So each way runs in a process of its own
+and on the same core, and the ways take turns. The processor time of the thread counts, which other
+programs on the machine change little. Prints the median of the turns, the difference from torch's,
+and the median of the quotients torch's / patched of each turn, with their middle half.
+
+The ways: `other sizes`: there are winners, for other layers alone. `same sizes`: there may be
+winners for the layers' weights, but none for these rows; torch's `addmm` is overridden. `winner`:
+kernels in C run, which do not compute, so that their time is the host's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+import gemmsmith
+from gemmsmith.core.problem import Problem
+from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import install
+from gemmsmith.ops.engine.plan import Plan
+from tests.support import stand_in
+
+WAYS = ("torch", "other sizes", "same sizes", "winner")
+CALLS = {True: 10, False: 200}
+"""Of a model and of a layer, in a turn."""
+# By name, because the type checker does not read these files.
+NETS: dict[str, Any] = import_module("tests.unit.ops.test_left_to_torch").NETS
+MODELS = {tiny.name: tiny for tiny in import_module("tests.support.tiny_models").MODELS}
+
+Call = Callable[[], Any]
+
+
+def engine(way: str, folder: Path) -> Engine:
+    """Winners for a way, with the CPU in the GPU's place."""
+    chooser: Any = stand_in.Chooser(answers=lambda _: way == "winner")
+    if way == "other sizes":
+        chooser.pinned = True
+        chooser.snapshot = SimpleNamespace(
+            rows=[SimpleNamespace(problem=Problem(m=8, n=8000, k=8))]
+        )
+    host = stand_in.Host()
+    host.kind = "cpu"
+    if way != "other sizes":  # where a patch needs no binding
+        Dispatch.of("cpu", stream=host.stream)
+    return Engine(chooser, stand_in.Packs(stand_in.build(folder)), platform=host)
+
+
+def call_of(name: str) -> tuple[nn.Module, Call]:
+    """A layer or a model, and a call of it, with its backward pass if gradients are enabled."""
+    if name in MODELS:
+        tiny = MODELS[name]
+        net = tiny.model()
+        run: Call = lambda: tiny.run(net)  # noqa: E731
+    else:
+        net, operands = NETS[name]()
+        net.eval()
+        run = lambda: net(*operands)  # noqa: E731
+
+    def call() -> None:
+        out = run()
+        if torch.is_grad_enabled():
+            out.float().sum().backward()
+
+    return net, call
+
+
+def serve(way: str, names: list[str]) -> None:
+    """Measure turns, each asked for by a line: a name, and whether gradients are computed."""
+    torch.set_num_threads(1)
+    calls = {}
+    with tempfile.TemporaryDirectory() as folder:
+        if way != "torch":
+            install(engine(way, Path(folder)))
+            if way == "winner":
+                plan: Any = Plan
+                launch = plan.__init__
+
+                def made(self: Any, *arguments: Any) -> None:
+                    launch(self, *arguments)
+                    self._run = lambda *_: 0
+
+                plan.__init__ = made
+        for name in names:
+            net, calls[name] = call_of(name)
+            if way != "torch":
+                gemmsmith.patch(net)
+        print("ready", flush=True)
+        for line in sys.stdin:
+            name, gradients = line.rstrip("\n").split("\t")
+            with torch.set_grad_enabled(gradients == "True"):
+                print(_turn(calls[name], CALLS[name in MODELS]), flush=True)
+
+
+def _turn(call: Call, count: int) -> float:
+    """Microseconds of a call."""
+    for _ in range(5):
+        call()
+    began = time.thread_time()
+    for _ in range(count):
+        call()
+    return (time.thread_time() - began) / count * 1e6
+
+
+class Process:
+    """A way in its process."""
+
+    def __init__(self, way: str, names: list[str], core: int) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.host_layers", "--serve", way]
+        self._process = subprocess.Popen(
+            [*command, *names],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        os.sched_setaffinity(self._process.pid, {core})
+        self._read()
+
+    def turn(self, name: str, *, gradients: bool) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{name}\t{gradients}\n")
+        self._process.stdin.flush()
+        return float(self._read())
+
+    def end(self) -> None:
+        self._process.communicate()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("a process ended early; run it with --serve to see why")
+        return line
+
+
+def main() -> int:
+    """Print a row for each layer or model, forwards and with gradients."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="models, or kinds of layers; by default all kinds")
+    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:3])
+    parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    names = options.names or [*NETS]
+    names = [*MODELS] if names == ["all"] else names
+    unknown = [name for name in names if name not in MODELS and name not in NETS]
+    if unknown:
+        parser.error(f"no layer or model is called {unknown[0]}: {', '.join([*NETS, *MODELS])}")
+    if options.serve:
+        serve(options.serve, names)
+        return 0
+    core = max(os.sched_getaffinity(0))
+    ways = ["torch", *(way for way in options.ways if way != "torch")]
+    processes = {way: Process(way, names, core) for way in ways}
+    print(f"torch {torch.__version__}, µs of a call\n\n| | {' | '.join(ways)} |")
+    print("|---" * (1 + len(ways)) + "|")
+    for name in names:
+        for gradients in (False, True):
+            turns = [
+                [processes[way].turn(name, gradients=gradients) for way in ways]
+                for _ in range(options.turns)
+            ]
+            row = (_cell(*column) for column in _columns(turns))
+            print(f"| {name}{', with gradients' if gradients else ''} | {' | '.join(row)} |")
+    for process in processes.values():
+        process.end()
+    return 0
+
+
+def _columns(turns: list[list[float]]) -> list[tuple[list[float], list[float]]]:
+    """Torch's turns beside those of each way."""
+    return [([turn[0] for turn in turns], list(way)) for way in zip(*turns, strict=True)]
+
+
+def _cell(torchs: list[float], ours: list[float]) -> str:
+    text = f"{statistics.median(ours):.1f}"
+    if torchs == ours:
+        return text
+    more = statistics.median(ours) - statistics.median(torchs)
+    low, middle, high = statistics.quantiles(
+        [theirs / mine for theirs, mine in zip(torchs, ours, strict=True)], n=4
+    )
+    return f"{text} ({more:+.1f}), {middle:.3f} × ({low:.3f} … {high:.3f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""The host's time of patched layers and models is measured beside torch's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.session.core import ROOT
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.host_layers", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("ways", [("other sizes", "same sizes"), ("winner",)])
+def test_a_layer_and_a_model(ways: tuple[str, ...]) -> None:
+    done = run("nanogpt", "GPT-NeoX", "--turns", "2", "--ways", *ways)
+    assert done.returncode == 0, done.stderr
+    _, _, head, _, *rows = done.stdout.splitlines()
+    assert head == f"| | torch | {' | '.join(ways)} |"
+    names = ["nanogpt", "nanogpt, with gradients", "GPT-NeoX", "GPT-NeoX, with gradients"]
+    assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in names]
+    for row in rows:
+        torchs, *ours = row.strip("| ").split(" | ")[1:]
+        assert float(torchs) > 0
+        assert len(ours) == len(ways)
+        assert all(" × (" in cell for cell in ours)
+
+
+def test_an_unknown_name() -> None:
+    done = run("GPT-9")
+    assert done.returncode == 2
+    assert "no layer or model is called GPT-9: torchtitan, " in done.stderr
