@@ -53,16 +53,9 @@ def may_multiply(engine: Engine, weights: Weights) -> bool:
     return may_win(engine, lambda problem: (problem.n, problem.k) in weights)
 
 
-def may_group(engine: Engine, weights: Weights | None) -> bool:
-    """Whether there may be a winner for a layer of experts, or its gradients. As `may_multiply`."""
-
-    def has(problem: Problem) -> bool:
-        m, n, k = problem.m, problem.n, problem.k
-        sizes = ((n, k), (k, n), (m, n), (n, m))
-        is_of_weights = weights is None or any(size in weights for size in sizes)
-        return problem.operation.is_grouped and is_of_weights
-
-    return may_win(engine, has)
+def may_group(engine: Engine, _: Weights | None) -> bool:
+    """Whether there may be a winner for grouped products: neighbours' kernels run other sizes."""
+    return may_win(engine, lambda problem: problem.operation.is_grouped)
 
 
 def may_scale(engine: Engine, _: Weights | None) -> bool:
