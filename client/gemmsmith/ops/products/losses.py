@@ -248,7 +248,7 @@ def _compute(
     if needs_weight and step < rows:
         of_weight = torch.zeros(weight.shape, dtype=torch.float32, device=x.device)
     losses, of_x = [], []
-    for first in range(0, rows, step):
+    for first in range(0, max(rows, 1), max(step, 1)):
         part = slice(first, first + step)
         factor = scale if scale is None or scale.numel() == 1 else scale[part]
         logits = backward.linear(x[part], weight, bias)
@@ -264,12 +264,11 @@ def _compute(
             sums = logits.sum(0, dtype=torch.float32)
             of_bias = sums if of_bias is None else of_bias.add_(sums)
         del logits  # before the next ones are computed
-    none = x.new_empty(0)
     return (
         _joined(losses),
-        _joined(of_x) if of_x else none,
-        none if of_weight is None else of_weight.to(weight.dtype).contiguous(),
-        none if of_bias is None else of_bias.to(x.dtype),
+        _joined(of_x) if of_x else x.new_empty(0),
+        x.new_empty(0) if of_weight is None else of_weight.to(weight.dtype).contiguous(),
+        x.new_empty(0) if of_bias is None else of_bias.to(x.dtype),
     )
 
 
