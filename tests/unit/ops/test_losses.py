@@ -90,7 +90,7 @@ def outcome(
     ]  # fmt: skip
     loss = function(*given, **options)
     torch.manual_seed(7)
-    gradient = (torch.rand(loss.shape) + 0.5).to(loss.dtype)
+    gradient = (torch.rand(loss.shape) + 0.5).to(loss)
     needed = [leaf for leaf in given if leaf is not None and leaf.requires_grad]
     return [loss.detach(), *torch.autograd.grad(loss, needed, gradient)]
 
