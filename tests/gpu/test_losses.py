@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from gemmsmith.ops.products import losses
-from gemmsmith.ops.products.losses import LossOptions, linear_cross_entropy
+from gemmsmith.ops.products import loss_passes, losses
+from gemmsmith.ops.products.loss_passes import LossOptions
+from gemmsmith.ops.products.losses import linear_cross_entropy
 from tests.unit.ops.test_losses import OPTIONS, Tensors, close, equal, outcome, reference
 
 BF16 = torch.bfloat16
@@ -130,7 +131,7 @@ def test_the_pass(width: int, dtype: torch.dtype, by_row: bool | None) -> None:
     """Triton's form against torch's, which is checked on the host."""
     pytest.importorskip("triton")
     torch.manual_seed(3)
-    plain: Any = losses.cross_entropy.__wrapped__  # type: ignore[attr-defined]
+    plain: Any = loss_passes.cross_entropy.__wrapped__  # type: ignore[attr-defined]
     logits = (4 * torch.randn(37, width, device="cuda")).to(dtype)
     labels = torch.randint(width, (37,), device="cuda")
     labels[5] = -1
@@ -139,7 +140,7 @@ def test_the_pass(width: int, dtype: torch.dtype, by_row: bool | None) -> None:
         for cap in (None, 5.0):
             for z_loss in (0.0, 1e-3):
                 options = LossOptions(-1, smoothing, cap, z_loss, "sum")
-                rows, ours = losses.cross_entropy(logits.clone(), labels, scale, options)
+                rows, ours = loss_passes.cross_entropy(logits.clone(), labels, scale, options)
                 exact, gradient = plain(logits.clone(), labels, scale, options)
                 torch.testing.assert_close(rows, exact, rtol=1e-5, atol=2e-5)
                 eps, floor = torch.finfo(dtype).eps, 2e-6 if width <= 100 else 1e-7
@@ -181,9 +182,9 @@ def test_more_logits_than_32_bits_count() -> None:
     scale = torch.ones(1, device="cuda")
     parts = (slice(0, 8), slice(rows // 2, rows // 2 + 8), slice(rows - 8, rows))
     kept = [logits[part].clone() for part in parts]
-    ours, gradient = losses.cross_entropy(logits, labels, scale, LossOptions())
+    ours, gradient = loss_passes.cross_entropy(logits, labels, scale, LossOptions())
     for part, some in zip(parts, kept, strict=True):
-        exact, expected = losses.cross_entropy(some, labels[part], scale, LossOptions())
+        exact, expected = loss_passes.cross_entropy(some, labels[part], scale, LossOptions())
         assert torch.equal(ours[part], exact)
         assert torch.equal(gradient[part], expected)
 

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd import forward_ad
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import gemmsmith
-from gemmsmith.ops.products import losses
+from gemmsmith.ops.products import loss_passes, losses
 from gemmsmith.ops.products.losses import linear_cross_entropy
 
 BF16 = torch.bfloat16
@@ -120,7 +123,7 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """Rows of each pass over logits, and whether it turns them into gradients."""
     seen: list[tuple[int, bool]] = []
-    own = losses.cross_entropy
+    own = loss_passes.cross_entropy
 
     def noted(logits: torch.Tensor, labels: torch.Tensor, scale: Any, options: Any) -> Any:
         seen.append((logits.shape[0], scale is not None))
@@ -536,6 +539,20 @@ def test_20_steps_of_tied_weights_like_torch(computing: str) -> None:
     ours, torchs = train(BF16, linear_cross_entropy), train(BF16, reference)
     assert exact[-1] < exact[0] - 0.5
     assert (ours - exact).norm() <= 1.1 * (torchs - exact).norm() + 1e-2
+
+
+def test_fsdp2(mesh: dist.DeviceMesh) -> None:
+    torch.manual_seed(2)
+    plain = Tied().to(BF16)
+    sharded = copy.deepcopy(plain)
+    fully_shard(sharded, mesh=mesh)
+    tokens = torch.randint(40, (4, 17))
+    for net in (plain, sharded):
+        for _ in range(2):  # gradients are added up
+            net(tokens, linear_cross_entropy).backward()
+    for own, other in zip(plain.parameters(), sharded.parameters(), strict=True):
+        assert isinstance(other.grad, DTensor)
+        assert torch.equal(other.grad.full_tensor(), own.grad)  # type: ignore[arg-type]
 
 
 def test_checkpoints() -> None:

@@ -15,17 +15,23 @@ Sums are FP32, in a fixed order. Operands that are not bf16 or fp16 are left to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from gemmsmith.ops.engine import functions
-from gemmsmith.ops.engine.by_triton import by_triton
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.engine.observers import dense, is_traced, only_torch_differentiates
 from gemmsmith.ops.products import backward
+from gemmsmith.ops.products.loss_passes import (
+    LossOptions,
+    capped,
+    cross_entropy,
+    losses_of,
+    multiply,
+)
 from gemmsmith.ops.products.registry import CallWay, register, wants_gradient
 
 MOST_BYTES = 2**29
@@ -33,19 +39,8 @@ MOST_BYTES = 2**29
 MULTIPLE = 256
 """Rows of a chunk are a multiple, so that they fill tiles."""
 
-_KERNELS = "gemmsmith.ops.products.triton_losses"
 _NARROW = (torch.bfloat16, torch.float16)
 _REDUCTIONS = ("mean", "sum", "none")
-
-
-class LossOptions(NamedTuple):
-    """As of `linear_cross_entropy`."""
-
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    softcap: float | None = None
-    z_loss: float = 0.0
-    reduction: str = "mean"
 
 
 def linear_cross_entropy(
@@ -144,55 +139,6 @@ def chunk_rows(rows: int, vocabulary: int, depth: int, size: int) -> int:
     return -(-rows // (chunks * MULTIPLE)) * MULTIPLE
 
 
-@by_triton(_KERNELS)
-def cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor | None, options: LossOptions
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The losses of rows, [R] in FP32, and the gradient of their logits in the logits' memory.
-
-    Args:
-        logits: [R, V].
-        labels: [R].
-        scale: what gradients are multiplied by: FP32, [1] or [R]. None leaves the logits.
-        options: but for the reduction.
-    """
-    ignored, smoothing, cap, z_loss, _ = options
-    wide = _capped(logits.float(), cap)
-    losses = _losses(wide, labels, options)
-    if scale is None:
-        return losses, logits
-    sums = wide.logsumexp(-1, keepdim=True)
-    gradient = (wide - sums).exp_().mul_(1 + 2 * z_loss * sums).sub_(smoothing / wide.shape[1])
-    kept = (labels != ignored)[:, None]
-    target = labels[:, None].where(kept, 0)
-    gradient.scatter_add_(1, target, torch.full_like(target, smoothing - 1, dtype=wide.dtype))
-    if cap is not None:
-        gradient.mul_(1 - (wide / cap).square())
-    return losses, logits.copy_(gradient.mul_(scale[:, None]).where(kept, 0))
-
-
-@by_triton(_KERNELS)
-def multiply(matrix: torch.Tensor, factor: torch.Tensor) -> None:
-    """`matrix *= factor` of one element in FP32, rounded once. A factor of 1 writes nothing."""
-    matrix.mul_(factor)  # of one dimension: torch would round a scalar to the matrix's type
-
-
-def _capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
-    return logits if cap is None else (logits / cap).tanh() * cap
-
-
-def _losses(logits: torch.Tensor, labels: torch.Tensor, options: LossOptions) -> torch.Tensor:
-    """Of rows of capped logits; differentiable."""
-    ignored, smoothing, _, z_loss, _ = options
-    losses = functional.cross_entropy(
-        logits, labels, ignore_index=ignored, label_smoothing=smoothing, reduction="none"
-    )
-    if z_loss:
-        more = z_loss * logits.logsumexp(-1).square()
-        losses = losses + more.where(labels != ignored, 0)
-    return losses
-
-
 def _divisor(
     labels: torch.Tensor, count: torch.Tensor | None, options: LossOptions
 ) -> torch.Tensor | None:
@@ -222,8 +168,8 @@ def _by_torch(
     options = LossOptions(*others)
     logits = functional.linear(x, weight, bias)
     logits = logits.float() if logits.dtype in _NARROW else logits
-    logits = _capped(logits.reshape(-1, logits.shape[-1]), options.softcap)
-    losses = _losses(logits, labels.reshape(-1), options)
+    logits = capped(logits.reshape(-1, logits.shape[-1]), options.softcap)
+    losses = losses_of(logits, labels.reshape(-1), options)
     return _reduced(losses, labels, _divisor(labels, count, options), options)
 
 

@@ -1,4 +1,4 @@
-"""The passes of losses.py as Triton kernels. A model's widths do not change, so kernels are
+"""The passes of loss_passes.py as Triton kernels. A model's widths do not change, so kernels are
 compiled for them.
 
 Only imported where there is a GPU: torch's builds for CUDA bring Triton.
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from gemmsmith.ops.engine.launching import TritonKernel, power_of_2
-from gemmsmith.ops.products.losses import LossOptions
+from gemmsmith.ops.products.loss_passes import LossOptions
 
 BLOCK, WARPS = 8192, 16
 """Logits at a time of a thread block with a row of its own, and its warps: 16 for each thread. Few
@@ -101,7 +101,7 @@ def _multiply(matrix, factor, width: tl.constexpr, block: tl.constexpr):
 def cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor | None, options: LossOptions
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As losses.cross_entropy."""
+    """As loss_passes.cross_entropy."""
     ignored, smoothing, cap, z_loss, _ = options
     logits, labels = logits.contiguous(), labels.contiguous()
     rows, width = logits.shape
@@ -116,7 +116,7 @@ def cross_entropy(
 
 
 def multiply(matrix: torch.Tensor, factor: torch.Tensor) -> None:
-    """As losses.multiply, of a matrix or a vector without gaps."""
+    """As loss_passes.multiply, of a matrix or a vector without gaps."""
     width = matrix.shape[-1]
     block = min(COLUMNS, power_of_2(width))
     _multiply(matrix.numel() // width, (matrix, factor), width, block)
