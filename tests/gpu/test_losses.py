@@ -17,6 +17,8 @@ from gemmsmith.ops.products.losses import linear_cross_entropy
 from tests.unit.ops.test_losses import OPTIONS, Tensors, close, equal, outcome, reference
 
 BF16 = torch.bfloat16
+TERMS = ((0.0, None, 0.0), (0.1, 5.0, 1e-3), (1.0, None, 0.0))
+"""Label smoothing, softcap and z-loss; Triton compiles a kernel for each of these."""
 TYPES = (BF16, torch.float16)
 BOUND = 2.4e-2
 """Relative error in the Frobenius norm: logits in bf16 are wrong by 2⁻⁸ of the largest."""
@@ -99,7 +101,7 @@ def test_200_random_sizes(chunks: Callable[[int, int], None]) -> None:
         leading = draw.choice(
             [(1,), (draw.randint(1, 700),), (3, draw.randint(1, 90)), (2, 1, 200)]
         )
-        vocabulary = draw.choice([33, 128, 1000, 4096, 8192, 8193, 32000, 50257])
+        vocabulary = draw.choice([33, 1000, 8193, 50257])
         dtype = draw.choice(TYPES)
         width = draw.choice([8, 64, 72, 256, 1000])
         x, weight, labels, bias = operands(
@@ -112,10 +114,11 @@ def test_200_random_sizes(chunks: Callable[[int, int], None]) -> None:
         x.requires_grad_()
         labels.view(-1)[:1] = 0  # not all are ignored
         chunks(draw.choice([16, 48, 300, 10_000]), vocabulary)
+        smoothing, cap, z_loss = draw.choice(TERMS[:2])
         options = {
-            "label_smoothing": draw.choice([0.0, 0.1]),
-            "softcap": draw.choice([None, 30.0]),
-            "z_loss": draw.choice([0.0, 1e-4]),
+            "label_smoothing": smoothing,
+            "softcap": cap,
+            "z_loss": z_loss,
             "reduction": draw.choice(["sum", "none", "mean"][: 2 + (dtype is BF16)]),
         }
         ours = outcome(linear_cross_entropy, tuple(leaves), **options)
@@ -124,7 +127,7 @@ def test_200_random_sizes(chunks: Callable[[int, int], None]) -> None:
         assert equal(ours, outcome(linear_cross_entropy, tuple(leaves), **options))
 
 
-@pytest.mark.parametrize("width", [1, 100, 8192, 8200, 50257, 128256])
+@pytest.mark.parametrize("width", [1, 8192, 50257, 128256])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("by_row", [False, True, None])
 def test_the_pass(width: int, dtype: torch.dtype, by_row: bool | None) -> None:
@@ -136,16 +139,14 @@ def test_the_pass(width: int, dtype: torch.dtype, by_row: bool | None) -> None:
     labels = torch.randint(width, (37,), device="cuda")
     labels[5] = -1
     scale = None if by_row is None else torch.rand(37 if by_row else 1, device="cuda")
-    for smoothing in (0.0, 0.1, 1.0):
-        for cap in (None, 5.0):
-            for z_loss in (0.0, 1e-3):
-                options = LossOptions(-1, smoothing, cap, z_loss, "sum")
-                rows, ours = loss_passes.cross_entropy(logits.clone(), labels, scale, options)
-                exact, gradient = plain(logits.clone(), labels, scale, options)
-                torch.testing.assert_close(rows, exact, rtol=1e-5, atol=2e-5)
-                eps, floor = torch.finfo(dtype).eps, 2e-6 if width <= 100 else 1e-7
-                torch.testing.assert_close(ours, gradient, rtol=2 * eps, atol=floor)
-                assert not ours[5].any() or scale is None
+    eps, floor = torch.finfo(dtype).eps, 2e-6 if width == 1 else 1e-7
+    for smoothing, cap, z_loss in TERMS:
+        options = LossOptions(-1, smoothing, cap, z_loss, "sum")
+        rows, ours = loss_passes.cross_entropy(logits.clone(), labels, scale, options)
+        exact, gradient = plain(logits.clone(), labels, scale, options)
+        torch.testing.assert_close(rows, exact, rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(ours, gradient, rtol=2 * eps, atol=floor)
+        assert scale is None or not ours[5].any()
 
 
 def test_the_passes_run() -> None:

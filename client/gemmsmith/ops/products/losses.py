@@ -56,7 +56,7 @@ def linear_cross_entropy(
     reduction: str = "mean",
     num_items_in_batch: int | torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The cross-entropy of `linear(x, weight, bias)`, whose logits are never whole in memory.
+    """The cross-entropy of `linear(x, weight, bias)`, a chunk of logits at a time.
 
     Args:
         x: [..., K].

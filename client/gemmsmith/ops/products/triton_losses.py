@@ -108,7 +108,7 @@ def cross_entropy(
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     # The kernel needs a tensor for every argument.
     factors = losses if scale is None else scale.contiguous()
-    by_row = scale is not None and scale.numel() > 1
+    by_row = int(scale is not None and scale.numel() > 1)
     block = min(BLOCK, power_of_2(width))
     constants = (width, ignored, smoothing, cap or 0.0, z_loss, scale is not None, by_row, block)
     _cross_entropy(rows, (logits, labels, factors, losses), *constants, warps=WARPS)
