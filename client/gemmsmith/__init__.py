@@ -88,6 +88,7 @@ if TYPE_CHECKING:  # the names of `_MODULES`, for type checkers
     from gemmsmith.ops.graphs.inductor import inductor_pass as inductor_pass
     from gemmsmith.ops.products.feedforward import mlp as mlp
     from gemmsmith.ops.products.gated import gated_linear as gated_linear
+    from gemmsmith.ops.products.losses import linear_cross_entropy as linear_cross_entropy
     from gemmsmith.ops.products.mixture import experts as experts
     from gemmsmith.ops.products.scaled import scaled_gated_linear as scaled_gated_linear
     from gemmsmith.ops.products.scaled import scaled_linear as scaled_linear
@@ -155,6 +156,7 @@ _MODULES = {
     "ops.products.feedforward": ("mlp",),
     "ops.products.gated": ("gated_linear",),
     "ops.graphs.inductor": ("inductor_pass",),
+    "ops.products.losses": ("linear_cross_entropy",),
     "ops.products.mixture": ("experts",),
     "ops.products.scaled": ("scaled_gated_linear", "scaled_linear"),
     "core.operation": ("DType", "Element", "Layout", "Operation"),

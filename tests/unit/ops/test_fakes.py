@@ -21,6 +21,7 @@ from gemmsmith.ops.engine.in_use import install
 from gemmsmith.ops.products import (  # noqa: F401 - registers gemmsmith::…
     feedforward,
     integer,
+    losses,
     scaled,
 )
 from gemmsmith.ops.products.routing import route
@@ -95,6 +96,13 @@ def scaled_operands(m: int, lay: Lay) -> tuple[Any, ...]:
     return lay(random(m, K)).to(FP8), random(N, K).to(FP8), one(), one()
 
 
+def loss_operands(m: int, lay: Lay) -> tuple[Any, ...]:
+    """x[m, K], weight, bias and labels."""
+    return lay(random(m, K)), lay(random(N, K)), random(N), torch.arange(m) - 1
+
+
+LOSS = (-1, 0.1, 20.0, 1e-3)
+
 Sample = tuple[str, Callable[[int, Lay], tuple[Any, ...]]]
 
 GATE = Epilogue.made_of(activation="silu", gate=True, aux=True)
@@ -164,6 +172,17 @@ SAMPLES: tuple[Sample, ...] = (
     ("experts", experts_operands),
     ("experts", lambda m, lay: (*experts_operands(m, lay), False)),
     ("experts_backward", experts_backward),
+    ("linear_cross_entropy", lambda m, lay: (*loss_operands(m, lay), None, *LOSS, "mean")),
+    ("linear_cross_entropy", lambda m, lay: (*loss_operands(m, lay), None, *LOSS, "none")),
+    ("cross_entropy_gradients", lambda m, lay: (
+        *loss_operands(m, lay), torch.rand(m), [True, True, True], *LOSS, "none",
+    )),
+    ("cross_entropy_gradients", lambda m, lay: (
+        *loss_operands(m, lay), torch.rand(1), [False, m != 1, False], *LOSS, "sum",
+    )),
+    ("cross_entropy_gradients", lambda m, lay: (
+        *loss_operands(m, lay), None, [True, True, True], *LOSS, "none",
+    )),
 )  # fmt: skip
 
 

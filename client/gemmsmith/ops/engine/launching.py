@@ -49,7 +49,7 @@ class TritonKernel:
         self,
         programs: int,
         tensors: tuple[torch.Tensor, ...],
-        *constants: int,
+        *constants: float,
         numbers: tuple[int, ...] = (),
         warps: int = 4,
     ) -> None:
@@ -111,7 +111,7 @@ class TritonKernel:
         programs: int,
         tensors: tuple[torch.Tensor, ...],
         numbers: tuple[int, ...],
-        constants: tuple[int, ...],
+        constants: tuple[float, ...],
         warps: int,
         *,
         is_there: bool,

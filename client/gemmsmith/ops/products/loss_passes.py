@@ -1,0 +1,74 @@
+"""The passes over logits, between the products of losses.py.
+
+On a GPU each is one Triton kernel. Elsewhere it consists of torch's own operators.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from gemmsmith.ops.engine.by_triton import by_triton
+
+_KERNELS = "gemmsmith.ops.products.triton_losses"
+
+
+class LossOptions(NamedTuple):
+    """As of `gemmsmith.linear_cross_entropy`."""
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    softcap: float | None = None
+    z_loss: float = 0.0
+    reduction: str = "mean"
+
+
+@by_triton(_KERNELS)
+def cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor | None, options: LossOptions
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses of rows, [R] in FP32, and the gradient of their logits in the logits' memory.
+
+    Args:
+        logits: [R, V].
+        labels: [R].
+        scale: what gradients are multiplied by: FP32, [1] or [R]. None leaves the logits.
+        options: but for the reduction.
+    """
+    ignored, smoothing, cap, z_loss, _ = options
+    wide = capped(logits.float(), cap)
+    losses = losses_of(wide, labels, options)
+    if scale is None:
+        return losses, logits
+    sums = wide.logsumexp(-1, keepdim=True)
+    gradient = (wide - sums).exp_().mul_(1 + 2 * z_loss * sums).sub_(smoothing / wide.shape[1])
+    kept = (labels != ignored)[:, None]
+    target = labels[:, None].where(kept, 0)
+    gradient.scatter_add_(1, target, torch.full_like(target, smoothing - 1, dtype=wide.dtype))
+    if cap is not None:
+        gradient.mul_(1 - (wide / cap).square())
+    return losses, logits.copy_(gradient.mul_(scale[:, None]).where(kept, 0))
+
+
+@by_triton(_KERNELS)
+def multiply(matrix: torch.Tensor, factor: torch.Tensor) -> None:
+    """`matrix *= factor` of one element in FP32, rounded once. A factor of 1 writes nothing."""
+    matrix.mul_(factor)  # of one dimension: torch would round a scalar to the matrix's type
+
+
+def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+    return logits if cap is None else (logits / cap).tanh() * cap
+
+
+def losses_of(logits: torch.Tensor, labels: torch.Tensor, options: LossOptions) -> torch.Tensor:
+    """Of rows of capped logits; differentiable."""
+    ignored, smoothing, _, z_loss, _ = options
+    losses = functional.cross_entropy(
+        logits, labels, ignore_index=ignored, label_smoothing=smoothing, reduction="none"
+    )
+    if z_loss:
+        more = z_loss * logits.logsumexp(-1).square()
+        losses = losses + more.where(labels != ignored, 0)
+    return losses

@@ -1,0 +1,350 @@
+"""The head of a language model and its cross-entropy, a chunk of logits at a time.
+
+Logits are the largest tensor of a training step. Here a product gives those of some rows, and one
+pass turns them in place into their gradient, with the loss of each row. The products of x and of
+the weight follow at once, so the forward pass gives gradients too, and `backward` only multiplies
+them by the gradient of the loss, on the device. Nothing waits for the device.
+
+Where the gradient of the loss must come first, the backward pass computes the logits again: each
+row has its own (`reduction="none"`), or FP16 would lose small gradients without the program's loss
+scale, or the graph is kept for another backward pass.
+
+Sums are FP32, in a fixed order. Operands that are not bf16 or fp16 are left to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.observers import dense, is_traced, only_torch_differentiates
+from gemmsmith.ops.products import backward
+from gemmsmith.ops.products.loss_passes import (
+    LossOptions,
+    capped,
+    cross_entropy,
+    losses_of,
+    multiply,
+)
+from gemmsmith.ops.products.registry import CallWay, register, wants_gradient
+
+MOST_BYTES = 2**29
+"""Logits of a chunk, unless a weight's gradient lets them be larger. Not measured yet."""
+MULTIPLE = 256
+"""Rows of a chunk are a multiple, so that they fill tiles."""
+
+_NARROW = (torch.bfloat16, torch.float16)
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+def linear_cross_entropy(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    reduction: str = "mean",
+    num_items_in_batch: int | torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The cross-entropy of `linear(x, weight, bias)`, a chunk of logits at a time.
+
+    Args:
+        x: [..., K].
+        weight: [V, K].
+        labels: [...], int64, from 0 to V - 1, or ignore_index. Of others, torch raises an error on
+            the host; on a GPU the row's loss and gradient are NaN.
+        bias: [V]; None adds nothing.
+        ignore_index: rows with this label have no loss and no gradient.
+        label_smoothing: from 0 to 1, as of `torch.nn.functional.cross_entropy`.
+        softcap: logits become `softcap * tanh(logits / softcap)`.
+        z_loss: adds `z_loss * logsumexp(logits)²` to the loss of each row.
+        reduction: `mean` over the rows that are not ignored, `sum`, or `none`, the loss of each.
+        num_items_in_batch: what `mean` divides by instead; of one element.
+
+    Returns:
+        The loss, in FP32 if operands are bf16 or fp16: [] or, without a reduction, [...].
+
+    Raises:
+        ValueError: sizes do not match, labels are not int64, or an option is out of its range.
+    """
+    _check_sizes(x, weight, labels, bias)
+    options = LossOptions(ignore_index, label_smoothing, softcap, z_loss, reduction)
+    _check_options(options, num_items_in_batch)
+    count = num_items_in_batch
+    if isinstance(count, torch.Tensor):
+        count = count.detach().reshape(()).to(x.device, torch.float32)
+    elif count is not None:
+        count = torch.full((), count, dtype=torch.float32, device=x.device)
+    loss: torch.Tensor = _linear_cross_entropy(x, weight, bias, labels, count, *options)
+    return loss
+
+
+def _check_sizes(
+    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    if x.dim() == 0 or weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
+        raise ValueError(
+            f"x must be [..., K] and weight [V, K], got {tuple(x.shape)} and {tuple(weight.shape)}"
+        )
+    if labels.dtype != torch.int64 or labels.shape != x.shape[:-1]:
+        raise ValueError(
+            f"labels must be int64 {tuple(x.shape[:-1])}, one for each row of x, got "
+            f"{labels.dtype} {tuple(labels.shape)}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must be [{weight.shape[0]}], got {tuple(bias.shape)}")
+
+
+def _check_options(options: LossOptions, count: int | torch.Tensor | None) -> None:
+    if not 0 <= options.label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be from 0 to 1, got {options.label_smoothing}")
+    if options.softcap is not None and options.softcap <= 0:
+        raise ValueError(f"softcap must be positive or None, got {options.softcap}")
+    if options.reduction not in _REDUCTIONS:
+        raise ValueError(f"reduction must be one of {_REDUCTIONS}, got {options.reduction!r}")
+    if count is not None and options.reduction != "mean":
+        raise ValueError("num_items_in_batch replaces the count of a mean: use reduction='mean'")
+    if isinstance(count, torch.Tensor) and count.numel() != 1:
+        raise ValueError(f"num_items_in_batch must have one element, got {tuple(count.shape)}")
+
+
+def chunk_rows(rows: int, vocabulary: int, depth: int, size: int) -> int:
+    """How many rows of logits are computed at a time.
+
+    FP32 sums of a weight's gradient over chunks, and the gradient itself, take as much memory as
+    `2 * depth` rows beside a gradient without such sums, and as `depth` rows beside the sums. Up
+    to there larger chunks cost no memory.
+
+    Args:
+        rows: in all.
+        vocabulary: logits of a row.
+        depth: K, if the weight needs a gradient, else 0.
+        size: bytes of a logit.
+    """
+    most = max(MOST_BYTES // (vocabulary * size), depth)
+    if rows <= max(most, 2 * depth):
+        return rows
+    most = max(most // MULTIPLE, 1) * MULTIPLE
+    chunks = -(-rows // most)
+    return -(-rows // (chunks * MULTIPLE)) * MULTIPLE
+
+
+def _divisor(
+    labels: torch.Tensor, count: torch.Tensor | None, options: LossOptions
+) -> torch.Tensor | None:
+    """What the sum of losses is divided by, in FP32. None of a sum, or without a reduction."""
+    if options.reduction != "mean" or count is not None:
+        return count
+    return (labels != options.ignore_index).sum().to(torch.float32)
+
+
+def _reduced(
+    losses: torch.Tensor, labels: torch.Tensor, divisor: torch.Tensor | None, options: LossOptions
+) -> torch.Tensor:
+    if options.reduction == "none":
+        return losses.reshape(labels.shape)
+    total = losses.sum()
+    return total if divisor is None else total / divisor
+
+
+def _by_torch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    count: torch.Tensor | None,
+    *others: Any,
+) -> torch.Tensor:
+    options = LossOptions(*others)
+    logits = functional.linear(x, weight, bias)
+    logits = logits.float() if logits.dtype in _NARROW else logits
+    logits = capped(logits.reshape(-1, logits.shape[-1]), options.softcap)
+    losses = losses_of(logits, labels.reshape(-1), options)
+    return _reduced(losses, labels, _divisor(labels, count, options), options)
+
+
+Computed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Losses [R] in FP32, and the gradients of x, weight and bias; empty where not needed."""
+
+
+def _compute(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    scale: torch.Tensor | None,
+    needs: Sequence[bool],
+    *others: Any,
+) -> Computed:
+    """On a device, chunk by chunk, of x[R, K] and labels[R]. Without a scale no gradients."""
+    options, rows, vocabulary = LossOptions(*others), x.shape[0], weight.shape[0]
+    needs_x, needs_weight, needs_bias = (need and scale is not None for need in needs)
+    step = chunk_rows(rows, vocabulary, x.shape[1] * needs_weight, x.element_size())
+    of_weight = of_bias = None
+    if needs_weight and step < rows:
+        of_weight = torch.zeros(weight.shape, dtype=torch.float32, device=x.device)
+    losses, of_x = [], []
+    for first in range(0, max(rows, 1), max(step, 1)):
+        part = slice(first, first + step)
+        factor = scale if scale is None or scale.numel() == 1 else scale[part]
+        logits = backward.linear(x[part], weight, bias)
+        of_rows, logits = cross_entropy(logits, labels[part], factor, options)
+        losses.append(of_rows)
+        if needs_x:
+            of_x.append(functions.product(Form.MATMUL, logits, weight))
+        if of_weight is not None:
+            functions.accumulate(of_weight, logits, x[part])
+        elif needs_weight:
+            of_weight = functions.product(Form.WEIGHT_GRADIENT, logits, x)
+        if needs_bias:
+            sums = logits.sum(0, dtype=torch.float32)
+            of_bias = sums if of_bias is None else of_bias.add_(sums)
+        del logits  # before the next ones are computed
+    return (
+        _joined(losses),
+        _joined(of_x) if of_x else x.new_empty(0),
+        x.new_empty(0) if of_weight is None else of_weight.to(weight.dtype).contiguous(),
+        x.new_empty(0) if of_bias is None else of_bias.to(x.dtype),
+    )
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+
+
+def _below(*arguments: Any) -> Computed:
+    """The same below autograd: one operator where a graph is made of it."""
+    if torch.compiler.is_compiling() or is_traced(arguments[0]):
+        with torch._C._AutoDispatchBelowAutograd():
+            outputs: Computed = torch.ops.gemmsmith.cross_entropy_gradients(*arguments)
+            return outputs
+    return _compute(*arguments)
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """See `linear_cross_entropy`; of x[R, K] and labels[R]."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
+        """The loss; gradients are computed here if they do not depend on that of the loss."""
+        x, weight, bias, labels, count, *others = arguments
+        options = LossOptions(*others)
+        divisor = _divisor(labels, count, options)
+        scale = None
+        if options.reduction != "none" and x.dtype is not torch.float16:
+            ones = torch.ones(1, dtype=torch.float32, device=x.device)
+            scale = ones if divisor is None else ones / divisor
+        needs = list(ctx.needs_input_grad[:3])
+        losses, *gradients = _below(x, weight, bias, labels, scale, needs, *options)
+        ctx.save_for_backward(x, weight, bias, labels, divisor)
+        ctx.options, ctx.gradients = options, None if scale is None else gradients
+        return _reduced(losses, labels, divisor, options)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Gradients of x, weight and bias."""
+        gradient, options, needs = dense(grads[0]), ctx.options, ctx.needs_input_grad[:3]
+        x, weight, bias, labels, divisor = ctx.saved_tensors
+        nothing = (None,) * (len(ctx.needs_input_grad) - 3)
+        if only_torch_differentiates(gradient):
+            operands = (x, weight, bias, labels, divisor, *options)
+            return *_differentiated(gradient, operands, needs), *nothing
+        # They are multiplied in place, so another pass over the same graph computes them again.
+        gradients, ctx.gradients = ctx.gradients, None
+        scale = gradient.float().reshape(-1)
+        if gradients is None:
+            scale = scale if divisor is None else scale / divisor
+            _, *gradients = _below(x, weight, bias, labels, scale, list(needs), *options)
+        else:
+            for part, need in zip(gradients, needs, strict=True):
+                if need:
+                    multiply(part, scale)
+        of_operands = (part if need else None for part, need in zip(gradients, needs, strict=True))
+        return *of_operands, *nothing
+
+
+def _differentiated(
+    gradient: torch.Tensor, operands: Sequence[Any], needs: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """The gradients of x, weight and bias by torch, which differentiates them again."""
+    again = torch.is_grad_enabled()
+    leaves = [leaf for leaf, need in zip(operands, needs, strict=False) if need]
+    with torch.enable_grad():
+        loss = _by_torch(*operands)
+    parts = iter(torch.autograd.grad(loss, leaves, gradient, create_graph=again))
+    return [next(parts) if need else None for need in needs]
+
+
+def _is_ours(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    of_one_type = x.dtype == weight.dtype and (bias is None or bias.dtype == x.dtype)
+    return of_one_type and x.dtype in _NARROW and 0 not in (*x.shape, weight.shape[0])
+
+
+def _autograd(_way: CallWay, _engine: Engine | None, *arguments: Any) -> torch.Tensor:
+    x, weight, bias, labels, *others = arguments
+    if not wants_gradient(x, weight, bias):
+        return _loss(*arguments)
+    if not _is_ours(x, weight, bias):
+        return _by_torch(*arguments)
+    rows = x.reshape(-1, x.shape[-1])
+    loss: torch.Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        rows, weight, bias, labels.reshape(-1), *others
+    )
+    return loss.reshape(labels.shape) if others[-1] == "none" else loss
+
+
+def _loss(*arguments: Any) -> torch.Tensor:
+    """The loss alone. Below autograd."""
+    x, weight, bias, labels, count, *others = arguments
+    if not _is_ours(x, weight, bias):
+        return _by_torch(*arguments)
+    options, rows = LossOptions(*others), x.reshape(-1, x.shape[-1])
+    needs = [False, False, False]
+    losses = _below(rows, weight, bias, labels.reshape(-1), None, needs, *options)[0]
+    return _reduced(losses, labels, _divisor(labels, count, options), options)
+
+
+def _fake_loss(*arguments: Any) -> torch.Tensor:
+    x, _, _, labels, *others = arguments
+    dtype = torch.float32 if x.dtype in _NARROW else x.dtype
+    size = tuple(labels.shape) if others[-1] == "none" else ()
+    empty: torch.Tensor = x.new_empty(size, dtype=dtype)
+    return empty
+
+
+def _fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> Computed:
+    scale, needs = others[2], others[3]
+    sizes = (x.shape, weight.shape, weight.shape[:1])
+    of_x, of_weight, of_bias = (
+        x.new_empty(tuple(size) if need and scale is not None else (0,))
+        for size, need in zip(sizes, needs, strict=True)
+    )
+    return x.new_empty(x.shape[0], dtype=torch.float32), of_x, of_weight, of_bias
+
+
+_OPTIONS = "int ignore_index, float label_smoothing, float? softcap, float z_loss, str reduction"
+_linear_cross_entropy = register(
+    "linear_cross_entropy(Tensor x, Tensor weight, Tensor? bias, Tensor labels, Tensor? count, "
+    f"{_OPTIONS}) -> Tensor",
+    _loss,
+    _fake_loss,
+    _autograd,
+    by_torch=_by_torch,
+    casts=3,
+)
+register(
+    "cross_entropy_gradients(Tensor x, Tensor weight, Tensor? bias, Tensor labels, Tensor? scale, "
+    f"bool[3] needs, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _compute,
+    _fake,
+)

@@ -1,0 +1,122 @@
+"""The passes of loss_passes.py as Triton kernels. A model's widths do not change, so kernels are
+compiled for them.
+
+Only imported where there is a GPU: torch's builds for CUDA bring Triton.
+"""
+
+from __future__ import annotations
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined, no-untyped-call"
+import torch
+import triton
+import triton.language as tl
+
+from gemmsmith.ops.engine.launching import TritonKernel, power_of_2
+from gemmsmith.ops.products.loss_passes import LossOptions
+
+BLOCK, WARPS = 8192, 16
+"""Logits at a time of a thread block with a row of its own, and its warps: 16 for each thread. Few
+thread blocks fit an SM, so that L2 still holds most rows at their second read. Not measured yet."""
+COLUMNS = 4096
+"""Elements at a time that are multiplied. Not measured yet."""
+
+
+@triton.jit
+def _load(logits, at, width: tl.constexpr, cap: tl.constexpr):
+    value = tl.load(logits + at, mask=at < width, other=float("-inf")).to(tl.float32)
+    if cap > 0:
+        # tanh; its absolute error is that of FP32.
+        value = cap * (2 * tl.sigmoid(value * (2 / cap)) - 1)
+        value = tl.where(at < width, value, float("-inf"))
+    return value
+
+
+@TritonKernel
+@triton.jit
+def _cross_entropy(
+    logits, labels, scale, losses,
+    width: tl.constexpr, ignored: tl.constexpr, smoothing: tl.constexpr, cap: tl.constexpr,
+    z_loss: tl.constexpr, scaled: tl.constexpr, by_row: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * width
+    label = tl.load(labels + row)
+    if label == ignored:
+        tl.store(losses + row, 0.0)
+        if scaled:
+            zeros = tl.zeros((block,), dtype=logits.dtype.element_ty)
+            for first in range(0, width, block):
+                at = first + tl.arange(0, block)
+                tl.store(logits + at, zeros, mask=at < width)
+    else:
+        # Each lane has its own largest logit and sum, so that threads wait for each other once.
+        largest = tl.full((block,), -3.0e38, dtype=tl.float32)
+        total = tl.zeros((block,), dtype=tl.float32)
+        target = tl.zeros((block,), dtype=tl.float32)
+        plain = tl.zeros((block,), dtype=tl.float32)
+        for first in range(0, width, block):
+            at = first + tl.arange(0, block)
+            value = _load(logits, at, width, cap)
+            higher = tl.maximum(largest, value)
+            total = total * tl.exp(largest - higher) + tl.exp(value - higher)
+            largest = higher
+            target += tl.where(at == label, value, 0.0)
+            if smoothing > 0:
+                plain += tl.where(at < width, value, 0.0)
+        top = tl.max(largest, axis=0)
+        sums = top + tl.log(tl.sum(total * tl.exp(largest - top), axis=0))
+        loss = sums - (1 - smoothing) * tl.sum(target, axis=0)
+        if smoothing > 0:
+            loss -= smoothing / width * tl.sum(plain, axis=0)
+        loss += z_loss * sums * sums
+        is_label = (label >= 0) & (label < width)
+        tl.store(losses + row, tl.where(is_label, loss, float("nan")))
+        if scaled:
+            factor = tl.load(scale + row * by_row)
+            factor = tl.where(is_label, factor, float("nan"))
+            share = 1 + 2 * z_loss * sums
+            for first in range(0, width, block):
+                at = first + tl.arange(0, block)
+                value = _load(logits, at, width, cap)
+                gradient = tl.exp(value - sums) * share - smoothing / width
+                gradient -= tl.where(at == label, 1.0 - smoothing, 0.0)
+                if cap > 0:
+                    gradient *= 1 - (value / cap) * (value / cap)
+                gradient *= factor
+                tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < width)
+
+
+@TritonKernel
+@triton.jit
+def _multiply(matrix, factor, width: tl.constexpr, block: tl.constexpr):
+    by = tl.load(factor)
+    if by != 1:
+        matrix += tl.program_id(0).to(tl.int64) * width
+        for first in range(0, width, block):
+            at = first + tl.arange(0, block)
+            value = tl.load(matrix + at, mask=at < width, other=0.0).to(tl.float32) * by
+            tl.store(matrix + at, value.to(matrix.dtype.element_ty), mask=at < width)
+
+
+def cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor | None, options: LossOptions
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As loss_passes.cross_entropy."""
+    ignored, smoothing, cap, z_loss, _ = options
+    logits, labels = logits.contiguous(), labels.contiguous()
+    rows, width = logits.shape
+    losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    # The kernel needs a tensor for every argument.
+    factors = losses if scale is None else scale.contiguous()
+    by_row = int(scale is not None and scale.numel() > 1)
+    block = min(BLOCK, power_of_2(width))
+    constants = (width, ignored, smoothing, cap or 0.0, z_loss, scale is not None, by_row, block)
+    _cross_entropy(rows, (logits, labels, factors, losses), *constants, warps=WARPS)
+    return losses, logits
+
+
+def multiply(matrix: torch.Tensor, factor: torch.Tensor) -> None:
+    """As loss_passes.multiply, of a matrix or a vector without gaps."""
+    width = matrix.shape[-1]
+    block = min(COLUMNS, power_of_2(width))
+    _multiply(matrix.numel() // width, (matrix, factor), width, block)
