@@ -22,6 +22,8 @@ from gemmsmith.ops.engine.functions import Linear, Matmul
 from gemmsmith.ops.products.feedforward import MLP
 from gemmsmith.ops.products.grouped import GroupedMm
 from gemmsmith.ops.products.layer import FusedLinear, LinearFusion
+from gemmsmith.ops.products.loss_passes import LossOptions
+from gemmsmith.ops.products.losses import LinearCrossEntropy
 from gemmsmith.ops.products.mixture import Experts
 from gemmsmith.ops.products.norms import RMSNorm
 from tests.support.mixtures import reference
@@ -185,10 +187,22 @@ def cases() -> dict[str, Case]:
             kept=rules(x="x weight", weight="x weight"),
             products=each(),
         ),
+        "loss": Case(  # of each row, whose logits the backward pass computes again
+            function=LinearCrossEntropy,
+            operands={
+                "x": x, "weight": weight, "bias": bias, "labels": torch.randint(N, (M,)),
+            },
+            call=of(LinearCrossEntropy, None, *LossOptions(reduction="none")),
+            exact=lambda x, weight, bias, labels: functional.cross_entropy(
+                functional.linear(x, weight, bias), labels, reduction="none"
+            ),
+            kept=lambda needs: frozenset({"x", "weight", "bias", "labels"}),
+            products=lambda needs: 1 + each("x", "weight")(needs),
+        ),
     }  # fmt: skip
 
 
-NAMES = ("linear", "matmul", "fused", "gated", "mlp", "grouped", "experts", "norm")
+NAMES = ("linear", "matmul", "fused", "gated", "mlp", "grouped", "experts", "norm", "loss")
 
 
 def choices(case: Case) -> Iterator[Needs]:
