@@ -70,9 +70,12 @@ class Winners:
             self.heal(session, [winner.candidate.kernel] if winner.candidate else [])
             history = [*session.scalars(history_of(ids[winner.problem], ids[winner.device]))]
             current = next((row for row in history if row.is_current), None)
-            # A winner that equals an earlier one, and not the current one, is a new revision.
-            if current is not None and current.digest == digest:
-                row = current
+            is_best = current is None or (
+                RANK[origin] >= RANK[Origin(current.origin)] and not current.pinned
+            )
+            same = _same(digest, current, [] if is_best else history, origin)
+            if same is not None:
+                row = same
                 if winner.pack not in (None, row.pack):  # its answer names another pack now
                     row.pack, row.sequence = winner.pack, next_sequence(session)
                 if row.signature is None and winner.signature is not None:
@@ -81,9 +84,7 @@ class Winners:
                 revision = 1 + max((row.revision for row in history), default=0)
                 row = WinnerRow(**values, **references(winner, ids), revision=revision)
                 session.add(row)
-                if current is None or (
-                    RANK[origin] >= RANK[Origin(current.origin)] and not current.pinned
-                ):
+                if is_best:
                     make_current(session, row, current)
                     actor, job = worker or LOCAL, winner.job
                     record_change(
@@ -234,6 +235,21 @@ class Winners:
             kernel = kernels.get(row.kernel_id or 0)  # no row has the id 0
             winners.append(winner_of(row, problem, device, environment, kernel, stale=stale))
         return winners
+
+
+def _same(
+    digest: str, current: WinnerRow | None, history: Sequence[WinnerRow], origin: Origin
+) -> WinnerRow | None:
+    """The row of an equal winner, which needs no new revision: the current one.
+
+    Where a winner cannot become current, there is a `history`, and the newest row of its origin
+    counts too: a job that begins again adds nothing.
+    """
+    of_origin = (row for row in history if Origin(row.origin) is origin)
+    newest = max(of_origin, key=lambda row: row.revision, default=None)
+    return next(
+        (row for row in (current, newest) if row is not None and row.digest == digest), None
+    )
 
 
 def _select() -> Select[WinnerRow, ProblemRow]:

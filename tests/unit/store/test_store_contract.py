@@ -184,6 +184,18 @@ def test_a_replayed_winner_never_replaces_a_measured_one(store: Store) -> None:
     assert not now.replayed
 
 
+def test_an_equal_winner_that_cannot_be_served_is_no_new_revision(store: Store) -> None:
+    """A job that was stopped after its promotion promotes again when it begins again."""
+    store.promote(winner(time=5.0))
+    replayed = replace(winner(time=1.0), replayed=True)
+    assert [store.promote(replayed).revision for _ in range(3)] == [2, 2, 2]
+    other = replace(winner(time=2.0), replayed=True)
+    assert [store.promote(item).revision for item in (other, replayed, other)] == [3, 4, 5]
+    store.pin(PROBLEM, DEVICE.slug, 1)
+    measured = winner(time=4.0)
+    assert [store.promote(measured).revision for _ in range(2)] == [6, 6]
+
+
 def test_an_imported_winner_stands_between_replayed_and_measured(store: Store) -> None:
     store.promote(replace(winner(time=5.0), replayed=True))
     shipped = imported(store, winner(time=10.0))
