@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.core.candidate import Candidate
-from gemmsmith.core.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
-from gemmsmith.core.problem import DType, Layout, Problem
+from gemmsmith.core.problem import Problem
 from tests.support import played_ncu
+from tests.support.candidates import KERNEL
 from tests.support.host import MODEL, HostEvent, HostStream, build_pack
+from tests.support.replacing import replace
 from tests.support.serving import H200
 from tuner.measure import bench, graphs
 from tuner.profiling import launches, recorder
@@ -27,23 +28,7 @@ SMALL = Problem(m=24, n=16, k=40)
 
 
 def candidate(name: str = "good") -> Candidate:
-    return Candidate(
-        kernel=Cutlass3xKernel(
-            name=name,
-            arch="sm90",
-            dtype=DType.BF16,
-            layout=Layout.TN,
-            alignment_a=8,
-            alignment_b=8,
-            alignment_d=8,
-            tile=(64, 64, 64),
-            cluster=(1, 1),
-            stages=0,
-            mainloop=MainloopSchedule.PINGPONG,
-            epilogue=EpilogueSchedule.TMA,
-            scheduler=TileScheduler.PERSISTENT,
-        )
-    )
+    return Candidate(kernel=replace(KERNEL, name=name))
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, state: str = "") -> Ncu:
