@@ -53,11 +53,11 @@ def may_multiply(engine: Engine, weights: Weights) -> bool:
     return may_win(engine, lambda problem: (problem.n, problem.k) in weights)
 
 
-def may_group(engine: Engine, _: Weights | None) -> bool:
+def may_group(engine: Engine) -> bool:
     """Whether there may be a winner for grouped products: neighbours' kernels run other sizes."""
     return may_win(engine, lambda problem: problem.operation.is_grouped)
 
 
-def may_scale(engine: Engine, _: Weights | None) -> bool:
-    """Whether there may be a winner for FP8 operands with factors. As `may_multiply`."""
+def may_scale(engine: Engine) -> bool:
+    """Whether there may be a winner for FP8 operands with factors."""
     return may_win(engine, lambda problem: problem.operation.scaling is not Scaling.NONE)

@@ -278,7 +278,7 @@ class Patch(AbstractContextManager[None]):
         kind, model = engine.platform.kind, self._model
         weights = None if model is None else experts.weights_of(model)
         for replaced, may_win in ((experts, may_group), (scaling, may_scale)):
-            if kind and replaced not in self._overridden and may_win(engine, weights):
+            if kind and replaced not in self._overridden and may_win(engine):
                 self._overridden.add(replaced)
                 stack.enter_context(replaced.on(kind, weights))
 
