@@ -86,12 +86,21 @@ def calls(directory: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
+def busy(directory: Path) -> bool:
+    """Whether it has begun a slow unit, so that its helper exists.
+
+    A test that stops a build stops it then: on a loaded machine a compiler may be killed before it
+    has begun anything.
+    """
+    path = directory / "orders.helper"
+    return path.exists() and bool(path.read_text())
+
+
 def helper(directory: Path) -> int:
     """Process id of the helper that a slow unit waits for. Waits until the helper exists."""
-    path = directory / "orders.helper"
     deadline = time.monotonic() + 30
-    while not path.exists() or not path.read_text():
+    while not busy(directory):
         if time.monotonic() > deadline:
             raise TimeoutError("the stand-in was never asked for a slow unit")
         time.sleep(0.02)
-    return int(path.read_text())
+    return int((directory / "orders.helper").read_text())

@@ -306,7 +306,7 @@ def test_kernels_are_measured_while_others_compile_and_stopping_kills_the_compil
             compiling,
             store,
             builder=slow_builder(tmp_path),
-            should_stop=lambda: bool(compiling.screened),
+            should_stop=lambda: bool(compiling.screened) and fake_nvcc.busy(tmp_path / "nvcc"),
         )
     assert compiling.screened == [best_of(PROBLEM).key]
     assert time.monotonic() - began < 30
@@ -319,7 +319,12 @@ def test_a_run_is_stopped_while_it_compiles(device: Device, store: Store, tmp_pa
     toolchain = fake_nvcc.toolchain(tmp_path / "nvcc", slow=everything)
     builder = Builder(ArtifactStore(tmp_path / "packs"), toolchain, workers=2)
     with pytest.raises(JobAborted, match="while compiling"):
-        run(Compiling(device), store, builder=builder, should_stop=lambda: True)
+        run(
+            Compiling(device),
+            store,
+            builder=builder,
+            should_stop=lambda: fake_nvcc.busy(tmp_path / "nvcc"),
+        )
     assert gone(fake_nvcc.helper(tmp_path / "nvcc"))
     assert not [t for t in threading.enumerate() if "compile" in t.name]
 
