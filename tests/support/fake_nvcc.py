@@ -27,7 +27,10 @@ def holds(name):
     return name + ">" in source or name + "," in source
 if any(map(holds, orders["slow"])):
     helper = subprocess.Popen(["sleep", str(orders["seconds"])])
-    pathlib.Path({orders!r}).with_suffix(".helper").write_text(str(helper.pid))
+    # At once: several units may be slow, and each may be killed at any moment.
+    begun = pathlib.Path({orders!r}).with_suffix("." + str(os.getpid()))
+    begun.write_text(str(helper.pid))
+    begun.rename(begun.with_suffix(".helper"))
     helper.wait()
 bad = [name for name in orders["bad"] if holds(name)]
 if bad:
@@ -92,8 +95,7 @@ def busy(directory: Path) -> bool:
     A test that stops a build stops it then: on a loaded machine a compiler may be killed before it
     has begun anything.
     """
-    path = directory / "orders.helper"
-    return path.exists() and bool(path.read_text())
+    return (directory / "orders.helper").exists()
 
 
 def helper(directory: Path) -> int:

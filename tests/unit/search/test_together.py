@@ -132,6 +132,7 @@ def test_the_end_kills_the_compilers_and_keeps_answers(
         return large.winner is not None and fake_nvcc.busy(tmp_path / "nvcc")
 
     assert outcomes(chosen, builder, over=over) == [LARGE]
+    assert over(), (small.wishes, small.built, large.wishes, fake_nvcc.calls(tmp_path / "nvcc"))
     assert small.winner is None
     assert small.error is None
     assert gone(fake_nvcc.helper(tmp_path / "nvcc"))
