@@ -23,6 +23,8 @@ PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check --no-deps
 # Dependencies by their hashes, then the project itself with the setuptools that is among them.
 install = $(PIP) -r requirements/$(1).lock && $(PIP) --no-build-isolation -e client -e .
+# `make run` and `make test` may begin at once: only one at a time writes to .venv.
+ALONE = $(if $(shell command -v flock),flock Makefile) sh -c
 # Torch and the compiler are gigabytes: `make run` takes them only where a GPU can use them.
 RUN_LOCK = $(if $(or $(wildcard /dev/nvidia0),$(shell command -v nvidia-smi)),gpu,run)
 PROJECT = pyproject.toml client/pyproject.toml $(wildcard requirements/*.lock) client/gemmsmith/ops/below/dispatch.cpp
@@ -73,16 +75,15 @@ figures: .venv/.test
 	.venv/bin/python -m benchmarks.readme
 
 .venv/bin/python:
-	$(PYTHON) -m venv .venv || { echo "python3 -m venv failed: install Debian's python3-venv"; exit 1; }
+	$(ALONE) '[ -x $@ ] || $(PYTHON) -m venv .venv' || \
+	  { echo "python3 -m venv failed: install Debian's python3-venv"; exit 1; }
 
 .venv/.run: .venv/bin/python $(PROJECT)
-	$(call install,$(RUN_LOCK))
-	touch $@
+	$(ALONE) '$(call install,$(RUN_LOCK)) && touch $@'
 
 .venv/.test: .venv/bin/python $(PROJECT)
-	$(call install,test)
-	$(PIP) -r requirements/cpu.lock || $(PIP) -r requirements/gpu.lock
-	touch $@ .venv/.run
+	$(ALONE) '$(call install,test) && \
+	  { $(PIP) -r requirements/cpu.lock || $(PIP) -r requirements/gpu.lock; } && touch $@ .venv/.run'
 
 lock: .venv/.test
 	PATH=$(CURDIR)/.venv/bin:$$PATH requirements/lock.sh $(UPGRADE)

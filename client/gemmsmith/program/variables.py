@@ -24,6 +24,9 @@ STOP_VARIABLE = "GEMMSMITH_CAPTURE_STOP"
 RAN_VARIABLE = "GEMMSMITH_CAPTURE_RAN"
 """If it is 1, each process also writes which kernels ran its products. `run --report` sets it."""
 
+PREVIEW_VARIABLE = "GEMMSMITH_PREVIEW"
+"""If it is 1, a patch also uses what was tested on the host only, and not timed on a GPU so far."""
+
 SEEN = ".seen"
 """Suffix of the file that each Python process writes to the capture's folder when it starts."""
 
@@ -38,6 +41,10 @@ RAN = ".ran.json"
 
 STOPPED = "stopped"
 """The file that a process writes when it ends after its steps."""
+
+
+def uses_previews() -> bool:
+    return os.environ.get(PREVIEW_VARIABLE) == "1"
 
 
 def is_first_rank() -> bool:
