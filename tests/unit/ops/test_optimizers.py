@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +18,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import gemmsmith
+from gemmsmith.core.operation import Layout
+from gemmsmith.core.problem import Problem
+from gemmsmith.ops import autouse
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import install
 from gemmsmith.ops.models import optimizers
+from gemmsmith.ops.products import newton_schulz
 from gemmsmith.program.variables import PREVIEW_VARIABLE
+from tests.gpu.support.choosing import Ground
+from tests.gpu.support.counting import launches
 from tests.support.stand_in import Host
+from tests.unit.ops.test_unchanged import baked
 
 BF16 = torch.bfloat16
 SIZES = ((32, 48), (48, 32), (32, 48), (16, 16), (32, 48), (16, 16), (8, 40))
@@ -200,6 +209,18 @@ def test_parameters_of_other_types_than_their_gradients(batches: list[int]) -> N
     close(ours[:count], theirs[:count])  # type: ignore[arg-type]
     assert same(dict(enumerate(ours[count:])), dict(enumerate(theirs[count:])))
     assert batches
+
+
+def test_updates_of_a_bounded_number_are_in_memory(
+    batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newton_schulz, "MOST_BYTES", 2 * 2 * 32 * 48)
+    theirs, their_state = trained(Muon)
+    with gemmsmith.patch(), torch.device("cpu"):
+        ours, our_state = trained(Muon)
+    close(ours, theirs)
+    assert same(our_state, their_state)
+    assert max(batches) == 2
 
 
 class Net(nn.Module):
@@ -405,6 +426,32 @@ def test_without_previews_nothing_changes(
         assert _muon._single_tensor_muon is OWN
         trained(Muon)
     assert not batches
+
+
+def test_a_program_that_does_not_use_gemmsmith(
+    ground: Ground,
+    host: Host,
+    binding: Dispatch,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_other_patch: None,
+) -> None:
+    """By `GEMMSMITH=`."""
+    host.kind = "cpu"
+    monkeypatch.setattr(autouse, "Engine", partial(Engine, platform=host))
+    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
+    theirs, their_state = trained(Muon)
+    gram = Problem(m=32, n=32, k=48, batch=4, layout=Layout.TN)
+    autouse.start(str(baked(ground, tmp_path / "winners.gspack", [gram])))
+    try:
+        with launches() as ran:
+            ours, our_state = trained(Muon)
+    finally:
+        gemmsmith.use(None)
+    close(ours, theirs)
+    assert same(our_state, their_state)
+    assert gram in [launch.shape.problem for launch in ran]
+    assert _muon._single_tensor_muon is OWN
 
 
 def test_a_patch_of_a_model_leaves_optimizers_alone(batches: list[int]) -> None:
