@@ -90,6 +90,7 @@ if TYPE_CHECKING:  # the names of `_MODULES`, for type checkers
     from gemmsmith.ops.products.gated import gated_linear as gated_linear
     from gemmsmith.ops.products.losses import linear_cross_entropy as linear_cross_entropy
     from gemmsmith.ops.products.mixture import experts as experts
+    from gemmsmith.ops.products.newton_schulz import newton_schulz as newton_schulz
     from gemmsmith.ops.products.scaled import scaled_gated_linear as scaled_gated_linear
     from gemmsmith.ops.products.scaled import scaled_linear as scaled_linear
     from gemmsmith.winners.bundle import Bundle as Bundle
@@ -158,6 +159,7 @@ _MODULES = {
     "ops.graphs.inductor": ("inductor_pass",),
     "ops.products.losses": ("linear_cross_entropy",),
     "ops.products.mixture": ("experts",),
+    "ops.products.newton_schulz": ("newton_schulz",),
     "ops.products.scaled": ("scaled_gated_linear", "scaled_linear"),
     "core.operation": ("DType", "Element", "Layout", "Operation"),
     "winners.packs": ("Packs",),

@@ -13,7 +13,15 @@ from torch import nn
 
 from gemmsmith.core.epilogue import Activation
 from gemmsmith.ops.models import recipes
-from gemmsmith.ops.models.reading import Activated, Called, Combined, Expression, Half, read
+from gemmsmith.ops.models.reading import (
+    Activated,
+    Called,
+    Combined,
+    Expression,
+    Half,
+    parsed,
+    read,
+)
 
 
 class Known:
@@ -138,6 +146,17 @@ def test_the_source_must_be_that_of_the_code() -> None:
     # Compiled from the same lines when they said something else.
     assert read(like(Known.gated, co_names=("w2", "F", "silu", "w3", "w1"))) is None
     assert read(eval("lambda self, x: self.w2(x)")) is None
+
+
+def test_jumps_over_calls_of_a_module() -> None:
+    """The whole file's compiler loads a module's function by another, longer instruction."""
+    assert parsed(branching) is not None
+
+
+def branching(x: torch.Tensor, count: int) -> torch.Tensor:
+    for _ in range(count):
+        x = torch.relu(x) if count > 2 else torch.sigmoid(x)
+    return x
 
 
 class Layers(nn.Module):

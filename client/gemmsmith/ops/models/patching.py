@@ -22,6 +22,9 @@ All three work with autograd and `torch.compile`: graphs have guards on forwards
 and a compiled graph calls torch's operators, which the binding replaces. If a compiler merges a
 product and a sum into an `addmm`, as with a residual of two dimensions, it stays torch's.
 
+Without a model, `torch.optim.Muon` computes matrices of equal shape at once, for now as a preview
+(`gemmsmith.ops.models.optimizers`).
+
 Products without a tuned kernel stay torch's, and so does everything that kernels do not support
 (docs/fusing.md).
 """
@@ -60,8 +63,10 @@ from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.norms import NormRecipe, kind_in_use
+from gemmsmith.ops.models.optimizers import muon_in_batches
 from gemmsmith.ops.models.reporting import ProductsReport
 from gemmsmith.ops.products import recording
+from gemmsmith.program.variables import uses_previews
 
 
 def patch(
@@ -222,6 +227,8 @@ class Patch(AbstractContextManager[None]):
             if self._report is not None:
                 stack.callback(watch, watch(self._report))
             has_binding = self._replace_below(stack)
+            if model is None and uses_previews():
+                stack.enter_context(muon_in_batches())
             if model is not None:
                 forwards = Forwards()
                 stack.callback(self._linears.undo)

@@ -15,6 +15,7 @@ import functools
 import inspect
 import sys
 import textwrap
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -130,16 +131,25 @@ def _steps(code: CodeType) -> list[tuple[str, Any]]:
     """The instructions of a function, in a form in which the two compilations are comparable.
 
     The compiler uses other instructions to load an attribute if it knows from the rest of the file
-    that its owner is a module.
+    that its owner is a module. So jumps are counted in the instructions that remain.
     """
     same = {"LOAD_METHOD": "LOAD_ATTR"}
-    return [
-        (same.get(one.opname, one.opname), one.argval)
+    kept = [
+        one
         for one in dis.get_instructions(code)
         if one.opname not in ("PUSH_NULL", "PRECALL", "RESUME")
     ]
+    offsets = [one.offset for one in kept]
+    return [
+        (
+            same.get(one.opname, one.opname),
+            bisect_left(offsets, one.argval) if one.opcode in _JUMPS else one.argval,
+        )
+        for one in kept
+    ]
 
 
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _FUTURES = 0x1000000  # `from __future__ import annotations`
 
 
