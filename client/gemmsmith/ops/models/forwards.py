@@ -127,7 +127,7 @@ class Forward:
                 if key in left:
                     return own(module, *arguments)
         value = NotImplemented
-        if own is self._own and _is_unseen() and _still(self._recipe.relies_on):
+        if own is self._own and is_unseen() and still(self._recipe.relies_on):
             value = self._run(self._recipe, module, arguments)
         is_left = type(value) is Left
         if is_eager:
@@ -142,7 +142,7 @@ class Forward:
 
     def _key(self, module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """What decides which products the layer computes. Returns None if that is not known."""
-        if _tracing() is not None or (_functions() and not _is_unseen()):
+        if _tracing() is not None or (_functions() and not is_unseen()):
             return None
         needs = _needs()
         key: list[Any] = [self._switch, needs, _any_autocast() and _autocast(arguments)]
@@ -305,7 +305,7 @@ def _autocast(arguments: tuple[Any, ...]) -> object:
     return torch.get_autocast_dtype(kind) if is_on else None
 
 
-def _still(relies_on: tuple[Original, ...]) -> bool:
+def still(relies_on: tuple[Original, ...]) -> bool:
     """Whether no attribute has been replaced since."""
     for owner, name, value in relies_on:  # noqa: SIM110 - runs at every call of a layer
         if getattr(owner, name, None) is not value:
@@ -313,7 +313,7 @@ def _still(relies_on: tuple[Original, ...]) -> bool:
     return True
 
 
-def _is_unseen() -> bool:
+def is_unseen() -> bool:
     """Whether nothing of the program would see that a layer makes other calls than its own.
 
     An exporter and a tracer of jit would: what they write runs without gemmsmith. A torch function

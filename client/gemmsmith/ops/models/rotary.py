@@ -1,0 +1,210 @@
+"""Rotary position embeddings of a patched model: one kernel replaces six to ten operators.
+
+Models call a function of their module, such as `apply_rotary_pos_emb`, with Q, K, cosines and
+sines. It is recognized by its source (`gemmsmith.ops.models.rotary_forms`).
+
+While a patch is open, a `StandIn` is the attribute of the module. It runs the kernel
+(`gemmsmith.ops.products.rotary`) while winners are in use, and otherwise the function. The function
+also runs in graphs that are compiled, exported or traced, if a mode or a transform observes the
+operators, if cosines or sines need a gradient, and if it has no form for such operands.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+
+from gemmsmith.ops.models.forwards import is_unseen, still
+from gemmsmith.ops.models.norms import kind_in_use
+from gemmsmith.ops.models.rotary_forms import MISSING, RotaryRecipe, rotary_recipe
+from gemmsmith.ops.products.registry import CallWay, wants_gradient, way_of
+from gemmsmith.ops.products.rotary import Rotation, rotary
+from gemmsmith.program.variables import uses_previews
+
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class StandIn:
+    """A function that runs instead of a recognized one, as an attribute of modules.
+
+    It is the function itself as soon as no patch is open. Functions are kept, because compiled
+    graphs have guards on their identity.
+    """
+
+    def __init__(self, function: FunctionType, recipe: RotaryRecipe) -> None:
+        self._own, self._recipe = function, recipe
+        self._patches: dict[tuple[str, str], int] = {}
+
+        run, is_compiling = self._run, is_dynamo_compiling
+
+        def stand_in(*arguments: Any, **named: Any) -> Any:
+            if is_compiling():
+                return function(*arguments, **named)
+            result = run(arguments, named)
+            return function(*arguments, **named) if result is NotImplemented else result
+
+        # It has the function's globals, in which torch's script compiler reads its source.
+        made = FunctionType(
+            stand_in.__code__, function.__globals__, function.__name__, None, stand_in.__closure__
+        )
+        self.function = functools.update_wrapper(made, function)
+        _own[self.function] = function
+
+    def put(self, module: ModuleType, name: str) -> None:
+        place = module.__name__, name
+        self._patches[place] = self._patches.get(place, 0) + 1
+        if getattr(module, name) is self._own:
+            setattr(module, name, self.function)
+
+    def remove(self, module: ModuleType, name: str) -> None:
+        place = module.__name__, name
+        self._patches[place] -= 1
+        if not self._patches[place]:
+            del self._patches[place]
+            if getattr(module, name, None) is self.function:
+                setattr(module, name, self._own)
+
+    def _run(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        kind = kind_in_use() if self._patches else None
+        if kind is None or not is_unseen() or not still(self._recipe.relies_on):
+            return NotImplemented
+        values = self._values(arguments, named)
+        return NotImplemented if values is None else run_rotary(self._recipe, kind, values)
+
+    def _values(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any] | None:
+        """The call's values by the form's parameters. Returns None if the call is wrong."""
+        recipe, count = self._recipe, len(arguments)
+        if count > len(recipe.defaults):
+            return None
+        values = [*arguments, *recipe.defaults[count:]]
+        for name, value in named.items():
+            at = recipe.names.get(name, -1)
+            if at < count:
+                return None
+            values[at] = value
+        if any(value is MISSING for value in values):
+            return None
+        return {role: values[at] for role, at in recipe.at.items()}
+
+
+def run_rotary(recipe: RotaryRecipe, kind: str, values: dict[str, Any]) -> Any:
+    """The function's result by the kernel. Returns NotImplemented if the function must run."""
+    form = recipe.form
+    q: Any = values["x"] if "x" in values else values["q"]
+    k = values.get("k")
+    cos, sin, axis = values["cos"], values["sin"], values.get("dim", form.axis)
+    operands = (q, cos, sin) if "x" in values else (q, k, cos, sin)
+    for operand in operands:
+        if not isinstance(operand, torch.Tensor) or operand.device != q.device:
+            return NotImplemented
+    if q.device.type != kind or way_of(*operands) is not CallWay.EAGER or type(axis) is not int:
+        return NotImplemented
+    if wants_gradient(cos, sin) or not _agree(q, k, cos, sin):
+        return NotImplemented
+    width = cos.shape[-1]
+    half = width if form.is_halved else width // 2
+    axis = axis + cos.dim() + 1 if axis < 0 else axis
+    is_sized = q.shape[-1] >= 2 * half if form.is_partial else q.shape[-1] == 2 * half
+    if not is_sized or (width % 2 and not form.is_halved) or not 0 <= axis < cos.dim():
+        return NotImplemented
+    if cos.stride(-1) != 1 or sin.stride() != cos.stride():  # as gpt-oss's
+        cos, sin = cos.contiguous(), sin.contiguous()
+    cos, sin = cos.unsqueeze(axis), sin.unsqueeze(axis)
+    for x in (q, k):
+        if x is not None and not _expands(cos.shape, x.shape):
+            return NotImplemented
+    rotation = Rotation(
+        half=half,
+        reads_pairs=recipe.pairing.reads_pairs,
+        writes_pairs=recipe.pairing.writes_pairs,
+        shares=form.shares,
+        has_pairs=recipe.pairing.reads_pairs,
+        sign=recipe.pairing.sign,
+    )
+    dtype = q.dtype if form.casts else torch.promote_types(q.dtype, cos.dtype)
+    result = rotary(q, k, cos, sin, rotation, dtype, is_joined=form.is_joined)
+    return result[0] if "x" in values else result
+
+
+def _agree(q: Any, k: Any, cos: Any, sin: Any) -> bool:
+    """Whether the kernel reads such operands."""
+    return (
+        q.dtype in _TYPES
+        and cos.dtype in (q.dtype, torch.float32)
+        and (sin.dtype, sin.shape) == (cos.dtype, cos.shape)
+        and _is_rows(q)
+        and (k is None or (k.dtype is q.dtype and k.dim() == q.dim() and _is_rows(k)))
+        and (k is None or k.shape[-1] == q.shape[-1])
+    )
+
+
+def _is_rows(x: Any) -> bool:
+    return x.dim() in (3, 4) and x.numel() > 0 and x.stride(-1) == 1 and 0 not in x.stride()
+
+
+def _expands(shape: torch.Size, whole: torch.Size) -> bool:
+    """Whether a tensor can be expanded to another's leading dimensions."""
+    return len(shape) == len(whole) and all(
+        size in (1, other) for size, other in zip(shape[:-1], whole[:-1], strict=True)
+    )
+
+
+_lock = threading.RLock()
+_own: dict[Callable[..., Any], FunctionType] = {}
+"""The functions for which stand-ins run, by these."""
+
+
+@functools.cache
+def _made(function: FunctionType) -> StandIn | None:
+    """The stand-in of a function; None if it is not recognized."""
+    recipe = rotary_recipe(function)
+    return None if recipe is None else StandIn(function, recipe)
+
+
+class Functions:
+    """The functions of Python modules that a patch has replaced.
+
+    It replaces them only with `GEMMSMITH_PREVIEW`: the kernel has not run on a GPU so far.
+    """
+
+    def __init__(self) -> None:
+        self._is_on = uses_previews()
+        self._read: set[str] = set()
+        self._put: dict[tuple[str, str], tuple[StandIn, ModuleType]] = {}
+
+    def take_over(self, layers: Iterable[nn.Module]) -> list[str]:
+        """Replace what the classes of these may call. Returns a description of all so far."""
+        if not self._is_on:
+            return []
+        with _lock:
+            classes = {kind for layer in layers for kind in type(layer).__mro__}
+            owners = {kind.__module__ for kind in classes} - self._read
+            self._read |= owners
+            for owner in owners:
+                if owner.partition(".")[0] != "torch" and owner in sys.modules:
+                    self._replace(sys.modules[owner])
+            return [f"{name} of {owner} (rotary embedding)" for owner, name in self._put]
+
+    def _replace(self, module: ModuleType) -> None:
+        for name, value in list(vars(module).items()):
+            if type(value) is not FunctionType:
+                continue
+            stand_in = _made(_own.get(value, value))
+            if stand_in is not None:
+                stand_in.put(module, name)
+                self._put[module.__name__, name] = stand_in, module
+
+    def undo(self) -> None:
+        with _lock:
+            self._read.clear()
+            while self._put:
+                (_, name), (stand_in, module) = self._put.popitem()
+                stand_in.remove(module, name)
