@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from gemmsmith.ops.models.forwards import is_unseen, still
 from gemmsmith.ops.models.norms import kind_in_use
 from gemmsmith.ops.models.rotary_forms import MISSING, RotaryRecipe, rotary_recipe
 from gemmsmith.ops.products.registry import CallWay, wants_gradient, way_of
-from gemmsmith.ops.products.rotary import Rotation, rotary
+from gemmsmith.ops.products.rotary import CONTIGUOUS, Rotation, Strides, dense_strides, rotary
 from gemmsmith.program.variables import uses_previews
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -97,63 +97,104 @@ class StandIn:
 
 def run_rotary(recipe: RotaryRecipe, kind: str, values: dict[str, Any]) -> Any:
     """The function's result by the kernel. Returns NotImplemented if the function must run."""
-    form = recipe.form
     q: Any = values["x"] if "x" in values else values["q"]
-    k = values.get("k")
-    cos, sin, axis = values["cos"], values["sin"], values.get("dim", form.axis)
+    k, cos, sin, axis = values.get("k"), values["cos"], values["sin"], values.get("dim")
     operands = (q, cos, sin) if "x" in values else (q, k, cos, sin)
     for operand in operands:
         if not isinstance(operand, torch.Tensor) or operand.device != q.device:
             return NotImplemented
-    if q.device.type != kind or way_of(*operands) is not CallWay.EAGER or type(axis) is not int:
+    if q.device.type != kind or way_of(*operands) is not CallWay.EAGER or wants_gradient(cos, sin):
         return NotImplemented
-    if wants_gradient(cos, sin) or not _agree(q, k, cos, sin):
+    of_k = None if k is None else _described(k)
+    plan = _plan(recipe, axis, _described(q), of_k, _described(cos), _described(sin))
+    if plan is None:
         return NotImplemented
-    width = cos.shape[-1]
-    half = width if form.is_halved else width // 2
-    axis = axis + cos.dim() + 1 if axis < 0 else axis
-    is_sized = q.shape[-1] >= 2 * half if form.is_partial else q.shape[-1] == 2 * half
-    if not is_sized or (width % 2 and not form.is_halved) or not 0 <= axis < cos.dim():
-        return NotImplemented
-    if cos.stride(-1) != 1 or sin.stride() != cos.stride():  # as gpt-oss's
+    if plan.copies_factors:
         cos, sin = cos.contiguous(), sin.contiguous()
-    cos, sin = cos.unsqueeze(axis), sin.unsqueeze(axis)
-    for x in (q, k):
-        if x is not None and not _expands(cos.shape, x.shape):
-            return NotImplemented
-    rotation = Rotation(
-        half=half,
-        reads_pairs=recipe.pairing.reads_pairs,
-        writes_pairs=recipe.pairing.writes_pairs,
-        shares=form.shares,
-        has_pairs=recipe.pairing.reads_pairs,
-        sign=recipe.pairing.sign,
-    )
-    dtype = q.dtype if form.casts else torch.promote_types(q.dtype, cos.dtype)
-    result = rotary(q, k, cos, sin, rotation, dtype, is_joined=form.is_joined)
+    factors = cos.unsqueeze(plan.axis), sin.unsqueeze(plan.axis)
+    result = rotary(q, k, *factors, plan.rotation, plan.dtype, plan.order)
     return result[0] if "x" in values else result
 
 
-def _agree(q: Any, k: Any, cos: Any, sin: Any) -> bool:
-    """Whether the kernel reads such operands."""
-    return (
-        q.dtype in _TYPES
-        and cos.dtype in (q.dtype, torch.float32)
-        and (sin.dtype, sin.shape) == (cos.dtype, cos.shape)
-        and _is_rows(q)
-        and (k is None or (k.dtype is q.dtype and k.dim() == q.dim() and _is_rows(k)))
-        and (k is None or k.shape[-1] == q.shape[-1])
-    )
+class _Description(NamedTuple):
+    """What decides, of a tensor, how the kernel reads it."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the kernel reads it as Q or K."""
+        return len(self.shape) in (3, 4) and self.strides[-1] == 1 and 0 not in self.strides
 
 
-def _is_rows(x: Any) -> bool:
-    return x.dim() in (3, 4) and x.numel() > 0 and x.stride(-1) == 1 and 0 not in x.stride()
+def _described(x: torch.Tensor) -> _Description:
+    return _Description(x.shape, x.stride(), x.dtype)
 
 
-def _expands(shape: torch.Size, whole: torch.Size) -> bool:
-    """Whether a tensor can be expanded to another's leading dimensions."""
-    return len(shape) == len(whole) and all(
-        size in (1, other) for size, other in zip(shape[:-1], whole[:-1], strict=True)
+class _Plan(NamedTuple):
+    """How a call runs: the arguments of `rotary`, and how its factors are made.
+
+    Attributes:
+        axis: the dimension that is inserted into the factors.
+        copies_factors: whether they are copied, because their last dimension has gaps as gpt-oss's.
+    """
+
+    rotation: Rotation
+    dtype: torch.dtype
+    order: tuple[Strides | None, Strides | None]
+    axis: int
+    copies_factors: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    recipe: RotaryRecipe,
+    axis: object,
+    q: _Description,
+    k: _Description | None,
+    cos: _Description,
+    sin: _Description,
+) -> _Plan | None:
+    """Returns None if the kernel has no form for such a call."""
+    form, reads_pairs = recipe.form, recipe.pairing.reads_pairs
+    heads = [q] if k is None else [q, k]
+    axis = form.axis if form.axis is not None else axis
+    if type(axis) is not int or (sin.dtype, sin.shape) != (cos.dtype, cos.shape):
+        return None
+    axis += len(cos.shape) + 1 if axis < 0 else 0
+    if not 0 <= axis < len(cos.shape):
+        return None
+    inserted = (*cos.shape[:axis], 1, *cos.shape[axis:])
+    width, size = cos.shape[-1], q.shape[-1] if q.shape else 0
+    half = width if form.is_halved else width // 2
+    for x in heads:
+        if x.dtype is not q.dtype or not x.is_read or not x.shape.numel() or x.shape[-1] != size:
+            return None
+        if len(inserted) != len(x.shape) or not all(
+            own in (1, other) for own, other in zip(inserted[:-1], x.shape[:-1], strict=True)
+        ):
+            return None
+    is_sized = size >= 2 * half if form.is_partial else size == 2 * half
+    if not is_sized or not half or (width % 2 and not form.is_halved):
+        return None
+    if q.dtype not in _TYPES or cos.dtype not in (q.dtype, torch.float32):
+        return None
+    results = [dense_strides(x.shape, CONTIGUOUS if form.is_joined else x.strides) for x in heads]
+    return _Plan(
+        rotation=Rotation(
+            half=half,
+            reads_pairs=reads_pairs,
+            writes_pairs=recipe.pairing.writes_pairs,
+            shares=form.shares,
+            has_pairs=reads_pairs,
+            sign=recipe.pairing.sign,
+        ),
+        dtype=q.dtype if form.casts else torch.promote_types(q.dtype, cos.dtype),
+        order=(results[0], None if k is None else results[1]),
+        axis=axis,
+        copies_factors=cos.strides[-1] != 1 or sin.strides != cos.strides,
     )
 
 

@@ -266,16 +266,27 @@ def _written(source: str) -> tuple[str, tuple[str, ...]]:
     return canonical.text(), tuple(canonical.parameters)
 
 
-_KNOWN = {text: (form, roles) for form in _FORMS for text, roles in [_written(form.source)]}
-_KNOWN_ROTATED = {_written(source)[0]: pairing for source, pairing in _ROTATED.items()}
-_KNOWN_ROTATED_BY = {_written(source)[0]: pairing for source, pairing in _ROTATED_BY.items()}
-_USED = {"torch"} | {
-    node.attr
-    for form in _FORMS
-    for node in ast.walk(_tree(form.source))
-    if isinstance(node, ast.Attribute)
-}
-"""Names of attributes in the forms: few functions are parsed, because others use more names."""
+@functools.cache
+def _known() -> dict[str, tuple[RotaryForm, tuple[str, ...]]]:
+    """The forms by their text, with the names of their parameters."""
+    return {text: (form, roles) for form in _FORMS for text, roles in [_written(form.source)]}
+
+
+@functools.cache
+def _known_rotated(*, by_angles: bool) -> dict[str, Pairing]:
+    sources = _ROTATED_BY if by_angles else _ROTATED
+    return {_written(source)[0]: pairing for source, pairing in sources.items()}
+
+
+@functools.cache
+def _attributes() -> set[str]:
+    """Names of attributes in the forms. Few functions are parsed, because others use more names."""
+    return {"torch"} | {
+        node.attr
+        for form in _FORMS
+        for node in ast.walk(_tree(form.source))
+        if isinstance(node, ast.Attribute)
+    }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -321,14 +332,14 @@ def _read(function: object) -> tuple[_CanonicalFunction, str] | None:
 def rotary_recipe(function: FunctionType) -> RotaryRecipe | None:
     """The recipe of a function; None if it is not recognized."""
     names = set(function.__code__.co_names)
-    if len(names - _USED) > 1 or not names & {"unsqueeze", "repeat_interleave"}:
+    if len(names - _attributes()) > 1 or not names & {"unsqueeze", "repeat_interleave"}:
         return None
     read = _read(function)
     relies_on = originals(*_WRITTEN_WITH)
-    if read is None or relies_on is None or read[1] not in _KNOWN:
+    if read is None or relies_on is None or read[1] not in _known():
         return None
     canonical, text = read
-    form, roles = _KNOWN[text]
+    form, roles = _known()[text]
     pairing, module = form.pairing, sys.modules.get(function.__module__)
     if pairing is None:
         if (
@@ -339,9 +350,11 @@ def rotary_recipe(function: FunctionType) -> RotaryRecipe | None:
         (name,) = canonical.called
         called = function.__globals__.get(name)
         inner = _read(called)
-        known = _KNOWN_ROTATED_BY if form.is_halved and form.axis is None else _KNOWN_ROTATED
-        pairing = None if inner is None else known.get(inner[1])
-        if pairing is None or (form.shares and known is _KNOWN_ROTATED and pairing != _PAIRS):
+        by_angles = form.is_halved and form.axis is None
+        if inner is None or len(inner[0].parameters) != called.__code__.co_argcount:
+            return None
+        pairing = _known_rotated(by_angles=by_angles).get(inner[1])
+        if pairing is None or (form.shares and not by_angles and pairing != _PAIRS):
             return None
         relies_on = (*relies_on, Original(module, name, called))
     code, given = function.__code__, function.__defaults__ or ()

@@ -17,7 +17,7 @@ from gemmsmith.ops.engine.by_triton import by_triton
 from gemmsmith.ops.products.registry import wants_gradient
 
 Strides = tuple[int, ...]
-_ORDER = (4, 3, 2, 1)
+CONTIGUOUS = (4, 3, 2, 1)
 """Strides in the order of a contiguous tensor's."""
 Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 
@@ -71,8 +71,7 @@ def rotary(
     sin: torch.Tensor,
     rotation: Rotation,
     dtype: torch.dtype,
-    *,
-    is_joined: bool,
+    order: tuple[Strides | None, Strides | None],
 ) -> Pair:
     """Q and K, rotated.
 
@@ -80,17 +79,11 @@ def rotary(
         q: [..., D], of at most four dimensions.
         k: the same, but for the number of heads; None leaves it out.
         cos: [..., W], which can be expanded to the other dimensions of q and k.
-        sin: as cos.
+        sin: as cos, with its strides. The last is 1, as those of q and k.
         rotation: of the last dimension.
         dtype: of the results.
-        is_joined: whether results are contiguous, as torch's `cat` returns them, and not in the
-            order of q and k.
+        order: strides of the results.
     """
-    of_q, of_k = (
-        None if x is None else dense_strides(x.shape, _ORDER if is_joined else x.stride())
-        for x in (q, k)
-    )
-    order = of_q, of_k
     if not wants_gradient(q, k):
         return rotate(cos, sin, q, k, rotation, dtype, order)
     result: Pair = Rotary.apply(q, k, cos, sin, rotation, dtype, order)  # type: ignore[no-untyped-call]
@@ -143,7 +136,7 @@ def rotate(
     dtype: torch.dtype,
     order: tuple[Strides | None, Strides | None],
 ) -> Pair:
-    """As `rotary`, without a gradient by the kernel. `order`: strides of the results."""
+    """As `rotary`; the kernel's results have no gradient."""
     first, second = (
         None if x is None or strides is None else _rotated(x, cos, sin, rotation, dtype, strides)
         for x, strides in zip((q, k), order, strict=True)

@@ -24,8 +24,8 @@ TILE = 1024
 """Pairs of a program: 16 elements for each of its threads. Not measured on a GPU so far."""
 UNIT = 16
 """Elements of which all strides are multiples if a thread may read 16 bytes at a time."""
-MOST = 2**31
-"""Bound of the kernel's numbers, which have 32 bits."""
+MOST = 2**30
+"""Bound of rows and strides, which the kernel counts in 32 bits."""
 LEADING = 3
 """Dimensions before the last."""
 
@@ -116,54 +116,39 @@ class _HeadView(NamedTuple):
     written: Strides
 
 
-class _Launch(NamedTuple):
-    programs: int
-    numbers: tuple[int, ...]
-    constants: tuple[int, ...]
+_NOTHING = _HeadView(torch.Size((0, 1, 1, 1)), (0, 0, 0, 1), (0, 0, 0, 1))
 
 
 @lru_cache(maxsize=4096)
 def _launch(
-    rotation: Rotation,
-    shape: torch.Size,
-    strides: Strides,
-    q: _HeadView | None,
-    k: _HeadView | None,
-) -> _Launch:
-    """How to launch for these shapes. `shape` and `strides` are those of the factors."""
-    missing = LEADING + 1 - len(shape)
-    factors = [0] * missing + [
-        0 if size == 1 else stride for size, stride in zip(shape[:-1], strides, strict=False)
-    ]
+    rotation: Rotation, shape: torch.Size, strides: Strides, q: _HeadView, k: _HeadView
+) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Programs, numbers and constants. `shape` and `strides` are those of the factors."""
+    factors = _leading(shape, strides)
     order = sorted(range(LEADING), key=lambda at: factors[at] == 0)
-    numbers: list[int] = []
-    steps: list[int] = [*factors]
-    for view in (q, k):
-        if view is None:
-            numbers += [0, 1, 1] + [0] * 2 * LEADING
-            continue
-        sizes = [1] * missing + [*view.shape[:-1]]
-        _, middle, inner = (sizes[at] for at in order)
-        numbers += [sizes[0] * sizes[1] * sizes[2], middle, inner]
-        for along in (view.read, view.written):
-            own = [0] * missing + [*along[:-1]]
-            own = [0 if size == 1 else step for size, step in zip(sizes, own, strict=True)]
-            steps += own
-            numbers += [own[at] for at in order]
-    numbers += [factors[at] for at in order]
-    unit = 1 if any(step % UNIT for step in steps) else UNIT
-    counts = {0, 1, 2, 9, 10, 11}
-    numbers = [number if at in counts else number // unit for at, number in enumerate(numbers)]
-    if max(numbers) >= MOST:
-        raise LaunchFailed("too many elements")
-    either = q or k
-    assert either is not None  # noqa: S101 - a caller has at least one of them
-    rest = either.shape[-1] - 2 * rotation.half
+    sizes = [[1] * (LEADING + 1 - len(view.shape)) + [*view.shape] for view in (q, k)]
+    steps = [_leading(view.shape, along) for view in (q, k) for along in (view.read, view.written)]
+    unit = 1 if any(step % UNIT for own in (*steps, factors) for step in own) else UNIT
+    rest = max(q.shape[-1], k.shape[-1]) - 2 * rotation.half
     block = power_of_2(rotation.half)
     rows = max(1, TILE // block)
-    programs = quotient_up(numbers[0], rows) + quotient_up(numbers[9], rows)
+    programs, numbers = 0, list[int]()
+    for own, along in zip(sizes, (steps[:2], steps[2:]), strict=True):
+        count = own[0] * own[1] * own[2]
+        programs += quotient_up(count, rows)
+        numbers += [count, own[order[1]], own[order[2]]]
+        numbers += [step[at] // unit for step in along for at in order]
+    numbers += [factors[at] // unit for at in order]
+    if max(numbers) >= MOST:
+        raise LaunchFailed("too many rows")
     constants = (*rotation, rest, unit, block, power_of_2(max(rest, 1)), rows)
-    return _Launch(programs, tuple(numbers), constants)
+    return programs, tuple(numbers), constants
+
+
+def _leading(shape: torch.Size, strides: Strides) -> list[int]:
+    """The strides before the last, of three dimensions; 0 where an index is always 0."""
+    steps = [0 if size == 1 else step for size, step in zip(shape, strides, strict=True)]
+    return [0] * (LEADING + 1 - len(shape)) + steps[:-1]
 
 
 def rotate(
@@ -176,19 +161,18 @@ def rotate(
     order: tuple[Strides | None, Strides | None],
 ) -> Pair:
     """As rotary.rotate."""
-    operands = [x if x is None or x.stride(-1) == 1 else x.contiguous() for x in (q, k)]
-    views: list[_HeadView | None] = []
-    results: list[torch.Tensor | None] = []
-    for x, strides in zip(operands, order, strict=True):
+    read, views, written = list[torch.Tensor](), list[_HeadView](), list[torch.Tensor | None]()
+    for x, strides in zip((q, k), order, strict=True):
         if x is None or strides is None:
-            views.append(None)
-            results.append(None)
-        else:
-            views.append(_HeadView(x.shape, x.stride(), strides))
-            results.append(torch.empty_strided(x.shape, strides, dtype=dtype, device=x.device))
+            views.append(_NOTHING)
+            written.append(None)
+            continue
+        read.append(x if x.stride(-1) == 1 else x.contiguous())
+        views.append(_HeadView(x.shape, read[-1].stride(), strides))
+        written.append(torch.empty_strided(x.shape, strides, dtype=dtype, device=x.device))
     programs, numbers, constants = _launch(rotation, cos.shape, cos.stride(), *views)
     # A kernel needs a tensor for every argument: what is left out has no rows.
-    read, written = ([x for x in pair if x is not None] for pair in (operands, results))
-    tensors = (read[0], read[-1], written[0], written[-1], cos, sin)
+    outputs = [x for x in written if x is not None]
+    tensors = (read[0], read[-1], outputs[0], outputs[-1], cos, sin)
     _rotate(programs, tensors, *constants, numbers=numbers)
-    return results[0], results[1]
+    return written[0], written[1]
