@@ -14,7 +14,8 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
+from gemmsmith.ops.engine.recomputing import Again, remember
 from gemmsmith.ops.models.forwards import is_unseen, still
 from gemmsmith.ops.models.norms import kind_in_use
 from gemmsmith.ops.models.rotary_forms import MISSING, RotaryRecipe, rotary_recipe
@@ -42,7 +44,6 @@ class StandIn:
     def __init__(self, function: FunctionType, recipe: RotaryRecipe) -> None:
         self._own, self._recipe = function, recipe
         self._patches: dict[tuple[str, str], int] = {}
-
         run, is_compiling = self._run, is_dynamo_compiling
 
         def stand_in(*arguments: Any, **named: Any) -> Any:
@@ -61,6 +62,7 @@ class StandIn:
     def put(self, module: ModuleType, name: str) -> None:
         place = module.__name__, name
         self._patches[place] = self._patches.get(place, 0) + 1
+        _open.add(self)
         if getattr(module, name) is self._own:
             setattr(module, name, self.function)
 
@@ -69,11 +71,15 @@ class StandIn:
         self._patches[place] -= 1
         if not self._patches[place]:
             del self._patches[place]
+            if not self._patches:
+                _open.discard(self)
             if getattr(module, name, None) is self.function:
                 setattr(module, name, self._own)
 
     def _run(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        kind = kind_in_use() if self._patches else None
+        at_first = _recomputed.at_first
+        is_on = self._patches if at_first is None else self in at_first
+        kind = kind_in_use() if is_on else None
         if kind is None or not is_unseen() or not still(self._recipe.relies_on):
             return NotImplemented
         values = self._values(arguments, named)
@@ -98,12 +104,15 @@ class StandIn:
 def run_rotary(recipe: RotaryRecipe, kind: str, values: dict[str, Any]) -> Any:
     """The function's result by the kernel. Returns NotImplemented if the function must run."""
     q: Any = values["x"] if "x" in values else values["q"]
-    k, cos, sin, axis = values.get("k"), values["cos"], values["sin"], values.get("dim")
+    k, cos, sin = values.get("k"), values["cos"], values["sin"]
+    axis = values.get("dim", recipe.form.axis)
     operands = (q, cos, sin) if "x" in values else (q, k, cos, sin)
     for operand in operands:
         if not isinstance(operand, torch.Tensor) or operand.device != q.device:
             return NotImplemented
     if q.device.type != kind or way_of(*operands) is not CallWay.EAGER or wants_gradient(cos, sin):
+        return NotImplemented
+    if type(axis) is not int:
         return NotImplemented
     of_k = None if k is None else _described(k)
     plan = _plan(recipe, axis, _described(q), of_k, _described(cos), _described(sin))
@@ -151,7 +160,7 @@ class _Plan(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def _plan(
     recipe: RotaryRecipe,
-    axis: object,
+    axis: int,
     q: _Description,
     k: _Description | None,
     cos: _Description,
@@ -160,8 +169,7 @@ def _plan(
     """Returns None if the kernel has no form for such a call."""
     form, reads_pairs = recipe.form, recipe.pairing.reads_pairs
     heads = [q] if k is None else [q, k]
-    axis = form.axis if form.axis is not None else axis
-    if type(axis) is not int or (sin.dtype, sin.shape) != (cos.dtype, cos.shape):
+    if (sin.dtype, sin.shape) != (cos.dtype, cos.shape):
         return None
     axis += len(cos.shape) + 1 if axis < 0 else 0
     if not 0 <= axis < len(cos.shape):
@@ -198,6 +206,14 @@ def _plan(
     )
 
 
+class _StandInsAtFirst(threading.local):
+    """The stand-ins that ran at first what this thread recomputes. None outside of that."""
+
+    at_first: frozenset[StandIn] | None = None
+
+
+_recomputed = _StandInsAtFirst()
+_open: set[StandIn] = set()
 _lock = threading.RLock()
 _own: dict[Callable[..., Any], FunctionType] = {}
 """The functions for which stand-ins run, by these."""
@@ -249,3 +265,20 @@ class Functions:
             while self._put:
                 (_, name), (stand_in, module) = self._put.popitem()
                 stand_in.remove(module, name)
+
+
+def _as_open_now() -> Again:
+    # Patches may have been opened since, of other models with the same functions.
+    return functools.partial(_as_at_first, frozenset(_open))
+
+
+@contextmanager
+def _as_at_first(stand_ins: frozenset[StandIn]) -> Iterator[None]:
+    before, _recomputed.at_first = _recomputed.at_first, stand_ins
+    try:
+        yield
+    finally:
+        _recomputed.at_first = before
+
+
+remember(_as_open_now)
