@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ast
 import copy
+import gc
 import importlib
 import io
 import pickle
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -680,6 +682,80 @@ def test_the_script_compiler_reads_the_functions_source(
         assert calls() == 1
         assert equal([*torch.jit.script(module.turned)(*operands)], [*expected])
     assert calls() == 0
+
+
+CALLED = (
+    SOURCE
+    + """
+def layer(func):
+    class Func(torch.nn.Module):
+        def forward(self, *args, **kwargs):
+            return func(*args, **kwargs)
+
+    return Func()
+
+
+turned = layer(turned)
+"""
+)
+
+
+def test_a_function_that_a_module_calls(
+    written: Callable[[str], Any], calls: Callable[[], int]
+) -> None:
+    """As the decorators of the package `kernels` make it."""
+    module = written(CALLED)
+    own, operands = module.turned, LLAMA.operands(BF16, BF16)
+    expected = step(own, operands)
+    kind = type("Attention", (nn.Module,), {"__module__": "written"})
+    for _ in range(2):
+        with gemmsmith.patch(kind()):
+            step(module.turned, operands)
+            assert calls() == 1
+            own.forward = lambda *given: [2 * x for x in given[:2]]  # another kernel
+            assert equal([*module.turned(*operands)], [2 * x for x in operands[:2]])
+            del own.forward
+            hook = own.register_forward_hook(lambda *_: None)
+            assert equal(step(module.turned, operands), expected)
+            hook.remove()
+            assert calls() == 0
+            step(module.turned, operands)
+            assert calls() == 1
+        assert module.turned is own
+    module.turned = type(own)()
+    module.turned.forward = own.forward
+    with gemmsmith.patch(kind()):
+        step(module.turned, operands)
+    assert calls() == 0
+
+
+def test_models_of_a_program_are_not_kept_alive(
+    written: Callable[[str], Any], calls: Callable[[], int]
+) -> None:
+    """Nor is anything of a module understood that has no forward in Python."""
+    module = written(SOURCE)
+    module.model = model = nn.Linear(2, 2)
+    module.scripted = type("Odd", (nn.Module,), {"forward": len})()
+    module.kind = type("Attention", (nn.Module,), {"__module__": "written"})
+    with gemmsmith.patch(module.kind()):
+        step(module.turned, LLAMA.operands(BF16, BF16))
+    assert calls() == 1
+    alive = weakref.ref(model)
+    del module.model, model
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("what", ["kwargs)\n", "func(*args"])
+def test_a_module_that_does_more(
+    what: str, written: Callable[[str], Any], calls: Callable[[], int]
+) -> None:
+    more = {"kwargs)\n": "kwargs)[::-1]\n", "func(*args": "func(*args[::-1]"}[what]
+    assert what in CALLED
+    module = written(CALLED.replace(what, more))
+    own = module.turned
+    with gemmsmith.patch(type("Attention", (nn.Module,), {"__module__": "written"})()):
+        assert module.turned is own
 
 
 @pytest.mark.parametrize("change", CHANGES)

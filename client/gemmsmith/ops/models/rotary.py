@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -26,7 +26,12 @@ from torch.compiler import is_dynamo_compiling
 from gemmsmith.ops.engine.recomputing import Again, remember
 from gemmsmith.ops.models.forwards import is_unseen, still
 from gemmsmith.ops.models.norms import kind_in_use
-from gemmsmith.ops.models.rotary_forms import MISSING, RotaryRecipe, rotary_recipe
+from gemmsmith.ops.models.rotary_forms import (
+    MISSING,
+    RotaryRecipe,
+    function_of,
+    rotary_recipe,
+)
 from gemmsmith.ops.products.registry import CallWay, wants_gradient, way_of
 from gemmsmith.ops.products.rotary import CONTIGUOUS, Rotation, Strides, dense_strides, rotary
 from gemmsmith.program.variables import uses_previews
@@ -41,23 +46,23 @@ class StandIn:
     graphs have guards on their identity.
     """
 
-    def __init__(self, function: FunctionType, recipe: RotaryRecipe) -> None:
-        self._own, self._recipe = function, recipe
+    def __init__(self, own: Any, function: FunctionType, recipe: RotaryRecipe) -> None:
+        self._own, self._function, self._recipe = own, function, recipe
         self._patches: dict[tuple[str, str], int] = {}
         run, is_compiling = self._run, is_dynamo_compiling
 
         def stand_in(*arguments: Any, **named: Any) -> Any:
             if is_compiling():
-                return function(*arguments, **named)
+                return own(*arguments, **named)
             result = run(arguments, named)
-            return function(*arguments, **named) if result is NotImplemented else result
+            return own(*arguments, **named) if result is NotImplemented else result
 
         # It has the function's globals, in which torch's script compiler reads its source.
         made = FunctionType(
             stand_in.__code__, function.__globals__, function.__name__, None, stand_in.__closure__
         )
         self.function = functools.update_wrapper(made, function)
-        _own[self.function] = function
+        _own[self.function] = own
 
     def put(self, module: ModuleType, name: str) -> None:
         place = module.__name__, name
@@ -81,6 +86,8 @@ class StandIn:
         is_on = self._patches if at_first is None else self in at_first
         kind = kind_in_use() if is_on else None
         if kind is None or not is_unseen() or not still(self._recipe.relies_on):
+            return NotImplemented
+        if self._own is not self._function and function_of(self._own) is not self._function:
             return NotImplemented
         values = self._values(arguments, named)
         return NotImplemented if values is None else run_rotary(self._recipe, kind, values)
@@ -108,7 +115,7 @@ def run_rotary(recipe: RotaryRecipe, kind: str, values: dict[str, Any]) -> Any:
     axis = values.get("dim", recipe.form.axis)
     operands = (q, cos, sin) if "x" in values else (q, k, cos, sin)
     for operand in operands:
-        if not isinstance(operand, torch.Tensor) or operand.device != q.device:
+        if not isinstance(operand, torch.Tensor) or operand.get_device() != q.get_device():
             return NotImplemented
     if q.device.type != kind or way_of(*operands) is not CallWay.EAGER or wants_gradient(cos, sin):
         return NotImplemented
@@ -215,15 +222,23 @@ class _StandInsAtFirst(threading.local):
 _recomputed = _StandInsAtFirst()
 _open: set[StandIn] = set()
 _lock = threading.RLock()
-_own: dict[Callable[..., Any], FunctionType] = {}
+_own: dict[object, Any] = {}
 """The functions for which stand-ins run, by these."""
 
 
-@functools.cache
-def _made(function: FunctionType) -> StandIn | None:
-    """The stand-in of a function; None if it is not recognized."""
-    recipe = rotary_recipe(function)
-    return None if recipe is None else StandIn(function, recipe)
+_made: dict[object, StandIn] = {}
+"""The stand-ins, by what they replace. They stay, as the functions of a library do."""
+
+
+def _stand_in_of(own: Any) -> StandIn | None:
+    """Returns None if an attribute's value is not recognized."""
+    function = function_of(own)
+    recipe = None if function is None else rotary_recipe(function)
+    if function is None or recipe is None:
+        return None
+    if own not in _made:
+        _made[own] = StandIn(own, function, recipe)
+    return _made[own]
 
 
 class Functions:
@@ -252,9 +267,9 @@ class Functions:
 
     def _replace(self, module: ModuleType) -> None:
         for name, value in list(vars(module).items()):
-            if type(value) is not FunctionType:
-                continue
-            stand_in = _made(_own.get(value, value))
+            stand_in = _stand_in_of(
+                _own.get(value, value) if type(value) is FunctionType else value
+            )
             if stand_in is not None:
                 stand_in.put(module, name)
                 self._put[module.__name__, name] = stand_in, module

@@ -10,13 +10,16 @@ import ast
 import functools
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from gemmsmith.ops.models.canonical import Canonical
+from gemmsmith.ops.models.forwards import has_no_global_hooks, has_own_forward, is_plain
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import parsed
 
@@ -61,6 +64,8 @@ class RotaryForm:
 _INSERTS = "+ cos = cos.unsqueeze(dim)\n"
 _ROTATES = "+ q_new = q * cos + rotate(q) * sin\n"
 _RETURNS = "return q_new, k_new\n"
+_TYPED = "dtype = q.dtype\n"
+_CASTS = "return q_new.to(dtype), k_new.to(dtype)"
 _SLICES = """
 width = cos.shape[-1]
 + q, q_rest = q[..., :width], q[..., width:]
@@ -70,67 +75,42 @@ _ROTATES_NEW = "+ q_new = q_turned * cos + rotate(q_turned) * sin\n"
 _REPEATS = "+ cos = cos[..., : cos.shape[-1] // 2].repeat_interleave(2, dim=-1)\n"
 _JOINS = "+ q_new = torch.cat([q_new, q_rest], dim=-1)\n"
 _BOTH = "(q, k, cos, sin, dim)\n"
+_FLOATS = "+ q_new = q.float() * cos + rotate(q).float() * sin\n"
 _FORMS = (
     RotaryForm(source=_BOTH + _INSERTS + _ROTATES + _RETURNS),
-    RotaryForm(
+    RotaryForm(  # Gemma 4
         source="(x, cos, sin, dim)\n" + _INSERTS + "return x * cos + rotate(x) * sin"
-    ),  # Gemma 4
+    ),
     RotaryForm(  # Cohere
-        source=_BOTH
-        + "dtype = q.dtype\n+ q = q.float()\n"
-        + _INSERTS
-        + _ROTATES
-        + "return q_new.to(dtype=dtype), k_new.to(dtype=dtype)",
+        source=f"{_BOTH}{_TYPED}+ q = q.float()\n{_INSERTS}{_ROTATES}"
+        "return q_new.to(dtype=dtype), k_new.to(dtype=dtype)",
         casts=True,
     ),
     RotaryForm(  # OLMo
-        source=_BOTH
-        + "q_type, k_type = q.dtype, k.dtype\n"
-        + _INSERTS
-        + _ROTATES
-        + "return q_new.to(q_type), k_new.to(k_type)",
+        source=f"{_BOTH}q_type, k_type = q.dtype, k.dtype\n{_INSERTS}{_ROTATES}"
+        "return q_new.to(q_type), k_new.to(k_type)",
         casts=True,
     ),
     RotaryForm(  # ModernBERT
-        source=_BOTH
-        + "dtype = q.dtype\n"
-        + _INSERTS
-        + "+ q_new = q.float() * cos + rotate(q.float()) * sin\n"
-        + "return q_new.to(dtype), k_new.to(dtype)",
+        source=f"{_BOTH}{_TYPED}{_INSERTS}"
+        f"+ q_new = q.float() * cos + rotate(q.float()) * sin\n{_CASTS}",
         casts=True,
     ),
-    RotaryForm(  # ERNIE 4.5 VL
-        source=_BOTH
-        + "dtype = q.dtype\n"
-        + _INSERTS
-        + "+ q_new = q.float() * cos + rotate(q).float() * sin\n"
-        + "return q_new.to(dtype), k_new.to(dtype)",
-        casts=True,
-    ),
-    RotaryForm(  # ERNIE 4.5
-        source=_BOTH
-        + "dtype = q.dtype\n"
-        + _INSERTS
-        + _REPEATS
-        + "+ q_new = q.float() * cos + rotate(q).float() * sin\n"
-        + "return q_new.to(dtype), k_new.to(dtype)",
-        casts=True,
-        shares=True,
+    # ERNIE 4.5 VL, and without images
+    RotaryForm(source=_BOTH + _TYPED + _INSERTS + _FLOATS + _CASTS, casts=True),
+    RotaryForm(
+        source=_BOTH + _TYPED + _INSERTS + _REPEATS + _FLOATS + _CASTS, casts=True, shares=True
     ),
     RotaryForm(  # vision towers
         source="(q, k, cos, sin)\n+ q_type = q.dtype\nq, k = q.float(), k.float()\n"
-        + "cos, sin = cos.unsqueeze(-2).float(), sin.unsqueeze(-2).float()\n"
-        + _ROTATES
-        + "+ q_new = q_new.to(q_type)\n"
-        + _RETURNS,
+        "cos, sin = cos.unsqueeze(-2).float(), sin.unsqueeze(-2).float()\n"
+        f"{_ROTATES}+ q_new = q_new.to(q_type)\n{_RETURNS}",
         casts=True,
         axis=-2,
     ),
     RotaryForm(  # Hunyuan-VL
-        source=_BOTH
-        + "dtype = q.dtype\nq, k = q.float(), k.float()\n+ cos = cos.unsqueeze(dim).float()\n"
-        + _ROTATES
-        + "return q_new.to(dtype), k_new.to(dtype)",
+        source=f"{_BOTH}{_TYPED}q, k = q.float(), k.float()\n"
+        f"+ cos = cos.unsqueeze(dim).float()\n{_ROTATES}{_CASTS}",
         casts=True,
     ),
     RotaryForm(source=_BOTH + _INSERTS + _REPEATS + _ROTATES + _RETURNS, shares=True),  # Helium
@@ -141,49 +121,41 @@ _FORMS = (
     ),
     RotaryForm(  # GLM
         source=_BOTH + _INSERTS + _REPEATS + _SLICES_TO_NEW + _ROTATES_NEW + _JOINS + _RETURNS,
+        shares=True,
         is_partial=True,
         is_joined=True,
-        shares=True,
     ),
     RotaryForm(  # Phi-3
-        source=_BOTH
-        + _INSERTS
-        + _SLICES_TO_NEW
-        + "+ q_new = torch.cat([(q_turned * cos) + (rotate(q_turned) * sin), q_rest], dim=-1)\n"
-        + _RETURNS,
+        source=f"{_BOTH}{_INSERTS}{_SLICES_TO_NEW}+ q_new = torch.cat("
+        f"[q_turned * cos + rotate(q_turned) * sin, q_rest], dim=-1)\n{_RETURNS}",
         is_partial=True,
         is_joined=True,
     ),
     RotaryForm(  # Nemotron
-        source=_BOTH
-        + _INSERTS
-        + _SLICES
-        + _ROTATES
-        + "return torch.cat((q_new, q_rest), dim=-1), torch.cat((k_new, k_rest), dim=-1)",
+        source=f"{_BOTH}{_INSERTS}{_SLICES}{_ROTATES}"
+        "return torch.cat((q_new, q_rest), dim=-1), torch.cat((k_new, k_rest), dim=-1)",
         is_partial=True,
         is_joined=True,
     ),
     RotaryForm(  # DeepSeek-V3
-        source=_BOTH
-        + "+ cos = cos[..., : cos.shape[-1] // 2].unsqueeze(dim)\n"
-        + "+ q1, q2 = q[..., 0::2], q[..., 1::2]\n"
-        + "+ q_new = torch.cat([q1 * cos - q2 * sin, q2 * cos + q1 * sin], dim=-1)\n"
-        + _RETURNS,
+        source=f"{_BOTH}+ cos = cos[..., : cos.shape[-1] // 2].unsqueeze(dim)\n"
+        "+ q1, q2 = q[..., 0::2], q[..., 1::2]\n"
+        f"+ q_new = torch.cat([q1 * cos - q2 * sin, q2 * cos + q1 * sin], dim=-1)\n{_RETURNS}",
         pairing=Pairing(True, False),
         is_joined=True,
         shares=True,
     ),
     RotaryForm(  # GPT-J
         source="(x, sin, cos)\n"
-        + "sin = torch.repeat_interleave(sin[:, :, None, :], 2, 3)\n"
-        + "cos = torch.repeat_interleave(cos[:, :, None, :], 2, 3)\n"
-        + "return x * cos + rotate(x) * sin",
+        "sin = torch.repeat_interleave(sin[:, :, None, :], 2, 3)\n"
+        "cos = torch.repeat_interleave(cos[:, :, None, :], 2, 3)\n"
+        "return x * cos + rotate(x) * sin",
         shares=True,
         is_halved=True,
         axis=2,
     ),
     RotaryForm(  # gpt-oss
-        source=_BOTH + _INSERTS + "+ q_new = rotate(q, cos, sin)\n" + _RETURNS,
+        source=f"{_BOTH}{_INSERTS}+ q_new = rotate(q, cos, sin)\n{_RETURNS}",
         is_joined=True,
         shares=True,
         is_halved=True,
@@ -203,7 +175,7 @@ _ROTATED = {
         _PAIRS
     ),
 }
-"""Functions that turn a vector by a right angle."""
+"""Functions that turn a vector by 90°."""
 _TURNS = "first = a * cos - b * sin\nsecond = b * cos + a * sin\n"
 _ROTATED_BY = {
     "(x, cos, sin)\na, b = torch.chunk(x, 2, dim=-1)\n"
@@ -368,3 +340,33 @@ def rotary_recipe(function: FunctionType) -> RotaryRecipe | None:
         defaults=(MISSING,) * (count - len(given)) + given,
         relies_on=relies_on,
     )
+
+
+def function_of(value: Any) -> FunctionType | None:
+    """The function that an attribute of a Python module runs. Returns None if it may run more.
+
+    With the package `kernels`, such a function is called by an `nn.Module`, whose forward another
+    kernel may replace.
+    """
+    if type(value) is FunctionType:
+        return value
+    forward = type(value).forward if issubclass(type(value), nn.Module) else None
+    if not isinstance(forward, FunctionType) or forward.__closure__ is None:
+        return None
+    if forward.__code__.co_code != _CALLS.__code__.co_code or len(forward.__closure__) != 1:
+        return None
+    function = forward.__closure__[0].cell_contents
+    if type(function) is not FunctionType or has_own_forward(value) or not is_plain(value):
+        return None
+    return function if has_no_global_hooks() else None
+
+
+def _calling(func: Callable[..., Any]) -> Any:
+    def forward(self: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ARG001 - as theirs
+        return func(*arguments, **named)
+
+    return forward
+
+
+_CALLS = _calling(len)
+"""A function with the code of that module's forward."""
