@@ -14,11 +14,12 @@ from typing import Any
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.norms import NormRecipe
+from gemmsmith.ops.models.rotary import Functions
 from gemmsmith.program import built
 
 
 class _Shared:
-    """A patch of norms, or of all other layers, that several blocks share."""
+    """A patch of norms and rotary embeddings, or of all other layers, that several blocks share."""
 
     def __init__(self, *, norms: bool) -> None:
         self._norms = norms
@@ -42,7 +43,7 @@ class _Shared:
                     self._stack.close()
 
     def _patch(self) -> ExitStack:
-        forwards = Forwards()
+        forwards, functions = Forwards(), Functions()
 
         def take_over(module: Any) -> None:
             # Includes the module's children: of a copy, torch reports the outermost module only.
@@ -54,9 +55,12 @@ class _Shared:
                     if isinstance(layer.recipe, NormRecipe) is self._norms
                 ),
             )
+            if self._norms:
+                functions.take_over(module.modules())
 
         with ExitStack() as stack:
             stack.callback(forwards.undo)
+            stack.callback(functions.undo)
             stack.enter_context(built.listening(take_over))
             return stack.pop_all()
 

@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from gemmsmith.ops.below.prospects import may_run
 from gemmsmith.ops.engine.in_use import current
+from gemmsmith.ops.models.canonical import Canonical
 from gemmsmith.ops.models.forwards import LEFT, OWN_WEIGHT, DependsOn
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import parsed
@@ -124,37 +125,15 @@ _KEPT = ("weight", "_norm", "with_scale")
 """Attributes of the module that must have exactly these names."""
 
 
-class _Canonical(ast.NodeTransformer):
-    """Renames variables to the order of their appearance, and unknown attributes to `epsilon`."""
+class _Canonical(Canonical):
+    """Renames unknown attributes of the module to `epsilon` as well."""
 
     def __init__(self, tree: ast.FunctionDef) -> None:
-        parameters = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
-        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-        assigned = (node.id for node in names if isinstance(node.ctx, ast.Store))
-        self._self = parameters[0] if parameters else None
-        self._local = {*parameters, *assigned}
-        self._new_names: dict[str, str] = {}
+        super().__init__(tree)
+        self._self = tree.args.args[0].arg if tree.args.args else None
         self.others: set[str] = set()
 
-    def text(self, tree: ast.FunctionDef) -> str:
-        """A text that is equal for functions that differ only in names, docstring, annotations."""
-        tree.returns = None
-        if ast.get_docstring(tree, clean=False) is not None:
-            del tree.body[0]
-        return ast.dump(self.visit(tree))
-
-    def _renamed(self, name: str) -> str:
-        if name not in self._local:
-            return name
-        return self._new_names.setdefault(name, str(len(self._new_names)))
-
-    def visit_arg(self, node: ast.arg) -> ast.arg:
-        return ast.arg(arg=self._renamed(node.arg))
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.Name(id=self._renamed(node.id), ctx=node.ctx)
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:  # noqa: N802 - a name of `ast`
         is_own = isinstance(node.value, ast.Name) and node.value.id == self._self
         if is_own and node.attr not in _KEPT:
             self.others.add(node.attr)
@@ -165,7 +144,7 @@ class _Canonical(ast.NodeTransformer):
 def _written(source: str) -> str:
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.FunctionDef)  # noqa: S101 - the source is a form above
-    return _Canonical(tree).text(tree)
+    return _Canonical(tree).text()
 
 
 _KNOWN = {_written(forward): norm and _written(norm) for forward, norm in _FORMS}
@@ -183,7 +162,7 @@ def _text(function: object, others: set[str]) -> str | None:
     if function.__closure__ or function.__globals__.get("torch", torch) is not torch:
         return None
     canonical = _Canonical(tree)
-    text = canonical.text(tree)
+    text = canonical.text()
     others |= canonical.others
     return text
 

@@ -13,8 +13,10 @@ A patch replaces products in three ways.
    (`gemmsmith.ops.models.forwards`): linear layers with a bias that no winner adds; layers that
    end in an activation, a gate or a residual, which run everything in a single kernel if it won
    (`gemmsmith.ops.models.layers`); and RMS norms, which run torch's fused kernel
-   (`gemmsmith.ops.models.norms`). Without the binding, and for a report, all `nn.Linear` modules
-   get such a forward. It costs a call some microseconds, and about two where nothing wins.
+   (`gemmsmith.ops.models.norms`). With `GEMMSMITH_PREVIEW=1`, a kernel also rotates Q and K, in
+   place of a function of the model's Python module (`gemmsmith.ops.models.rotary`). Without the
+   binding, and for a report, all `nn.Linear` modules get such a forward. It costs a call some
+   microseconds, and about two where nothing wins.
 3. Without the binding and without a model, a torch function mode intercepts the products of this
    thread (`gemmsmith.ops.models.function_mode`).
 
@@ -65,6 +67,7 @@ from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.norms import NormRecipe, kind_in_use
 from gemmsmith.ops.models.optimizers import muon_in_batches
 from gemmsmith.ops.models.reporting import ProductsReport
+from gemmsmith.ops.models.rotary import Functions
 from gemmsmith.ops.products import recording
 from gemmsmith.program.variables import uses_previews
 
@@ -165,7 +168,7 @@ class Patch(AbstractContextManager[None]):
         self._report = ProductsReport() if report else None
         self._engine: Engine | None = None
         self._why_none = ""
-        self._has_norms = False
+        self._has_passes = False  # norms or rotary embeddings, which need no winners of their own
         self._is_block = self._is_bound = False
         self._is_idle = False  # no product of the model's layers may win
         self._linears, self._overridden = Forwards(), set[ModuleType]()
@@ -199,7 +202,7 @@ class Patch(AbstractContextManager[None]):
         """Why nothing has been replaced; empty if something has. Products may run kernels."""
         if self._engine is None:
             return self._why_none
-        if runs_kernels or (self._has_norms and kind_in_use() is not None):
+        if runs_kernels or (self._has_passes and kind_in_use() is not None):
             return ""
         return (
             "no product of the step has a winner that runs here; `gemmsmith run --tune -- COMMAND` "
@@ -230,11 +233,12 @@ class Patch(AbstractContextManager[None]):
             if model is None and uses_previews():
                 stack.enter_context(muon_in_batches())
             if model is not None:
-                forwards = Forwards()
+                forwards, functions = Forwards(), Functions()
                 stack.callback(self._linears.undo)
                 stack.callback(forwards.undo)
+                stack.callback(functions.undo)
                 self._take_over_linears(model, self._engine)
-                self._within(model, forwards)
+                self._within(model, forwards, functions)
             elif self._engine is not None and not has_binding:
                 stack.enter_context(Everywhere())
             self._stack = stack.pop_all()
@@ -289,12 +293,15 @@ class Patch(AbstractContextManager[None]):
                 self._overridden.add(replaced)
                 stack.enter_context(replaced.on(kind, weights))
 
-    def _within(self, model: torch.nn.Module, forwards: Forwards) -> None:
+    def _within(self, model: torch.nn.Module, forwards: Forwards, functions: Functions) -> None:
         recognized = [*layers.recognized(model)]
-        self._has_norms = any(isinstance(layer.recipe, NormRecipe) for layer in recognized)
+        rotary = functions.take_over(model.modules())
+        self._has_passes = bool(rotary) or any(
+            isinstance(layer.recipe, NormRecipe) for layer in recognized
+        )
         layers.take_over(forwards, recognized)
         if self._report is not None:
-            self._report.recognized(Counter(map(str, recognized)))
+            self._report.recognized(Counter([*map(str, recognized), *rotary]))
 
     def _take_over_linears(self, model: torch.nn.Module, engine: Engine | None) -> None:
         """Patch the linear layers whose products are not replaced below autograd, and may win."""

@@ -1,0 +1,37 @@
+"""A text of a function's source that is equal for functions that differ only in names."""
+
+from __future__ import annotations
+
+import ast
+import copy
+
+
+class Canonical(ast.NodeTransformer):
+    """Renames variables to the order of their appearance."""
+
+    def __init__(self, tree: ast.FunctionDef) -> None:
+        self._tree = copy.deepcopy(tree)
+        parameters = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        assigned = (node.id for node in names if isinstance(node.ctx, ast.Store))
+        self._local = {*parameters, *assigned}
+        self._new_names: dict[str, str] = {}
+
+    def text(self) -> str:
+        """The function without docstring and annotations. To be called once."""
+        tree = self._tree
+        tree.returns = None
+        if ast.get_docstring(tree, clean=False) is not None:
+            del tree.body[0]
+        return ast.dump(self.visit(tree))
+
+    def _renamed(self, name: str) -> str:
+        if name not in self._local:
+            return name
+        return self._new_names.setdefault(name, str(len(self._new_names)))
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        return ast.arg(arg=self._renamed(node.arg))
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(id=self._renamed(node.id), ctx=node.ctx)
