@@ -143,7 +143,7 @@ class Advised:
         steps: how many were timed.
         device: where the program and both forms of each part ran.
         advised, not_advised: the parts, the longest first.
-        saved_ms: milliseconds of a step that all that is advised saves, if nothing else changes.
+        saved_ms: milliseconds that all advised parts of a step take less, each run alone.
         compiled: what was not seen or not tried.
     """
 
@@ -193,7 +193,7 @@ class Advised:
                 f"A step takes {self.step_ms:.2f} ms on {self.device} (median of {self.steps})."
             ]
         if self.advised:
-            lines += [f"Change this, which saves about {self.saved_ms:.2f} ms of it:"]
+            lines += [f"Change this; run alone, these parts then take {self.saved_ms:.2f} ms less:"]
             lines += [text for line in self.advised for text in _text(line)]
         else:
             lines += ["Nothing was measured to be faster."]

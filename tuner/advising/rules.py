@@ -261,8 +261,9 @@ def written_attention(step: ObservedStep) -> Iterator[StepPart]:
             yield StepPart(
                 rule="attention",
                 what=f"attention of {q.size[0]} heads, {q.size[1]} × {k.size[2]} scores in memory",
-                change=f"F.scaled_dot_product_attention(q, k, v{', mask' if masks else ''}); of "
-                'transformers: attn_implementation="sdpa"',
+                change='attn_implementation="sdpa" of the model'
+                if function.file.startswith("transformers")
+                else f"F.scaled_dot_product_attention(q, k, v{', mask' if masks else ''})",
                 place=function.place(softmax),
                 calls=function.count,
                 forms=lambda device, q=q, k=k, v=v, read=read, masks=masks: _attentions(  # type: ignore[misc]

@@ -15,8 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemmsmith.program.observed import ObservedStep
 from gemmsmith.startup.observing import _Watch
-from tests.support import advised, unchanged
+from tests.support import unchanged
+from tests.support.docs import ROOT
 
+PLAIN = (ROOT / "examples" / "plain_gpt.py").read_text(encoding="utf-8")
 NUMBERS = (2, 0.3, True, 1j, torch.tensor(2), torch.tensor(0.3), torch.tensor(0.3).bfloat16())
 OF_TWO: tuple[Callable[[Any, Any], Any], ...] = (
     lambda x, y: x * y,
@@ -152,7 +154,8 @@ def observed(
 
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_program_computes_what_it_computes_alone(tmp_path: Path, stop: bool) -> None:
-    (step,), printed = observed(tmp_path, advised.PROGRAM, stop=stop)
+    program = PLAIN.replace("default=100", "default=6")
+    (step,), printed = observed(tmp_path, program, stop=stop)
     environment = unchanged.environment(tmp_path / "site", OMP_NUM_THREADS="1")
     alone = unchanged.run(["python", "train.py"], tmp_path, environment).stdout.splitlines()
     assert len(alone) == 6
