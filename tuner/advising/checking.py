@@ -35,8 +35,8 @@ BLOCK_S = 0.02
 """Seconds that a block takes at least."""
 
 NEAR = 0.05
-"""Largest difference of the results of both forms, as a share of the largest element: a few
-roundings of bf16."""
+"""Largest difference of the results and gradients of both forms, as a share of the largest element:
+a few roundings of bf16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,11 +110,10 @@ def _in_turns(forms: Forms, once: float, device: torch.device) -> tuple[float, f
 
 
 def _why_not(forms: Forms, gain: Ratio) -> str:
-    before, after = forms.before(), forms.after()
-    if before is not None and after is not None:
+    for before, after in zip(forms.before(), forms.after(), strict=True):
         off = float((before.float() - after.float()).abs().max() / before.float().abs().max())
         if not off <= NEAR:
-            return f"its result differs by {off:.1%} of the largest element"
+            return f"its result or a gradient differs by {off:.1%} of the largest element"
     if gain.median >= LEAST_GAIN and gain.ci_low <= 1:
         return f"its gain is not certain: {_text(gain)}"
     if gain.median < LEAST_GAIN:

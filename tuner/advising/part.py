@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,8 +10,9 @@ import torch
 
 from gemmsmith.program.observed import ObservedTensor
 
-Run = Callable[[], torch.Tensor | None]
-"""Runs a form once. Returns its result, or None if it has none to compare."""
+Run = Callable[[], Sequence[torch.Tensor]]
+"""Runs a form once. Returns its result and its gradients, or nothing if there is no use in
+comparing them."""
 
 
 class Forms(NamedTuple):
@@ -65,12 +66,14 @@ def both_ways(forward: Callable[[], torch.Tensor], *leaves: torch.Tensor) -> Run
     leaves = tuple(leaf for leaf in leaves if leaf.requires_grad)
     gradients: list[torch.Tensor] = []
 
-    def run() -> torch.Tensor:
+    def run() -> list[torch.Tensor]:
         result = forward()
-        if leaves:
-            if not gradients:
-                gradients.append(torch.randn_like(result))
-            torch.autograd.grad(result, leaves, gradients[0])
-        return result.detach()
+        if not leaves:
+            return [result]
+        if not gradients:  # the same for both forms
+            same = torch.Generator(result.device).manual_seed(0)
+            made = torch.randn(result.shape, generator=same, device=result.device)
+            gradients.append(made.to(result.dtype))
+        return [result.detach(), *torch.autograd.grad(result, leaves, gradients[0])]
 
     return run

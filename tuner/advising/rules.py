@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from gemmsmith.program.observed import (
     ObservedTensor,
 )
 from tuner.advising.activations import FUNCTIONS, WrittenActivation, activations
-from tuner.advising.part import Forms, StepPart, both_ways, dtype_of, like
+from tuner.advising.part import Forms, Run, StepPart, both_ways, dtype_of, like
 
 FUSED = ("AdamW", "Adam", "SGD", "Adagrad")
 """Optimizers of torch that have a fused step."""
@@ -75,12 +75,13 @@ def _optimizers(observed: ObservedOptimizer, device: torch.device) -> Forms:
     sample = sum(p.element_size() * p.numel() for group in groups for p in group)
     known = _defaults(observed)
 
-    def stepping(**way: Any) -> Callable[[], None]:
+    def stepping(**way: Any) -> Run:
         lists = [{"params": group} for group in groups]
         optimizer = getattr(torch.optim, observed.kind)(lists, **known, **way)
 
-        def run() -> None:
+        def run() -> Sequence[torch.Tensor]:
             optimizer.step()
+            return ()
 
         return run
 
@@ -151,13 +152,14 @@ def _padded(
 ) -> Forms:
     m, k = a.size
 
-    def layer(n: int, k: int) -> Callable[[], None]:
+    def layer(n: int, k: int) -> Run:
         x = torch.randn(m, k, device=device).to(dtype_of(a.dtype)).requires_grad_(a.needs_grad)
         weight = torch.randn(n, k, device=device).to(x.dtype).requires_grad_(b.needs_grad)
         both = both_ways(lambda: functional.linear(x, weight), x, weight)
 
-        def run() -> None:
-            both()  # results of different sizes are not compared
+        def run() -> Sequence[torch.Tensor]:
+            both()
+            return ()  # results of different sizes are not compared
 
         return run
 
@@ -229,8 +231,8 @@ def _precisions(a: ObservedTensor, b: ObservedTensor, device: torch.device) -> F
     left, right = like(a, device), like(b, device)
     run = both_ways(lambda: left @ right, left, right)
 
-    def with_precision(precision: str) -> Callable[[], torch.Tensor | None]:
-        def product() -> torch.Tensor | None:
+    def with_precision(precision: str) -> Run:
+        def product() -> Sequence[torch.Tensor]:
             before = torch.get_float32_matmul_precision()
             torch.set_float32_matmul_precision(precision)
             try:

@@ -19,7 +19,7 @@ from gemmsmith.startup.observing import _Watch
 from tuner.advising import checking
 from tuner.advising.activations import activations
 from tuner.advising.checking import check
-from tuner.advising.part import Forms, StepPart
+from tuner.advising.part import Forms, Run, StepPart
 from tuner.advising.rules import RULES
 
 CPU = torch.device("cpu")
@@ -115,9 +115,11 @@ def test_an_activation_is_known_by_what_it_computes(
     assert [(a.code, len(a.calls)) for a in seen] == [WRITTEN[function]]
     (part,) = [part for part in parts(step(*functions)) if part.rule == "activation"]
     assert part.change == seen[0].code
-    before, after = (form() for form in part.forms(CPU)[:2])
-    assert before is not None
-    assert after is not None
+    forms = part.forms(CPU)
+    before, *gradients = forms.before()
+    after, *others = forms.after()
+    for gradient, other in zip(gradients, others, strict=True):
+        assert (gradient.float() - other.float()).abs().max() < 0.05
     assert before.dtype is after.dtype
     assert (before.float() - after.float()).abs().max() < 0.05
 
@@ -165,9 +167,11 @@ def test_attention_with_its_scores_in_memory(masks: bool, dtype: torch.dtype) ->
     assert part.what == "attention of 6 heads, 16 × 16 scores in memory"
     assert ("v, mask)" in part.change) == masks
     assert part.place.startswith("tests/unit/advising/test_rules.py:")
-    before, after = (form() for form in part.forms(CPU)[:2])
-    assert before is not None
-    assert after is not None
+    forms = part.forms(CPU)
+    before, *gradients = forms.before()
+    after, *others = forms.after()
+    for gradient, other in zip(gradients, others, strict=True):
+        assert (gradient.float() - other.float()).abs().max() < 0.05
     assert before.shape == after.shape == (1, 6, 16, 8)
     assert (before.float() - after.float()).abs().max() < 0.05
 
@@ -204,7 +208,7 @@ def test_sizes_that_are_not_aligned(
     assert changes == ([] if change is None else [change])
     for part in parts(step(*functions)):
         forms = part.forms(CPU)
-        assert forms.before() is forms.after() is None
+        assert (*forms.before(), *forms.after()) == ()
 
 
 @pytest.mark.parametrize(
@@ -231,10 +235,13 @@ def test_fp32_logits(dtype: torch.dtype, columns: int, in_fp32: bool, seen: bool
         [f"head and loss with FP32 logits [16, {columns}]"] if seen else []
     )
     for part in logits:
-        before, after = (form() for form in part.forms(CPU)[:2])
-        assert before is not None
-        assert after is not None
-        torch.testing.assert_close(before, after, rtol=0.01, atol=0.0)
+        forms = part.forms(CPU)
+        loss, *gradients = forms.before()
+        other, *others = forms.after()
+        torch.testing.assert_close(loss, other, rtol=0.01, atol=0.0)
+        assert len(gradients) == 2
+        for before, after in zip(gradients, others, strict=True):
+            assert (before - after).abs().max() <= 0.02 * before.abs().max()
 
 
 def optimizer(kind: str, **options: bool | float | tuple[float, ...] | None) -> ObservedOptimizer:
@@ -266,7 +273,7 @@ def test_optimizers_that_are_not_fused(
     for part in seen:
         forms = part.forms(CPU)
         assert forms.scale == 1.0
-        assert forms.before() is forms.after() is None
+        assert (*forms.before(), *forms.after()) == ()
 
 
 def test_a_large_optimizer_is_measured_on_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,24 +289,24 @@ def test_products_without_tf32_are_a_gpus() -> None:
     assert parts(step(*functions)) == []
     (part,) = parts(step(*functions, device="cuda"))
     assert part.what == "FP32 product [8, 16] by [16, 8] without TF32"
-    before, after = (form() for form in part.forms(CPU)[:2])
-    assert before is not None
-    assert after is not None
+    forms = part.forms(CPU)
+    for before, after in zip(forms.before(), forms.after(), strict=True):
+        torch.testing.assert_close(before, after)
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def busy(ms: float) -> Tensor:
+def busy(ms: float) -> list[Tensor]:
     torch.ones(1)
     end = checking.time.perf_counter() + ms / 1e3
     while checking.time.perf_counter() < end:
         pass
-    return torch.ones(4)
+    return [torch.ones(4), torch.ones(4)]
 
 
 def checked(
     monkeypatch: pytest.MonkeyPatch,
-    before: Callable[[], Tensor | None],
-    after: Callable[[], Tensor | None],
+    before: Run,
+    after: Run,
     *,
     calls: int = 1,
     least_ms: float = 0.1,
@@ -321,7 +328,7 @@ def test_what_is_measured_to_be_faster_is_advised(monkeypatch: pytest.MonkeyPatc
     assert result.ms >= 12  # both parts, three calls each
 
 
-def fails() -> Tensor:
+def fails() -> list[Tensor]:
     raise RuntimeError("out of memory\nmore")
 
 
@@ -329,13 +336,13 @@ def fails() -> Tensor:
     ("after", "why"),
     [
         (lambda: busy(4), "it is only 0."),
-        (lambda: busy(1) * 1.2, "its result differs by 20.0% of the largest element"),
-        (lambda: busy(1) * math.nan, "its result differs by nan% of the largest element"),
+        (lambda: [busy(1)[0], torch.full((4,), 1.2)], "its result or a gradient differs by 20.0%"),
+        (lambda: [busy(1)[0] * math.nan, torch.ones(4)], "its result or a gradient differs by nan"),
         (fails, "it cannot be run here: out of memory"),
     ],
 )
 def test_what_is_not_faster_or_not_the_same_is_not_advised(
-    monkeypatch: pytest.MonkeyPatch, after: Callable[[], Tensor], why: str
+    monkeypatch: pytest.MonkeyPatch, after: Run, why: str
 ) -> None:
     (result,) = checked(monkeypatch, lambda: busy(2), after)
     assert result.why_not.startswith(why)
@@ -349,7 +356,7 @@ def test_a_gain_must_be_certain_and_worth_a_change(
     gain: tuple[float, float, float], is_advised: bool
 ) -> None:
     median, low, high = gain
-    forms = Forms(lambda: None, lambda: None)
+    forms = Forms(tuple, tuple)
     why_not = checking._why_not(forms, Ratio(median=median, ci_low=low, ci_high=high))
     assert (why_not == "") == is_advised
 
