@@ -80,38 +80,46 @@ def observe(folder: Path) -> None:
     register_optimizer_step_pre_hook(begins)
     register_optimizer_step_post_hook(stepped)
     atexit.register(observer.write)
-    os.register_at_fork(after_in_child=observer.forked)
+    os.register_at_fork(after_in_child=observer.restart)
 
 
 class _Observer:
+    _watch: _Watch | None = None
+
     def __init__(self, folder: Path, *, steps: int, stop: bool) -> None:
         self._folder, self._limit, self._stop = folder, steps, stop
-        self.forked()
+        self.restart()
 
-    def forked(self) -> None:
-        """Begin anew: the steps so far are the parent's."""
+    def restart(self) -> None:
+        """Forget the steps so far: they are a parent process's, or of an optimizer that is gone."""
+        if self._watch is not None:
+            self._watch.end()
         self._first: weakref.ref[Any] | None = None
         self._steps = 0
         self._seconds: list[float] = []
         self._began = 0.0
-        self._watch: _Watch | None = None
+        self._watch = None
         self._optimizers: list[ObservedOptimizer] = []
         self._device = "cpu"
 
     def begins(self, optimizer: Any) -> None:
         if self._watch is not None and self._steps < OBSERVED:
             self._watch.is_paused = True
-            observed, self._device = _observed(optimizer)
-            self._optimizers.append(observed)
+            with suppress(Exception):  # an error of ours must not stop the program
+                observed, self._device = _observed(optimizer)
+                self._optimizers.append(observed)
 
     def stepped(self, optimizer: Any) -> None:
         if self._watch is not None and self._steps < OBSERVED:
             self._watch.is_paused = False
-        if self._first is None:
+        if self._first is None or self._first() is None:
+            self.restart()
             self._first = weakref.ref(optimizer)
         if self._first() is not optimizer or (self._limit and self._steps >= self._limit):
             return
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            if torch.cuda.is_current_stream_capturing():
+                return  # a CUDA graph of the step: its replays are not seen
             torch.cuda.synchronize()
         now = time.perf_counter()
         self._steps += 1
@@ -186,6 +194,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_paused: whether an optimizer runs.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_paused = False
@@ -194,6 +204,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._open: dict[CodeType | None, tuple[int, list[ObservedCall]]] = {}
         self._names: dict[int, tuple[weakref.ref[Any], int, int]] = {}
         self._next = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether torch.compile works as without this mode, if the program begins to use it now."""
+        return True
 
     def begin(self) -> None:
         """Begin, unless the program would notice: it compiles, or has dispatch modes itself."""
@@ -212,7 +227,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if (
-            func.overloadpacket.__name__ in _WATCHED
+            getattr(getattr(func, "overloadpacket", None), "__name__", "") in _WATCHED
             and not self.is_paused
             and threading.get_ident() == self._thread
             and torch._C._current_graph_task_id() == -1  # not the backward pass
@@ -287,7 +302,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _is_compiled() -> bool:
     """Whether torch.compile has traced code of this program."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    return bool(counters.get("frames"))
+    return bool(counters.get("stats"))  # `fullgraph=True` counts no frames
 
 
 def _caller() -> tuple[CodeType | None, int, int]:

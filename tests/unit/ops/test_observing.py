@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemmsmith.program.observed import ObservedStep
@@ -99,6 +100,28 @@ def kept(result: Any) -> Any:
     return bits, result.dtype, result.shape, result.stride(), result.requires_grad
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_a_program_may_begin_to_compile_while_a_step_is_observed() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).tanh() / 3
+
+    x = torch.randn(1, 2, 16, 8)
+    attended = flex_attention(x, x, x)  # compiles parts of itself
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    watch = _Watch()
+    watch.begin()
+    try:
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)(x)
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        again = flex_attention(x, x, x)
+    finally:
+        watch.end()
+    assert graphs == 1
+    assert kept(compiled) == kept(function(x))
+    assert kept(attended) == kept(again)
+
+
 def test_no_bit_changes_while_a_step_is_observed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -113,13 +136,15 @@ def test_no_bit_changes_while_a_step_is_observed() -> None:
     assert {"mul", "div", "tanh", "_softmax", "mm"} <= operators
 
 
-@pytest.mark.parametrize("why", ["a mode of its own", "torch.compile"])
+@pytest.mark.parametrize("why", ["a mode of its own", "torch.compile", "fullgraph"])
 def test_operators_are_left_alone_where_the_program_would_notice(why: str) -> None:
+    torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     x = torch.ones(3)
     watch = _Watch()
-    if why == "torch.compile":
-        torch.compile(lambda y: y + 1, backend="eager")(x)
+    if why != "a mode of its own":
+        is_whole = why == "fullgraph"
+        torch.compile(lambda y: y + 1, backend="eager", fullgraph=is_whole)(x)
         watch.begin()
         x * 2
     else:
@@ -218,6 +243,26 @@ def test_a_compiled_program_is_compiled_as_without_us(tmp_path: Path) -> None:
     assert printed == ["1"] * 5
     assert step.is_compiled
     assert step.functions == []
+    assert len(step.optimizers) == 1
+
+
+REPLACED = """
+import gc, torch
+weight = torch.ones(4, requires_grad=True)
+def train(steps):
+    optimizer = torch.optim.SGD([weight])
+    for _ in range(steps):
+        weight.mul(2).sum().backward()
+        optimizer.step()
+train(1)
+gc.collect()
+train(4)
+"""
+
+
+def test_an_optimizer_that_is_gone_does_not_count(tmp_path: Path) -> None:
+    (step,), _ = observed(tmp_path, REPLACED)
+    assert len(step.milliseconds) == 2
     assert len(step.optimizers) == 1
 
 
