@@ -139,7 +139,7 @@ class Advised:
     """What is advised, which is the JSON document as well.
 
     Attributes:
-        step_ms: median of the timed steps; None if there are none.
+        step_ms: median of the timed steps; None if no step was timed.
         steps: how many were timed.
         device: where the program and both forms of each part ran.
         advised, not_advised: the parts, the longest first.
@@ -160,7 +160,7 @@ class Advised:
         """Run what may be faster of a step, on this machine.
 
         Raises:
-            CommandError: the step ran on a GPU, and there is none here.
+            CommandError: the step ran on a GPU, which this machine lacks.
         """
         import torch
 

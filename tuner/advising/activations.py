@@ -121,7 +121,7 @@ def _written(chain: Sequence[ObservedCall], name: int) -> Function:
 
 
 def _recognized(written: Function) -> str | None:
-    """The code of the function that this one computes; None if it is none of `FUNCTIONS`."""
+    """The code of the function that this one computes; None if it is not among `FUNCTIONS`."""
     x = torch.linspace(-6, 6, 4001, dtype=torch.float64)
     try:
         value = written(x)
