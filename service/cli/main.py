@@ -24,6 +24,7 @@ from gemmsmith.core.problem import MAX_EXTENT, extents
 from gemmsmith.errors import GemmsmithError, InvalidProblem
 from gemmsmith.version import VERSION
 from service.cli import (
+    advising,
     bake,
     best,
     candidates,
@@ -235,6 +236,7 @@ _PANELS: Mapping[str, Mapping[str, tuple[Callable[..., Result | None], str]]] = 
     "Use in your program": {
         "run": (program.run, "--tune -- torchrun train.py"),
         "capture": (program.capture, "-o suite.toml -- python train.py --steps 1"),
+        "advise": (advising.advise, "-- python train.py"),
         "bake": (bake.bake, "--suite suite.toml -o winners.gspack"),
     },
     "Run a service": {

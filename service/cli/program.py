@@ -178,7 +178,7 @@ def run(
             gained.report(again, kept_winners, report_file)
             status = again.status or status
         elif ended.stopped:
-            status = run_program(command, winners(), **demanded) or status
+            status = run_program(command, demanded, winners()) or status
         elif rehearse:
             note(f"gemmsmith: the program ended before step {steps}, and is not run again")
         raise typer.Exit(status)
@@ -269,12 +269,19 @@ def run_captured(
             STEPS_VARIABLE: str(steps),
             STOP_VARIABLE: "1" if stop else "0",
         }
-        status = run_program(command, winners, **variables, **captures)
+        status = run_program(command, {**variables, **captures}, winners)
         return Ended.of(status, Path(folder))
 
 
-def run_program(command: Sequence[str], winners: str | None, **variables: str) -> int:
-    """Run a command with these winners and environment variables; its exit status.
+def run_program(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    winners: str | None = None,
+    stdout: int | None = None,
+) -> int:
+    """Run a command with these environment variables and winners; its exit status.
+
+    `stdout` is the descriptor for what it prints; None leaves it ours.
 
     Raises:
         MisuseError: there is no such program.
@@ -297,7 +304,7 @@ def run_program(command: Sequence[str], winners: str | None, **variables: str) -
     numbers = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
     with (
         handled(numbers, forwarding.pass_on),
-        subprocess.Popen([program, *words[1:]], env=environment) as process,
+        subprocess.Popen([program, *words[1:]], env=environment, stdout=stdout) as process,
     ):
         forwarding.to(process)
         status = _wait(process)

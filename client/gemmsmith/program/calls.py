@@ -184,7 +184,7 @@ class Calls:
             if is_graph:
                 self.unseen[_IN_GRAPHS] += 1
             in_f32 = any(tensor.dtype is torch.float32 for tensor in tensors)
-            tf32 = in_f32 and _allows_tf32()
+            tf32 = in_f32 and allows_tf32()
             by_place = tuple(map(_described, arguments))
             by_name = tuple((name, _described(value)) for name, value in named.items())
             kinds = self._note(Call(operator, by_place, by_name, tf32))
@@ -197,7 +197,7 @@ class Calls:
         """Record a product that a kernel could compute together with an epilogue."""
         is_traced = any(isinstance(t, FakeTensor) or t.is_meta for t in (x, weight))
         if self._without_data or not is_traced:
-            tf32 = x.dtype is torch.float32 and _allows_tf32()
+            tf32 = x.dtype is torch.float32 and allows_tf32()
             self._note(Fusion(Operand.of(x), Operand.of(weight), epilogue, groups, tf32))
 
     def _note(self, call: Call | Fusion) -> int:
@@ -253,7 +253,7 @@ def _described(value: Any) -> Any:
     return tuple(map(_described, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _allows_tf32() -> bool:
+def allows_tf32() -> bool:
     return bool(_precision("cuda", "matmul") == "tf32")
 
 

@@ -24,6 +24,10 @@ STOP_VARIABLE = "GEMMSMITH_CAPTURE_STOP"
 RAN_VARIABLE = "GEMMSMITH_CAPTURE_RAN"
 """If it is 1, each process also writes which kernels ran its products. `run --report` sets it."""
 
+ADVISE_VARIABLE = "GEMMSMITH_CAPTURE_ADVISE"
+"""If it is 1, each process writes a description of a step instead of its products. `gemmsmith
+advise` sets it."""
+
 PREVIEW_VARIABLE = "GEMMSMITH_PREVIEW"
 """If it is 1, a patch also uses what was tested on the host only, and not timed on a GPU so far."""
 
@@ -38,6 +42,9 @@ PRODUCTS = ".products.json"
 
 RAN = ".ran.json"
 """Suffix of the file that says which kernels ran a process's products."""
+
+STEP = ".step.json"
+"""Suffix of the file with the description of a process's step."""
 
 STOPPED = "stopped"
 """The file that a process writes when it ends after its steps."""

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gemmsmith.program.built import modules, remember
 from gemmsmith.program.calls import Calls, compiled
 from gemmsmith.program.variables import (
+    ADVISE_VARIABLE,
     LOADED,
     PRODUCTS,
     RAN,
@@ -41,6 +42,11 @@ def begin(folder: Path) -> None:
     """Record from now on. The result goes to this process's own file in `folder`."""
     (folder / f"{os.getpid()}{LOADED}").touch()
     if _is_torchs_own():
+        return
+    if os.environ.get(ADVISE_VARIABLE) == "1":
+        from gemmsmith.startup.observing import observe
+
+        observe(folder)
         return
     remember()
     steps = os.environ.get(STEPS_VARIABLE, "0")
