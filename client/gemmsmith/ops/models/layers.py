@@ -18,6 +18,7 @@ from torch import nn
 
 from gemmsmith.core.epilogue import GATES
 from gemmsmith.ops.engine.in_use import current
+from gemmsmith.ops.models import heads
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, run_experts
 from gemmsmith.ops.models.forwards import (
     LEFT,
@@ -31,11 +32,13 @@ from gemmsmith.ops.models.norms import NormRecipe, run_norm
 from gemmsmith.ops.models.recipes import (
     FeedForwardRecipe,
     First,
+    HeadRecipe,
     LinearRecipe,
     Recipe,
     ResidualRecipe,
     SequenceRecipe,
     activation_of,
+    head_recipe,
     is_transposed,
     linear_recipe,
     recipe_of,
@@ -69,7 +72,7 @@ class Recognized:
 
 def recognized(model: nn.Module) -> Iterator[Recognized]:
     for name, module in model.named_modules():
-        recipe = recipe_of(module)
+        recipe = recipe_of(module) or head_recipe(module)
         if recipe is not None:
             yield Recognized(name=name, module=module, recipe=recipe)
 
@@ -319,10 +322,20 @@ def _linear(recipe: LinearRecipe, module: Any, arguments: tuple[Any, ...]) -> An
     return LEFT if all(engine.lacks(*product) for product in products) else NotImplemented
 
 
+def _head(recipe: HeadRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
+    if module.training and len(arguments) == 1 and is_plain(module) and has_no_global_hooks():
+        logits = heads.logits(*arguments, module.weight, module.bias)
+        if logits is not None:
+            return logits
+    value = _linear(recipe, module, arguments)
+    return NotImplemented if value is LEFT else value  # it depends on more than the operands
+
+
 _RUNS: dict[type, Run] = {
     FeedForwardRecipe: _by_part(_feed_forward),
     ResidualRecipe: _by_part(_residual),
     SequenceRecipe: _sequence,
     ExpertsRecipe: run_experts,
     NormRecipe: run_norm,
+    HeadRecipe: _head,
 }

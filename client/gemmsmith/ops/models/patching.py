@@ -13,10 +13,11 @@ A patch replaces products in three ways.
    (`gemmsmith.ops.models.forwards`): linear layers with a bias that no winner adds; layers that
    end in an activation, a gate or a residual, which run everything in a single kernel if it won
    (`gemmsmith.ops.models.layers`); and RMS norms, which run torch's fused kernel
-   (`gemmsmith.ops.models.norms`). With `GEMMSMITH_PREVIEW=1`, a kernel also rotates Q and K, in
-   place of a function of the model's Python module (`gemmsmith.ops.models.rotary`). Without the
-   binding, and for a report, all `nn.Linear` modules get such a forward. It costs a call some
-   microseconds, and about two where nothing wins.
+   (`gemmsmith.ops.models.norms`). With `GEMMSMITH_PREVIEW=1`, heads compute no logits where a
+   loss alone reads them (`gemmsmith.ops.models.heads`), and a kernel rotates Q and K in place of a
+   function of the model's Python module (`gemmsmith.ops.models.rotary`). Without the binding, and
+   for a report, all `nn.Linear` modules get such a forward. It costs a call some microseconds, and
+   about two where nothing wins.
 3. Without the binding and without a model, a torch function mode intercepts the products of this
    thread (`gemmsmith.ops.models.function_mode`).
 
@@ -66,6 +67,7 @@ from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.norms import NormRecipe, kind_in_use
 from gemmsmith.ops.models.optimizers import muon_in_batches
+from gemmsmith.ops.models.recipes import may_be_head
 from gemmsmith.ops.models.reporting import ProductsReport
 from gemmsmith.ops.models.rotary import Functions
 from gemmsmith.ops.products import recording
@@ -316,6 +318,7 @@ class Patch(AbstractContextManager[None]):
                 for layer in linears
                 if layer.bias is not None and not biases and may_multiply(engine, _sizes([layer]))
             ]
+        linears = [layer for layer in linears if not may_be_head(layer)]
         layers.take_over_linear(self._linears, linears, is_bound=self._is_bound)
 
 

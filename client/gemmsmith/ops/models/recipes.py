@@ -20,11 +20,13 @@ from torch import nn
 from torch.nn import functional
 
 from gemmsmith.core.epilogue import Activation
+from gemmsmith.ops.models import heads
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, experts_recipe
 from gemmsmith.ops.models.forwards import NOTHING, OWN_WEIGHT, DependsOn, has_own_forward
 from gemmsmith.ops.models.norms import NormRecipe, norm_recipe
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import Activated, Called, Combined, Expression, Given, Half, read
+from gemmsmith.program.variables import uses_previews
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,13 @@ class LinearRecipe:
 
     def __str__(self) -> str:
         return "linear"
+
+
+class HeadRecipe(LinearRecipe):
+    """A linear layer with so many outputs that they may be logits before a loss."""
+
+    def __str__(self) -> str:
+        return "head, with the loss that follows"
 
 
 Recipe = (
@@ -250,6 +259,18 @@ def linear_recipe(*, is_bound: bool = False) -> LinearRecipe | None:
     """The recipe of every `nn.Linear`; None if a program has replaced functions that it calls."""
     relies_on = originals((nn.Linear, "forward"), (functional, "linear"))
     return None if relies_on is None else LinearRecipe(relies_on=relies_on, is_bound=is_bound)
+
+
+def head_recipe(module: nn.Module) -> HeadRecipe | None:
+    """The recipe of a head; None of other modules, and as of `linear_recipe`."""
+    linear = linear_recipe() if may_be_head(module) else None
+    return None if linear is None else HeadRecipe(relies_on=linear.relies_on)
+
+
+def may_be_head(module: nn.Module) -> bool:
+    """Whether a patch defers the outputs of the module in training."""
+    is_wide = type(module) is nn.Linear and module.out_features >= heads.LEAST
+    return is_wide and uses_previews()
 
 
 def _sequence(module: nn.Module) -> SequenceRecipe | None:

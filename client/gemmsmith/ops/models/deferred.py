@@ -1,0 +1,136 @@
+"""Logits of a head that are not computed yet, and what a model does to them before a loss."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gemmsmith.errors import GemmsmithError
+from gemmsmith.ops.products import backward
+
+
+@dataclass(eq=False)
+class HeadCall:
+    """A call of a linear layer whose logits are deferred.
+
+    Attributes:
+        x: [..., K].
+        weight: [V, K].
+        bias: [V].
+        parameter: the weight before autocast has cast it.
+        versions: of the operands, at the call.
+        steps: the deferred values.
+        is_read: whether an operator has read values.
+        is_shared: whether something may write to values.
+        has_loss: whether a loss was computed without logits.
+        is_kept: whether the operands that values are computed from can no longer change.
+    """
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    parameter: torch.Tensor
+    versions: list[int] = field(default_factory=list)
+    steps: list[weakref.ref[Deferred]] = field(default_factory=list)
+    is_read: bool = False
+    is_shared: bool = False
+    has_loss: bool = False
+    is_kept: bool = False
+
+    def __post_init__(self) -> None:
+        self.versions = self._versions()
+
+    def _versions(self) -> list[int]:
+        operands = (self.x, self.weight, self.bias)
+        return [operand._version for operand in operands if operand is not None]
+
+    def is_unchanged(self) -> bool:
+        """Whether operands have the values of the forward pass."""
+        return self.versions == self._versions()
+
+    def compute(self) -> torch.Tensor:
+        """The logits.
+
+        Raises:
+            GemmsmithError: an operand has changed.
+        """
+        if not self.is_unchanged():
+            raise GemmsmithError(
+                "these logits were not computed before their layer's weight or input was changed: "
+                "read them before that, or set GEMMSMITH_PREVIEW=0"
+            )
+        return _linear(self.x, self.weight, self.bias)
+
+    def settle(self) -> None:
+        """Compute what follows from the logits already, before something writes to them."""
+        self.is_shared = True
+        for reference in self.steps:
+            deferred = reference()
+            if deferred is not None:
+                deferred.compute()
+
+    def keep(self) -> None:
+        """Make values independent of later changes of the weight."""
+        if self.is_kept:
+            return
+        self.is_kept = True
+        if self.weight is not self.parameter:  # what autocast has cast belongs to this call
+            return
+        if self.x.numel() <= self.weight.shape[1] ** 2:  # fewer logits than elements of the weight
+            for reference in self.steps[:1]:
+                root = reference()
+                if root is not None:
+                    root.compute()
+            return
+        self.weight = self.weight.detach().clone()
+        self.bias = self.bias if self.bias is None else self.bias.detach().clone()
+        self.versions = self._versions()
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    with torch.autocast(x.device.type, enabled=False), torch._C._AutoDispatchBelowAutograd():
+        return backward.linear(x, weight, bias).contiguous()
+
+
+@dataclass(eq=False)
+class Deferred:
+    """Values that are not computed yet: `step(source, *arguments)`, or a head's logits.
+
+    Attributes:
+        head: whose logits they are.
+        like: a tensor on `meta` with their sizes, strides and type.
+        source: what the step is applied to. None: these are the logits.
+        tensor: the tensor of the source. None of a detached one: autograd itself holds such a
+            tensor, which must not hold the graph that it is a part of.
+        step: an operator of torch.
+        arguments: of the step.
+        named: of the step.
+        is_recorded: whether autograd has recorded the step as torch's own.
+        values: None until they are computed.
+    """
+
+    head: HeadCall
+    like: torch.Tensor
+    source: Deferred | None = None
+    tensor: Any = None
+    step: Callable[..., torch.Tensor] | None = None
+    arguments: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
+    is_recorded: bool = False
+    values: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.head.steps.append(weakref.ref(self))
+
+    def compute(self) -> torch.Tensor:
+        if self.values is None and self.source is None:
+            self.values = self.head.compute()
+        elif self.values is None and self.source is not None and self.step is not None:
+            with torch._C._AutoDispatchBelowAutograd():
+                self.values = self.step(self.source.compute(), *self.arguments, **self.named)
+        assert self.values is not None  # noqa: S101 - a step has a source
+        return self.values
