@@ -14,7 +14,8 @@ A patch replaces products in three ways.
    end in an activation, a gate or a residual, which run everything in a single kernel if it won
    (`gemmsmith.ops.models.layers`); and RMS norms, which run torch's fused kernel
    (`gemmsmith.ops.models.norms`). Without the binding, and for a report, all `nn.Linear` modules
-   get such a forward. It costs a call some microseconds, and about two where nothing wins.
+   get such a forward. It costs a call some microseconds, about two where nothing wins, and none
+   where no pinned winner fits the layer: such layers are not patched.
 3. Without the binding and without a model, a torch function mode intercepts the products of this
    thread (`gemmsmith.ops.models.function_mode`).
 
@@ -49,7 +50,6 @@ from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.below.prospects import (
     may_add_biases,
     may_group,
-    may_multiply,
     may_replace,
     may_scale,
 )
@@ -296,12 +296,8 @@ class Patch(AbstractContextManager[None]):
             # The binding replaces the products of layers without a bias. With a bias, torch calls
             # addmm, which is replaced only if a winner adds a bias for such sizes. Otherwise a
             # forward of ours adds it to the product of a plain kernel.
-            biases = may_add_biases(engine, _sizes(linears))
-            linears = [
-                layer
-                for layer in linears
-                if layer.bias is not None and not biases and may_multiply(engine, _sizes([layer]))
-            ]
+            leaves_biases = self._is_bound and not may_add_biases(engine, _sizes(linears))
+            linears = [layer for layer in linears if leaves_biases and layer.bias is not None]
         layers.take_over_linear(self._linears, linears, is_bound=self._is_bound)
 
 
