@@ -124,7 +124,7 @@ def _turn(call: Call, count: int) -> float:
 class Process:
     """A way in its process."""
 
-    def __init__(self, way: str, names: list[str], core: int) -> None:
+    def __init__(self, way: str, names: list[str]) -> None:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.host_layers", "--serve", way]
         self._process = subprocess.Popen(
             [*command, *names],
@@ -133,8 +133,12 @@ class Process:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        os.sched_setaffinity(self._process.pid, {core})
+
+    def wait(self, core: int) -> None:
+        """Wait until it is ready, and keep it on a core. Processes get ready side by side."""
         self._read()
+        for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {core})
 
     def turn(self, name: str, *, gradients: bool) -> float:
         assert self._process.stdin is not None
@@ -171,7 +175,9 @@ def main() -> int:
         return 0
     core = max(os.sched_getaffinity(0))
     ways = ["torch", *(way for way in options.ways if way != "torch")]
-    processes = {way: Process(way, names, core) for way in ways}
+    processes = {way: Process(way, names) for way in ways}
+    for process in processes.values():
+        process.wait(core)
     print(f"torch {torch.__version__}, µs of a call\n\n| | {' | '.join(ways)} |")
     print("|---" * (1 + len(ways)) + "|")
     for name in names:
