@@ -33,6 +33,8 @@ import torch
 from torch import nn
 
 import gemmsmith
+from gemmsmith.answers.snapshot import Row
+from gemmsmith.core.config import Use
 from gemmsmith.core.problem import Problem
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
@@ -56,7 +58,7 @@ def engine(way: str, folder: Path) -> Engine:
     if way == "other sizes":
         chooser.pinned = True
         chooser.snapshot = SimpleNamespace(
-            rows=[SimpleNamespace(problem=Problem(m=8, n=8000, k=8))]
+            rows=[Row(problem=Problem(m=8, n=8000, k=8), use=Use.CUTLASS)]
         )
     host = stand_in.Host()
     host.kind = "cpu"

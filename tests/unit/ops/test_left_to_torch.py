@@ -8,6 +8,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gemmsmith
+from gemmsmith.answers.snapshot import Row
+from gemmsmith.core.config import Use
 from gemmsmith.core.operation import layouts_of
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.ops.below import experts as grouped
@@ -327,11 +330,15 @@ def test_layers_with_a_bias_are_patched_where_their_sizes_may_win(
 FUSED = [kind for kind in WITH_KERNELS if kind != "linear"]
 
 
+def won(problem: Problem, use: Use = Use.CUTLASS) -> Row:
+    return Row(problem=problem, use=use)
+
+
 def pinned(engine: Engine, *problems: Problem) -> Engine:
     """An engine with winners for these problems alone, which it lists."""
     chooser = of_types()
     chooser.answers = lambda problem: problem in problems
-    chooser.snapshot.rows[:] = [SimpleNamespace(problem=problem) for problem in problems]  # type: ignore[attr-defined]
+    chooser.snapshot.rows[:] = [won(problem) for problem in problems]  # type: ignore[attr-defined]
     return Engine(chooser, engine._packs, platform=engine.platform)
 
 
@@ -367,7 +374,7 @@ def test_a_layer_is_patched_where_any_of_its_products_may_win(
         with installed(pinned(engine, problem)), gemmsmith.patch(net):
             assert is_patched(net), problem
             forward: Any = net.__dict__["forward"]
-            assert forward.small[1] <= given[0].numel(), problem
+            assert forward._small[2] <= given[0].numel(), problem
             runs()
             for gradients in (False, True):
                 with torch.set_grad_enabled(gradients):
@@ -398,6 +405,19 @@ def test_a_layer_that_cannot_win_is_not_patched_until_it_can(
                 step(net, given)
                 assert runs() > 0
     assert not is_patched(net)
+
+
+@pytest.mark.parametrize("kind", WITH_KERNELS)
+def test_a_layer_is_not_patched_where_torch_won(
+    engine: Engine, chooser: Swapping, kind: str
+) -> None:
+    net, given = NETS[kind]()
+    asked_by(chooser, net, given)
+    by_torch: Any = pinned(engine)
+    by_torch._chooser.snapshot.rows[:] = [won(of, Use.CUBLAS) for of in set(chooser.asked)]
+    with installed(by_torch), gemmsmith.patch(net):
+        assert not is_patched(net)
+        assert not by_torch._plans
 
 
 SIDES = {"smaller": (16, 12), "larger": (48, 32), "both": (16, 12, 48, 32)}
@@ -434,6 +454,33 @@ def test_few_rows_cost_no_look_up(engine: Engine, chooser: Swapping, runs: Runs,
         with gemmsmith.capture() as captured:
             net(*few)
         assert any(not problem.operation.epilogue.is_torchs for problem in captured.problems)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FUSED if kind != "experts"])
+def test_few_rows_cost_no_look_up_until_winners_of_a_service_change(
+    engine: Engine, chooser: Swapping, runs: Runs, kind: str
+) -> None:
+    net, given = NETS[kind]()
+    problems = asked_by(chooser, net, given)
+    few = [tensor.detach().flatten(0, -2)[:1] for tensor in given]
+
+    def swap(*problems: Problem) -> None:
+        chooser.answers = lambda problem: problem in problems
+        chooser.snapshot = SimpleNamespace(rows=[won(problem) for problem in problems])
+
+    swap()
+    with torch.no_grad(), gemmsmith.patch(net), counted(net) as decided:
+        for winners in ((), problems, ()):
+            swap(*winners)
+            net(*few)  # the first call after a change may decide
+            decided[0], _ = 0, runs()
+            for _ in range(3):
+                net(*few)
+            assert (decided, runs()) == ([0], 0)
+        swap(*(replace(problem, m=1) for problem in problems))
+        for _ in range(3):
+            net(*few)
+            assert runs() > 0
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -540,7 +587,7 @@ def test_grouped_products_are_overridden_where_one_may_win(
     def engine(dtype: str) -> Engine:
         problem = Problem(m=64, n=8, k=8, batch=4, dtype=dtype, layout=Layout(layouts_of(dtype)[0]))
         chooser = of_types()
-        chooser.snapshot = SimpleNamespace(rows=[SimpleNamespace(problem=problem)])  # type: ignore[attr-defined]
+        chooser.snapshot = SimpleNamespace(rows=[won(problem)])  # type: ignore[attr-defined]
         return Engine(chooser, Packs(pack), platform=host)
 
     with installed(engine("bf16")), gemmsmith.patch(net):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from functools import partial
 from math import inf, log2
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from gemmsmith.core.neighbours import RUN_DISTANCE
@@ -18,9 +19,9 @@ Weights = Container[tuple[int, int]]
 
 
 def may_run(engine: Engine, has: Callable[[Problem], bool]) -> bool:
-    """Whether there may be a winner, at present, whose problem has a property."""
-    rows = getattr(engine.snapshot, "rows", None)
-    return rows is None or any(has(row.problem) for row in rows)
+    """Whether there may be a kernel that won, at present, on a problem with a property."""
+    problems, _ = _known(engine)
+    return problems is None or any(map(has, problems))
 
 
 def may_add_biases(engine: Engine, weights: Weights | None) -> bool:
@@ -57,7 +58,11 @@ def fewest_rows(engine: Engine, weights: frozenset[tuple[int, int]]) -> float:
 
     Returns 0 if that is not known. `weights` are sizes [N, K].
     """
-    return _fewest(engine, lambda problem: (problem.n, problem.k) in weights)
+    _, answers = _known(engine)
+    if (weights, False) not in answers:
+        fewest = _fewest(engine, lambda problem: (problem.n, problem.k) in weights)
+        answers[weights, False] = fewest
+    return answers[weights, False]
 
 
 def fewest_fused(engine: Engine, weights: frozenset[tuple[int, int]]) -> float:
@@ -67,29 +72,42 @@ def fewest_fused(engine: Engine, weights: frozenset[tuple[int, int]]) -> float:
     rows of both factors. Neighbours' kernels run as well, between a smaller problem and a larger
     (`gemmsmith.core.neighbours`).
     """
-    snapshot, answers = _of_layers.get(engine, (None, {}))
-    if snapshot is not engine.snapshot:
-        snapshot, answers = _of_layers[engine] = engine.snapshot, {}
-    if weights not in answers:
+    _, answers = _known(engine)
+    if (weights, True) not in answers:
         pairs = [pair for n, k in weights for pair in ((n, k), (k, n), (n // 2, k), (k // 2, n))]
         exact, smaller, larger = (
             _fewest(engine, partial(_reaches, [pair for pair in pairs if 0 not in pair], way))
             for way in (0, -1, 1)
         )
-        answers[weights] = exact if larger == inf else min(exact, smaller)
-    return answers[weights]
+        answers[weights, True] = exact if larger == inf else min(exact, smaller)
+    return answers[weights, True]
 
 
-_Answers = dict[frozenset[tuple[int, int]], float]
-_of_layers: WeakKeyDictionary[Engine, tuple[object, _Answers]] = WeakKeyDictionary()
-"""Answers of `fewest_fused`, with the winners of which they are true."""
+class _Prospects(NamedTuple):
+    """The problems on which kernels won, None if they are not known, and answers for layers."""
+
+    problems: tuple[Problem, ...] | None
+    answers: dict[tuple[frozenset[tuple[int, int]], bool], float]
+
+
+_snapshots: WeakKeyDictionary[Engine, tuple[object, _Prospects]] = WeakKeyDictionary()
+
+
+def _known(engine: Engine) -> _Prospects:
+    snapshot = engine.snapshot
+    before, known = _snapshots.get(engine, (None, None))
+    if known is None or before is not snapshot:
+        rows = getattr(snapshot, "rows", None)
+        won = None if rows is None else tuple(row.problem for row in rows if not row.use.is_default)
+        _, known = _snapshots[engine] = snapshot, _Prospects(won, {})
+    return known
 
 
 def _fewest(engine: Engine, has: Callable[[Problem], bool]) -> float:
-    rows = getattr(engine.snapshot, "rows", None)
-    if engine.is_invariant or engine.refreshes or rows is None:
+    problems, _ = _known(engine)
+    if engine.is_invariant or problems is None:
         return 0
-    return min((row.problem.m for row in rows if has(row.problem)), default=inf)
+    return min((problem.m for problem in problems if has(problem)), default=inf)
 
 
 def _reaches(pairs: list[tuple[int, int]], way: int, problem: Problem) -> bool:

@@ -112,8 +112,9 @@ class Forward:
         self._depends_on: DependsOn
         self._own: Any
         self._has_run = False  # a kernel, at the last call
-        # With this engine, torch computes operands of fewer elements.
-        self.small: tuple[Engine | None, float] = None, 0
+        self._least: Least
+        # With this engine and these winners, torch computes operands of fewer elements.
+        self._small: tuple[Engine | None, object, float] = None, None, 0
 
     def _alive(self) -> Any:
         """The module; raises ReferenceError if the program has kept only the forward."""
@@ -134,17 +135,21 @@ class Forward:
                 if not _recorders:
                     return own(module, *arguments)
             elif (
-                engine is self.small[0]
+                self._small[2]
+                and self._small[0] is engine
                 and arguments
                 and type(arguments[0]) is Tensor
                 and not (_recorders or _functions() or _tracing())
-                and arguments[0].numel() < self.small[1]
+                and arguments[0].numel() < self._small[2]
+                and self._small[1] is engine.snapshot
             ):
                 return own(module, *arguments)
             elif not self._has_run:
                 left, key = engine.left, self._key(module, arguments)
                 if key in left:
                     return own(module, *arguments)
+                if self._small[0] is engine and self._small[1] is not engine.snapshot:
+                    self.bound(engine, self._least)
         value = NotImplemented
         if own is self._own and _is_unseen() and _still(self._recipe.relies_on):
             value = self._run(self._recipe, module, arguments)
@@ -214,12 +219,17 @@ class Forward:
         self._switch.is_on = True
         self._put(module)
 
+    def bound(self, engine: Engine | None, least: Least) -> None:
+        """Note below which number of elements torch computes with this engine."""
+        snapshot, below = (None, inf) if engine is None else (engine.snapshot, least(engine))
+        self._least, self._small = least, (engine, snapshot, below)
+
     def remove(self) -> None:
         """Close a patch. The last one restores the module's own forward."""
         self._patches -= 1
         if self._patches:
             return
-        self._switch.is_on, self.small = False, (None, 0)
+        self._switch.is_on, self._small = False, (None, None, 0)
         module = self._module()
         if module is not None and module.__dict__.get("forward") is self:
             for name in _PUT:
@@ -247,7 +257,8 @@ class Forward:
         replica: torch.nn.Module = type(module)._replicate_for_data_parallel(module)
         forward = Forward(replica, self._switch)
         forward._run, forward._recipe, forward._own = self._run, self._recipe, self._own
-        forward._depends_on, forward.small = self._depends_on, self.small
+        forward._depends_on, forward._least = self._depends_on, self._least
+        forward._small = self._small
         forward._put(replica)
         return replica
 
@@ -288,16 +299,16 @@ class Forwards:
                 return
             self._layers[module] = run, recipe, least
             engine = eager()  # in a recomputation, that of the first computation
-            below = inf if engine is None else least(engine)
             forward = _made.get(module)
             if forward not in self._forwards:
-                if below == inf and not _recorders:
+                is_idle = engine is None or (not engine.refreshes and least(engine) == inf)
+                if is_idle and not _recorders:
                     return
                 if forward is None:
                     forward = _made[module] = Forward(module)
                 forward.install(run, recipe)
                 self._forwards[forward] = None
-            forward.small = engine, below
+            forward.bound(engine, least)
 
     def reconsider(self) -> None:
         """Patch what other winners may compute, or what is recorded from now on."""

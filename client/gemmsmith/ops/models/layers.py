@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from gemmsmith.core.epilogue import GATES
-from gemmsmith.ops.below.prospects import fewest_fused, fewest_rows, may_group, may_win
+from gemmsmith.ops.below.prospects import fewest_fused, fewest_rows, may_group
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, run_experts
@@ -32,7 +32,7 @@ from gemmsmith.ops.models.forwards import (
     has_no_global_hooks,
     is_plain,
 )
-from gemmsmith.ops.models.norms import NormRecipe, run_norm
+from gemmsmith.ops.models.norms import NormRecipe, has_winners, run_norm
 from gemmsmith.ops.models.recipes import (
     FeedForwardRecipe,
     First,
@@ -105,7 +105,7 @@ def _least_of(module: nn.Module, recipe: Recipe) -> Least:
         return lambda engine: 0 if may_group(engine) else inf
     if isinstance(recipe, NormRecipe):
         fewest = norms.LEAST if recipe.is_fused else 0
-        return lambda engine: fewest if may_win(engine, lambda _: True) else inf
+        return lambda engine: fewest if has_winners(engine) else inf
     names = [name for name, _ in recipe.depends_on.weights if name is not None]
     sizes = frozenset(pair for name in names for pair in sizes_of(module._modules[name]))
     keeps_rows = not isinstance(recipe, SequenceRecipe) or recipe.is_sized
