@@ -9,9 +9,11 @@ and on the same core, and the ways take turns. The processor time of the thread 
 programs on the machine change little. Prints the median of the turns, the difference from torch's,
 and the median of the quotients torch's / patched of each turn, with their middle half.
 
-The ways: `other sizes`: there are winners, for other layers alone. `same sizes`: there may be
-winners for the layers' weights, but none for these rows; torch's `addmm` is overridden. `winner`:
-kernels in C run, which do not compute, so that their time is the host's.
+The ways: `other sizes`: there are winners, for other layers alone. `more rows`: there are winners
+for the layers' weights, with 1024 times the rows; torch's `addmm` is overridden. `same sizes`: as
+before, but it is not known which winners there are. `winner`: kernels in C run, which do not
+compute, so that their time is the host's. RMS norms of models run torch's fused kernel in all ways.
+The CPU has none: torch computes it there by as many operators as the model.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +45,7 @@ from gemmsmith.ops.engine.in_use import install
 from gemmsmith.ops.engine.plan import Plan
 from tests.support import stand_in
 
-WAYS = ("torch", "other sizes", "same sizes", "winner")
+WAYS = ("torch", "other sizes", "more rows", "same sizes", "winner")
 CALLS = {True: 10, False: 200}
 """Of a model and of a layer, in a turn."""
 # By name, because the type checker does not read these files.
@@ -52,14 +55,14 @@ MODELS = {tiny.name: tiny for tiny in import_module("tests.support.tiny_models")
 Call = Callable[[], Any]
 
 
-def engine(way: str, folder: Path) -> Engine:
-    """Winners for a way, with the CPU in the GPU's place."""
+def engine(way: str, folder: Path, problems: Iterable[Problem] = ()) -> Engine:
+    """Winners for a way, with the CPU in the GPU's place. `problems`: those of `more rows`."""
     chooser: Any = stand_in.Chooser(answers=lambda _: way == "winner")
     if way == "other sizes":
-        chooser.pinned = True
-        chooser.snapshot = SimpleNamespace(
-            rows=[Row(problem=Problem(m=8, n=8000, k=8), use=Use.CUTLASS)]
-        )
+        problems = [Problem(m=8, n=8000, k=8)]
+    rows = [Row(problem=problem, use=Use.CUTLASS) for problem in problems]
+    if rows:
+        chooser.pinned, chooser.snapshot = True, SimpleNamespace(rows=rows)
     host = stand_in.Host()
     host.kind = "cpu"
     if way != "other sizes":  # where a patch needs no binding
@@ -86,12 +89,31 @@ def call_of(name: str) -> tuple[nn.Module, Call]:
     return net, call
 
 
+def of_more_rows(calls: dict[str, tuple[nn.Module, Call]], folder: Path) -> Engine:
+    """Winners for all problems of these layers and models, with more rows."""
+    asking = engine("same sizes", folder)
+    chooser: Any = asking._chooser
+    install(asking)
+    for net, call in calls.values():
+        with gemmsmith.patch(net):
+            for gradients in (False, True):
+                with torch.set_grad_enabled(gradients):
+                    call()
+    problems = set()
+    for problem in chooser.asked:
+        rows = "k" if problem.layout == "nt" else "m"
+        problems.add(replace(problem, **{rows: 1024 * getattr(problem, rows)}))
+    return engine("more rows", folder, problems)
+
+
 def serve(way: str, names: list[str]) -> None:
     """Measure turns, each asked for by a line: a name, and whether gradients are computed."""
     torch.set_num_threads(1)
-    calls = {}
+    calls = {name: call_of(name) for name in names}
     with tempfile.TemporaryDirectory() as folder:
-        if way != "torch":
+        if way == "more rows":
+            install(of_more_rows(calls, Path(folder)))
+        elif way != "torch":
             install(engine(way, Path(folder)))
             if way == "winner":
                 plan: Any = Plan
@@ -102,15 +124,14 @@ def serve(way: str, names: list[str]) -> None:
                     self._run = lambda *_: 0
 
                 plan.__init__ = made
-        for name in names:
-            net, calls[name] = call_of(name)
-            if way != "torch":
+        if way != "torch":
+            for net, _ in calls.values():
                 gemmsmith.patch(net)
         print("ready", flush=True)
         for line in sys.stdin:
             name, gradients = line.rstrip("\n").split("\t")
             with torch.set_grad_enabled(gradients == "True"):
-                print(_turn(calls[name], CALLS[name in MODELS]), flush=True)
+                print(_turn(calls[name][1], CALLS[name in MODELS]), flush=True)
 
 
 def _turn(call: Call, count: int) -> float:
@@ -164,7 +185,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help="models, or kinds of layers; by default all kinds")
     parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:3])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:4])
     parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.names or [*NETS]
