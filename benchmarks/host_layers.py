@@ -19,15 +19,18 @@ The CPU has none: torch computes it there by as many operators as the model.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,32 +109,34 @@ def of_more_rows(calls: dict[str, tuple[nn.Module, Call]], folder: Path) -> Engi
     return engine("more rows", folder, problems)
 
 
-def serve(way: str, names: list[str]) -> None:
-    """Measure turns, each asked for by a line: a name, and whether gradients are computed."""
+def serve(way: str, calls: dict[str, tuple[nn.Module, Call]], pipe: Connection, core: int) -> None:
+    """Measure turns, each asked for by a name, and whether gradients are computed."""
+    logging.disable()
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    calls = {name: call_of(name) for name in names}
     with tempfile.TemporaryDirectory() as folder:
         if way == "more rows":
             install(of_more_rows(calls, Path(folder)))
         elif way != "torch":
             install(engine(way, Path(folder)))
-            if way == "winner":
-                plan: Any = Plan
-                launch = plan.__init__
+        if way == "winner":
+            plan: Any = Plan
+            launch = plan.__init__
 
-                def made(self: Any, *arguments: Any) -> None:
-                    launch(self, *arguments)
-                    self._run = lambda *_: 0
+            def made(self: Any, *arguments: Any) -> None:
+                launch(self, *arguments)
+                self._run = lambda *_: 0
 
-                plan.__init__ = made
+            plan.__init__ = made
         if way != "torch":
             for net, _ in calls.values():
                 gemmsmith.patch(net)
-        print("ready", flush=True)
-        for line in sys.stdin:
-            name, gradients = line.rstrip("\n").split("\t")
-            with torch.set_grad_enabled(gradients == "True"):
-                print(_turn(calls[name][1], CALLS[name in MODELS]), flush=True)
+        os.sched_setaffinity(0, {core})
+        pipe.send("ready")
+        while (asked := pipe.recv()) is not None:
+            name, gradients = asked
+            with torch.set_grad_enabled(gradients):
+                pipe.send(_turn(calls[name][1], CALLS[name in MODELS]))
 
 
 def _turn(call: Call, count: int) -> float:
@@ -145,39 +150,30 @@ def _turn(call: Call, count: int) -> float:
 
 
 class Process:
-    """A way in its process."""
+    """A way in its process, which has the layers and models of this one."""
 
-    def __init__(self, way: str, names: list[str]) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.host_layers", "--serve", way]
-        self._process = subprocess.Popen(
-            [*command, *names],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+    def __init__(self, way: str, calls: dict[str, tuple[nn.Module, Call]], core: int) -> None:
+        context = get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        context.Process(target=serve, args=(way, calls, theirs, core), daemon=True).start()
+        theirs.close()
 
-    def wait(self, core: int) -> None:
-        """Wait until it is ready, and keep it on a core. Processes get ready side by side."""
+    def wait(self) -> None:
+        """Wait until it is ready. Processes get ready side by side."""
         self._read()
-        for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), {core})
 
     def turn(self, name: str, *, gradients: bool) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{name}\t{gradients}\n")
-        self._process.stdin.flush()
+        self._pipe.send((name, gradients))
         return float(self._read())
 
     def end(self) -> None:
-        self._process.communicate()
+        self._pipe.send(None)
 
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("a process ended early; run it with --serve to see why")
-        return line
+    def _read(self) -> Any:
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            raise SystemExit("a process ended early, after the error above") from None
 
 
 def main() -> int:
@@ -186,21 +182,18 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="models, or kinds of layers; by default all kinds")
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:4])
-    parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.names or [*NETS]
     names = [*MODELS] if names == ["all"] else names
     unknown = [name for name in names if name not in MODELS and name not in NETS]
     if unknown:
         parser.error(f"no layer or model is called {unknown[0]}: {', '.join([*NETS, *MODELS])}")
-    if options.serve:
-        serve(options.serve, names)
-        return 0
+    calls = {name: call_of(name) for name in names}
     core = max(os.sched_getaffinity(0))
     ways = ["torch", *(way for way in options.ways if way != "torch")]
-    processes = {way: Process(way, names) for way in ways}
+    processes = {way: Process(way, calls, core) for way in ways}
     for process in processes.values():
-        process.wait(core)
+        process.wait()
     print(f"torch {torch.__version__}, µs of a call\n\n| | {' | '.join(ways)} |")
     print("|---" * (1 + len(ways)) + "|")
     for name in names:
