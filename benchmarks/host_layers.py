@@ -9,22 +9,28 @@ and on the same core, and the ways take turns. The processor time of the thread 
 programs on the machine change little. Prints the median of the turns, the difference from torch's,
 and the median of the quotients torch's / patched of each turn, with their middle half.
 
-The ways: `other sizes`: there are winners, for other layers alone. `same sizes`: there may be
-winners for the layers' weights, but none for these rows; torch's `addmm` is overridden. `winner`:
-kernels in C run, which do not compute, so that their time is the host's.
+The ways: `other sizes`: there are winners, for other layers alone. `more rows`: there are winners
+for the layers' weights, with 1024 times the rows; torch's `addmm` is overridden. `same sizes`: as
+before, but it is not known which winners there are. `winner`: kernels in C run, which do not
+compute, so that their time is the host's. RMS norms of models run torch's fused kernel in all ways.
+The CPU has none: torch computes it there by as many operators as the model.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +39,8 @@ import torch
 from torch import nn
 
 import gemmsmith
+from gemmsmith.answers.snapshot import Row
+from gemmsmith.core.config import Use
 from gemmsmith.core.problem import Problem
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
@@ -40,7 +48,7 @@ from gemmsmith.ops.engine.in_use import install
 from gemmsmith.ops.engine.plan import Plan
 from tests.support import stand_in
 
-WAYS = ("torch", "other sizes", "same sizes", "winner")
+WAYS = ("torch", "other sizes", "more rows", "same sizes", "winner")
 CALLS = {True: 10, False: 200}
 """Of a model and of a layer, in a turn."""
 # By name, because the type checker does not read these files.
@@ -50,14 +58,14 @@ MODELS = {tiny.name: tiny for tiny in import_module("tests.support.tiny_models")
 Call = Callable[[], Any]
 
 
-def engine(way: str, folder: Path) -> Engine:
-    """Winners for a way, with the CPU in the GPU's place."""
+def engine(way: str, folder: Path, problems: Iterable[Problem] = ()) -> Engine:
+    """Winners for a way, with the CPU in the GPU's place. `problems`: those of `more rows`."""
     chooser: Any = stand_in.Chooser(answers=lambda _: way == "winner")
     if way == "other sizes":
-        chooser.pinned = True
-        chooser.snapshot = SimpleNamespace(
-            rows=[SimpleNamespace(problem=Problem(m=8, n=8000, k=8))]
-        )
+        problems = [Problem(m=8, n=8000, k=8)]
+    rows = [Row(problem=problem, use=Use.CUTLASS) for problem in problems]
+    if rows:
+        chooser.pinned, chooser.snapshot = True, SimpleNamespace(rows=rows)
     host = stand_in.Host()
     host.kind = "cpu"
     if way != "other sizes":  # where a patch needs no binding
@@ -84,31 +92,51 @@ def call_of(name: str) -> tuple[nn.Module, Call]:
     return net, call
 
 
-def serve(way: str, names: list[str]) -> None:
-    """Measure turns, each asked for by a line: a name, and whether gradients are computed."""
+def of_more_rows(calls: dict[str, tuple[nn.Module, Call]], folder: Path) -> Engine:
+    """Winners for all problems of these layers and models, with more rows."""
+    asking = engine("same sizes", folder)
+    chooser: Any = asking._chooser
+    install(asking)
+    for net, call in calls.values():
+        with gemmsmith.patch(net):
+            for gradients in (False, True):
+                with torch.set_grad_enabled(gradients):
+                    call()
+    problems = set()
+    for problem in chooser.asked:
+        rows = "k" if problem.layout == "nt" else "m"
+        problems.add(replace(problem, **{rows: 1024 * getattr(problem, rows)}))
+    return engine("more rows", folder, problems)
+
+
+def serve(way: str, calls: dict[str, tuple[nn.Module, Call]], pipe: Connection, core: int) -> None:
+    """Measure turns, each asked for by a name, and whether gradients are computed."""
+    logging.disable()
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    calls = {}
     with tempfile.TemporaryDirectory() as folder:
-        if way != "torch":
+        if way == "more rows":
+            install(of_more_rows(calls, Path(folder)))
+        elif way != "torch":
             install(engine(way, Path(folder)))
-            if way == "winner":
-                plan: Any = Plan
-                launch = plan.__init__
+        if way == "winner":
+            plan: Any = Plan
+            launch = plan.__init__
 
-                def made(self: Any, *arguments: Any) -> None:
-                    launch(self, *arguments)
-                    self._run = lambda *_: 0
+            def made(self: Any, *arguments: Any) -> None:
+                launch(self, *arguments)
+                self._run = lambda *_: 0
 
-                plan.__init__ = made
-        for name in names:
-            net, calls[name] = call_of(name)
-            if way != "torch":
+            plan.__init__ = made
+        if way != "torch":
+            for net, _ in calls.values():
                 gemmsmith.patch(net)
-        print("ready", flush=True)
-        for line in sys.stdin:
-            name, gradients = line.rstrip("\n").split("\t")
-            with torch.set_grad_enabled(gradients == "True"):
-                print(_turn(calls[name], CALLS[name in MODELS]), flush=True)
+        os.sched_setaffinity(0, {core})
+        pipe.send("ready")
+        while (asked := pipe.recv()) is not None:
+            name, gradients = asked
+            with torch.set_grad_enabled(gradients):
+                pipe.send(_turn(calls[name][1], CALLS[name in MODELS]))
 
 
 def _turn(call: Call, count: int) -> float:
@@ -122,35 +150,30 @@ def _turn(call: Call, count: int) -> float:
 
 
 class Process:
-    """A way in its process."""
+    """A way in its process, which has the layers and models of this one."""
 
-    def __init__(self, way: str, names: list[str], core: int) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.host_layers", "--serve", way]
-        self._process = subprocess.Popen(
-            [*command, *names],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        os.sched_setaffinity(self._process.pid, {core})
+    def __init__(self, way: str, calls: dict[str, tuple[nn.Module, Call]], core: int) -> None:
+        context = get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        context.Process(target=serve, args=(way, calls, theirs, core), daemon=True).start()
+        theirs.close()
+
+    def wait(self) -> None:
+        """Wait until it is ready. Processes get ready side by side."""
         self._read()
 
     def turn(self, name: str, *, gradients: bool) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{name}\t{gradients}\n")
-        self._process.stdin.flush()
+        self._pipe.send((name, gradients))
         return float(self._read())
 
     def end(self) -> None:
-        self._process.communicate()
+        self._pipe.send(None)
 
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("a process ended early; run it with --serve to see why")
-        return line
+    def _read(self) -> Any:
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            raise SystemExit("a process ended early, after the error above") from None
 
 
 def main() -> int:
@@ -158,20 +181,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help="models, or kinds of layers; by default all kinds")
     parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:3])
-    parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:4])
     options = parser.parse_args()
     names = options.names or [*NETS]
     names = [*MODELS] if names == ["all"] else names
     unknown = [name for name in names if name not in MODELS and name not in NETS]
     if unknown:
         parser.error(f"no layer or model is called {unknown[0]}: {', '.join([*NETS, *MODELS])}")
-    if options.serve:
-        serve(options.serve, names)
-        return 0
+    calls = {name: call_of(name) for name in names}
     core = max(os.sched_getaffinity(0))
     ways = ["torch", *(way for way in options.ways if way != "torch")]
-    processes = {way: Process(way, names, core) for way in ways}
+    processes = {way: Process(way, calls, core) for way in ways}
+    for process in processes.values():
+        process.wait()
     print(f"torch {torch.__version__}, µs of a call\n\n| | {' | '.join(ways)} |")
     print("|---" * (1 + len(ways)) + "|")
     for name in names:

@@ -19,7 +19,7 @@ import gemmsmith
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.operation import Epilogue, Operation
 from gemmsmith.core.problem import Problem
-from tests.gpu.support.choosing import Ground, first_kernels, tuned
+from tests.gpu.support.choosing import Files, Ground, first_kernels, tuned
 from tests.gpu.support.layers import (
     BOUND,
     GRADIENT_BOUND,
@@ -31,6 +31,7 @@ from tests.gpu.support.layers import (
     step,
     warm_up,
 )
+from tests.support.patched import is_patched
 
 CASES = 300
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -222,6 +223,26 @@ def test_addmm_of_a_bias_runs_below_unchanged_code(ground: Ground, expanded: boo
     wanted = functional.linear(x.double(), weight.double(), bias.double()).detach()
     close(out, wanted, BOUND)
     close(rows, wanted, BOUND)
+
+
+@pytest.mark.parametrize("rows", ["fewer rows", "other sizes"])
+def test_what_no_winner_fits_runs_torchs_kernels(ground: Ground, rows: str) -> None:
+    """A real snapshot's winner for the layer at 1024 rows, or for another layer: the same bits."""
+    k = 768 if rows == "fewer rows" else 64
+    problem = Problem(m=1024, n=1024, k=768, dtype="bf16.then_bias_gelu")
+    model = nn.Sequential(nn.Linear(k, 1024), nn.GELU(), nn.Linear(1024, k))
+    model = nn.Sequential(model).to(ground.device, torch.bfloat16)
+    few, many = (torch.randn(m, k, device=ground.device).bfloat16() for m in (8, 1024))
+    source = (ground.snapshot([problem]), Files(ground.store))
+    with torch.no_grad():
+        wanted = model(few)
+        with tuned(ground, source) as launched, gemmsmith.patch(model):
+            assert is_patched(model[0]) is (rows == "fewer rows")
+            for _ in range(3):
+                assert torch.equal(model(few), wanted)
+            assert launched() == 0
+            model(many)
+            assert launched() == is_patched(model[0])
 
 
 def test_a_model_of_bias_layers_trains_as_torchs(ground: Ground) -> None:

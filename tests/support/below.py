@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
+from gemmsmith.answers.snapshot import Row
+from gemmsmith.core.config import Use
 from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.planning import Chooser as Chooses
@@ -23,7 +25,7 @@ BF16 = torch.bfloat16
 def of_types(*dtypes: str, weights: Iterable[tuple[int, int]] = ((8, 8),)) -> Chooser:
     """A chooser whose winners have these types. It lists those of layers with these weights."""
     rows = [
-        SimpleNamespace(problem=Problem(m=8, n=n, k=k, dtype=dtype))
+        Row(problem=Problem(m=8, n=n, k=k, dtype=dtype), use=Use.CUTLASS)
         for dtype in dtypes
         for n, k in weights
     ]

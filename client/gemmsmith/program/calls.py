@@ -151,6 +151,8 @@ class Calls:
         with _Hooks.lock:
             _recording.append(self)
             _install()
+        for react in _reactions:
+            react()
 
     def stop(self) -> None:
         with _Hooks.lock:
@@ -214,6 +216,14 @@ _recording: list[Calls] = []
 
 def recording() -> list[Calls]:
     return _recording
+
+
+_reactions: list[Callable[[], None]] = []
+
+
+def on_start(react: Callable[[], None]) -> None:
+    """Have `react` called whenever a recording starts."""
+    _reactions.append(react)
 
 
 def compiled() -> Counter[str]:

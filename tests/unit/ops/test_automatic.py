@@ -74,7 +74,7 @@ def operand() -> torch.Tensor:
     return torch.randn(8, WIDTH, dtype=BF16).requires_grad_()
 
 
-def test_models_built_before_and_within_a_block_until_its_end() -> None:
+def test_models_built_before_and_within_a_block_until_its_end(engine: Engine) -> None:
     before = made()
     copied = nn.ModuleList([copy.deepcopy(before)])  # torch tells of the outermost part alone
     with every_model():
@@ -85,7 +85,7 @@ def test_models_built_before_and_within_a_block_until_its_end() -> None:
     assert swapped(made()) == 0
 
 
-def test_the_last_of_overlapping_blocks_ends_it() -> None:
+def test_the_last_of_overlapping_blocks_ends_it(engine: Engine) -> None:
     model, first, second = made(), every_model(), every_model()
     first.__enter__()
     second.__enter__()

@@ -5,9 +5,11 @@ While the patch is open, `module.forward` is a `Forward`. Types, parameters, hoo
 The module's own forward runs if the class has got another forward since it was recognized, if the
 patch has ended, or if the program is exported or traced.
 
-Where nothing wins, a layer costs the host about two microseconds: once it is decided that no kernel
-computes any part of the layer for some operands, a single look-up leads to the module's own forward
-until winners or decisions change.
+A layer of which no winner computes any part is not patched, and costs nothing. Operands of fewer
+rows than the layer's winners have go to the module's own forward at once. Where nothing else wins,
+a layer costs the host about two microseconds: once it is decided that no kernel computes any part
+of the layer for some operands, a single look-up leads to the module's own forward until winners or
+decisions change.
 
 The attribute never leaves the process: copies and pickles are made without it. The module refers to
 the `Forward`, which has only a weak reference to the module.
@@ -19,6 +21,7 @@ import copy
 import threading
 import weakref
 from collections.abc import Callable
+from math import inf
 from types import MethodType
 from typing import Any, NamedTuple, Protocol
 
@@ -28,10 +31,11 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
-from gemmsmith.ops.engine.in_use import eager
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.in_use import eager, on_install
 from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.originals import CALL, Original
-from gemmsmith.program.calls import recording
+from gemmsmith.program.calls import on_start, recording
 
 _recorders = recording()  # the list itself, which changes
 _tracing = torch._C._get_tracing_state
@@ -72,6 +76,11 @@ NotImplemented if the module's own forward must run: a layer's result may be Non
 if that is decided for all such operands."""
 
 
+Least = Callable[[Engine], float]
+"""The number of elements of a layer's first operand below which an engine's winners compute no part
+of the layer. Infinite if they never do."""
+
+
 class Left(NamedTuple):
     """Says that no kernel computes any part of a layer, and the layer's result, if it is known."""
 
@@ -103,6 +112,9 @@ class Forward:
         self._depends_on: DependsOn
         self._own: Any
         self._has_run = False  # a kernel, at the last call
+        self._least: Least
+        # With this engine and these winners, torch computes operands of fewer elements.
+        self._small: tuple[Engine | None, object, float] = None, None, 0
 
     def _alive(self) -> Any:
         """The module; raises ReferenceError if the program has kept only the forward."""
@@ -122,10 +134,22 @@ class Forward:
             if engine is None:
                 if not _recorders:
                     return own(module, *arguments)
+            elif (
+                self._small[2]
+                and self._small[0] is engine
+                and arguments
+                and type(arguments[0]) is Tensor
+                and not (_recorders or _functions() or _tracing())
+                and arguments[0].numel() < self._small[2]
+                and self._small[1] is engine.snapshot
+            ):
+                return own(module, *arguments)
             elif not self._has_run:
                 left, key = engine.left, self._key(module, arguments)
                 if key in left:
                     return own(module, *arguments)
+                if self._small[0] is engine and self._small[1] is not engine.snapshot:
+                    self.bound(engine, self._least)
         value = NotImplemented
         if own is self._own and is_unseen() and still(self._recipe.relies_on):
             value = self._run(self._recipe, module, arguments)
@@ -195,12 +219,17 @@ class Forward:
         self._switch.is_on = True
         self._put(module)
 
+    def bound(self, engine: Engine | None, least: Least) -> None:
+        """Note below which number of elements torch computes with this engine."""
+        snapshot, below = (None, inf) if engine is None else (engine.snapshot, least(engine))
+        self._least, self._small = least, (engine, snapshot, below)
+
     def remove(self) -> None:
         """Close a patch. The last one restores the module's own forward."""
         self._patches -= 1
         if self._patches:
             return
-        self._switch.is_on = False
+        self._switch.is_on, self._small = False, (None, None, 0)
         module = self._module()
         if module is not None and module.__dict__.get("forward") is self:
             for name in _PUT:
@@ -228,7 +257,8 @@ class Forward:
         replica: torch.nn.Module = type(module)._replicate_for_data_parallel(module)
         forward = Forward(replica, self._switch)
         forward._run, forward._recipe, forward._own = self._run, self._recipe, self._own
-        forward._depends_on = self._depends_on
+        forward._depends_on, forward._least = self._depends_on, self._least
+        forward._small = self._small
         forward._put(replica)
         return replica
 
@@ -249,27 +279,61 @@ _lock = threading.RLock()
 
 
 class Forwards:
-    """The forwards that a patch has installed."""
+    """The forwards that a patch has installed, and the layers that may need one later."""
 
     def __init__(self) -> None:
         self._forwards: dict[Forward, None] = {}
+        self._layers: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Run, Recipe, Least]] = (
+            weakref.WeakKeyDictionary()
+        )
+        _all.add(self)
 
-    def put(self, module: torch.nn.Module, run: Run, recipe: Recipe) -> None:
-        """Patch a module once, unless the program has given it a forward."""
+    def put(self, module: torch.nn.Module, run: Run, recipe: Recipe, least: Least) -> None:
+        """Patch a module once, unless the program has given it a forward.
+
+        A layer of which no winner computes any part is patched when other winners come into use, or
+        when a recording begins. Until then its calls cost nothing.
+        """
         with _lock:
             if has_own_forward(module):
                 return
+            self._layers[module] = run, recipe, least
+            engine = eager()  # in a recomputation, that of the first computation
             forward = _made.get(module)
-            if forward is None:
-                forward = _made[module] = Forward(module)
             if forward not in self._forwards:
+                is_idle = engine is None or (not engine.refreshes and least(engine) == inf)
+                if is_idle and not _recorders:
+                    return
+                if forward is None:
+                    forward = _made[module] = Forward(module)
                 forward.install(run, recipe)
                 self._forwards[forward] = None
+            forward.bound(engine, least)
+
+    def reconsider(self) -> None:
+        """Patch what other winners may compute, or what is recorded from now on."""
+        with _lock:
+            for module, layer in list(self._layers.items()):
+                self.put(module, *layer)
 
     def undo(self) -> None:
         with _lock:
+            self._layers.clear()
             while self._forwards:
                 self._forwards.popitem()[0].remove()
+
+
+_all: weakref.WeakSet[Forwards] = weakref.WeakSet()
+
+
+def _reconsider() -> None:
+    with _lock:
+        for forwards in list(_all):
+            forwards.reconsider()
+
+
+on_install(_reconsider)
+on_start(_reconsider)
 
 
 def has_own_forward(module: torch.nn.Module) -> bool:

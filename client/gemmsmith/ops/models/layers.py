@@ -11,24 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import Any
 
 import torch
 from torch import nn
 
 from gemmsmith.core.epilogue import GATES
+from gemmsmith.ops.below.prospects import fewest_fused, fewest_rows, may_group
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.models import heads
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, run_experts
 from gemmsmith.ops.models.forwards import (
     LEFT,
     Forwards,
+    Least,
     Left,
     Run,
     has_no_global_hooks,
     is_plain,
 )
-from gemmsmith.ops.models.norms import NormRecipe, run_norm
+from gemmsmith.ops.models.norms import NormRecipe, has_winners, run_norm
 from gemmsmith.ops.models.recipes import (
     FeedForwardRecipe,
     First,
@@ -42,8 +47,9 @@ from gemmsmith.ops.models.recipes import (
     is_transposed,
     linear_recipe,
     recipe_of,
+    sizes_of,
 )
-from gemmsmith.ops.products import operators, recording
+from gemmsmith.ops.products import norms, operators, recording
 from gemmsmith.ops.products.feedforward import MlpCall
 from gemmsmith.ops.products.fused import LinearCall
 from gemmsmith.ops.products.gated import GatedCall
@@ -79,11 +85,12 @@ def recognized(model: nn.Module) -> Iterator[Recognized]:
 
 def take_over(forwards: Forwards, layers: Iterable[Recognized]) -> None:
     for layer in layers:
-        forwards.put(layer.module, _RUNS[type(layer.recipe)], layer.recipe)
+        run, least = _RUNS[type(layer.recipe)], _least_of(layer.module, layer.recipe)
+        forwards.put(layer.module, run, layer.recipe, least)
 
 
 def take_over_linear(
-    forwards: Forwards, layers: Iterable[nn.Module], *, is_bound: bool = False
+    forwards: Forwards, layers: Iterable[nn.Linear], *, is_bound: bool = False
 ) -> None:
     """Patch linear layers. Their products run alone, without what follows them.
 
@@ -92,7 +99,35 @@ def take_over_linear(
     recipe = linear_recipe(is_bound=is_bound)
     if recipe is not None:
         for layer in layers:
-            forwards.put(layer, _linear, recipe)
+            least = partial(_least_of_linear, frozenset(sizes_of(layer))) if is_bound else _unknown
+            forwards.put(layer, _linear, recipe, least)
+
+
+def _least_of(module: nn.Module, recipe: Recipe) -> Least:
+    if isinstance(recipe, ExpertsRecipe):
+        return lambda engine: 0 if may_group(engine) else inf
+    if isinstance(recipe, HeadRecipe):
+        return _unknown
+    if isinstance(recipe, NormRecipe):
+        fewest = norms.LEAST if recipe.is_fused else 0
+        return lambda engine: fewest if has_winners(engine) else inf
+    names = [name for name, _ in recipe.depends_on.weights if name is not None]
+    sizes = frozenset(pair for name in names for pair in sizes_of(module._modules[name]))
+    keeps_rows = not isinstance(recipe, SequenceRecipe) or recipe.is_sized
+    return partial(_least_of_fused, sizes, keeps_rows)
+
+
+def _least_of_fused(weights: frozenset[tuple[int, int]], keeps_rows: bool, engine: Engine) -> float:
+    rows = fewest_fused(engine, weights)
+    return rows * min(map(min, weights)) if keeps_rows or rows == inf else 0
+
+
+def _least_of_linear(weights: frozenset[tuple[int, int]], engine: Engine) -> float:
+    return fewest_rows(engine, weights) * min(k for _, k in weights)
+
+
+def _unknown(_: Engine) -> float:
+    return 0
 
 
 def _weight_of(layer: Any) -> torch.Tensor | None:

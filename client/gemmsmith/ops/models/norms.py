@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gemmsmith.ops.below.prospects import may_run
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.models.canonical import Canonical
 from gemmsmith.ops.models.forwards import LEFT, OWN_WEIGHT, DependsOn
@@ -200,9 +200,12 @@ def norm_recipe(module: nn.Module) -> NormRecipe | None:
 def kind_in_use() -> str | None:
     """The type of device for which winners are in use; None if no winners are in use."""
     engine = current()
-    if engine is None or not may_run(engine, lambda _: True):
-        return None
-    return engine.platform.kind
+    return engine.platform.kind if engine is not None and has_winners(engine) else None
+
+
+def has_winners(engine: Engine) -> bool:
+    rows = getattr(engine.snapshot, "rows", None)
+    return rows is None or len(rows) > 0
 
 
 def run_norm(recipe: NormRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:

@@ -16,8 +16,9 @@ A patch replaces products in three ways.
    (`gemmsmith.ops.models.norms`). With `GEMMSMITH_PREVIEW=1`, heads compute no logits where a
    loss alone reads them (`gemmsmith.ops.models.heads`), and a kernel rotates Q and K in place of a
    function of the model's Python module (`gemmsmith.ops.models.rotary`). Without the binding, and
-   for a report, all `nn.Linear` modules get such a forward. It costs a call some microseconds, and
-   about two where nothing wins.
+   for a report, all `nn.Linear` modules get such a forward. It costs a call some microseconds,
+   about two where nothing wins, and none where no pinned winner fits the layer: such layers are not
+   patched.
 3. Without the binding and without a model, a torch function mode intercepts the products of this
    thread (`gemmsmith.ops.models.function_mode`).
 
@@ -55,7 +56,6 @@ from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.below.prospects import (
     may_add_biases,
     may_group,
-    may_multiply,
     may_replace,
     may_scale,
 )
@@ -312,12 +312,8 @@ class Patch(AbstractContextManager[None]):
             # The binding replaces the products of layers without a bias. With a bias, torch calls
             # addmm, which is replaced only if a winner adds a bias for such sizes. Otherwise a
             # forward of ours adds it to the product of a plain kernel.
-            biases = may_add_biases(engine, _sizes(linears))
-            linears = [
-                layer
-                for layer in linears
-                if layer.bias is not None and not biases and may_multiply(engine, _sizes([layer]))
-            ]
+            leaves_biases = self._is_bound and not may_add_biases(engine, _sizes(linears))
+            linears = [layer for layer in linears if leaves_biases and layer.bias is not None]
         linears = [layer for layer in linears if not may_be_head(layer)]
         layers.take_over_linear(self._linears, linears, is_bound=self._is_bound)
 

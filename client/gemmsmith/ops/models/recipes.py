@@ -10,7 +10,7 @@ or after the module was recognized (`gemmsmith.ops.models.originals`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -160,6 +160,16 @@ def is_linear(module: object) -> bool:
 def is_transposed(module: object) -> bool:
     """Whether the module is a linear layer with a weight [K, N]."""
     return (type(module).__module__, type(module).__qualname__) == _CONV1D
+
+
+def sizes_of(layer: Any) -> Iterator[tuple[int, int]]:
+    """Extents of a linear layer's weight, in either order: of the whole, and of a local part."""
+    for names in (("out_features", "in_features"), ("nf", "nx")):
+        if all(hasattr(layer, name) for name in names):
+            yield getattr(layer, names[0]), getattr(layer, names[1])
+    weight = getattr(layer, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.dim() == 2:
+        yield weight.shape[0], weight.shape[1]
 
 
 def activation_of(applied: object) -> Activation | None:
