@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as models name it
@@ -709,3 +710,44 @@ def test_the_check_of_invariance_lets_fused_layers_run(
     print(report)
     assert report.first is not None
     assert (report.first.module, report.first.batch) == ("0", "among")
+
+
+WRONG = [
+    (),
+    (None,),
+    (3,),
+    ([1.0] * WIDTH,),
+    ("x",),
+    (np.ones((2, WIDTH), np.float32),),
+    (torch.ones(2, WIDTH), torch.ones(2, WIDTH), torch.ones(2, WIDTH)),
+    (torch.tensor(1.0, dtype=BF16),),
+    (torch.ones(2, WIDTH + 1, dtype=BF16),),
+    (torch.ones(2, WIDTH, dtype=torch.int64),),
+    (torch.ones(2, WIDTH, dtype=torch.bool),),
+    (torch.ones(2, WIDTH, dtype=torch.complex64),),
+    (torch.ones(2, WIDTH, dtype=torch.float64),),
+    (torch.ones(2, WIDTH, dtype=BF16).to_sparse(),),
+    (torch.ones(2, WIDTH, dtype=BF16, device="meta"),),
+]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("kind", [*LAYERS, "linear", "norm"])
+def test_wrong_calls_get_torchs_errors(
+    engine: Engine, chooser: Chooser, kind: str, autocast: bool
+) -> None:
+    alone = {"linear": nn.Linear(WIDTH, INNER), "norm": nn.RMSNorm(WIDTH)}
+    net = alone[kind].to(BF16) if kind in alone else made(kind)
+
+    def outcome(arguments: tuple[Any, ...]) -> tuple[type, str]:
+        with torch.autocast("cpu", enabled=autocast):
+            try:
+                return type(net(*arguments)), ""
+            except Exception as error:  # noqa: BLE001 - any of torch's
+                return type(error), str(error)
+
+    expected = [outcome(arguments) for arguments in WRONG]
+    chooser.answers = lambda _: True
+    for report in (False, True):  # which patches all linear layers
+        with gemmsmith.patch(net, report=report, file=io.StringIO()):
+            assert [outcome(arguments) for arguments in WRONG] == expected

@@ -364,7 +364,8 @@ def has_no_global_hooks() -> bool:
 
 def _autocast(arguments: tuple[Any, ...]) -> object:
     """The type to which autocast casts these operands; None if it does not."""
-    kind = arguments[0].device.type if arguments else "cpu"
+    is_wrong = not arguments or not isinstance(arguments[0], Tensor)
+    kind = "cpu" if is_wrong else arguments[0].device.type
     is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if is_on else None
 

@@ -345,7 +345,7 @@ def _pair(module: Any, pair: First, layer: Any, x: Any, following: list[str]) ->
 
 
 def _linear(recipe: LinearRecipe, module: Any, arguments: tuple[Any, ...]) -> Any:
-    if len(arguments) != 1:
+    if len(arguments) != 1 or not isinstance(arguments[0], torch.Tensor):
         return NotImplemented
     operands = arguments[0], module.weight, module.bias
     engine = None if torch.compiler.is_compiling() else current()

@@ -195,6 +195,10 @@ def register(
         engine, way = current(), way_of(*arguments)
         if by_torch is not None and (way is CallWay.TORCH or (needs_engine and engine is None)):
             return by_torch(*arguments)
+        if by_torch is not None and not (
+            isinstance(arguments[0], torch.Tensor) and isinstance(arguments[1], torch.Tensor)
+        ):
+            return by_torch(*arguments)  # which raises torch's own error
         # Tracers and recorders see calls of the dispatcher alone.
         if way is CallWay.OPERATOR:
             return getattr(torch.ops.gemmsmith, name)(*arguments)
