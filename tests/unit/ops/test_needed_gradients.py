@@ -26,6 +26,7 @@ from gemmsmith.ops.products.loss_passes import LossOptions
 from gemmsmith.ops.products.losses import LinearCrossEntropy
 from gemmsmith.ops.products.mixture import Experts
 from gemmsmith.ops.products.norms import RMSNorm
+from gemmsmith.ops.products.rotary import Rotary, Rotation
 from tests.support.mixtures import reference
 
 BF16 = torch.bfloat16
@@ -99,6 +100,30 @@ def experts_products(needs: Needs) -> int:
 
 def mlp_products(needs: Needs) -> int:
     return bool(needs & {"x", "weight", "bias"}) + len(needs & {"x", "weight", "down"})
+
+
+HALVES = Rotation(
+    half=K // 2, reads_pairs=False, writes_pairs=False, shares=False, has_pairs=False, sign=1
+)
+
+
+def rotated(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """All elements of both results by the function, of Q and K in bf16."""
+    order = (q.stride(), k.stride())
+    both: Any = Rotary.apply(q, k, *factors(q.dtype), HALVES, q.dtype, order)  # type: ignore[no-untyped-call]
+    return torch.cat([x.flatten() for x in both])
+
+
+def rotated_by_torch(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    cos, sin = factors(q.dtype)
+    turned = (torch.cat([-x[..., K // 2 :], x[..., : K // 2]], -1) for x in (q, k))
+    results = (x * cos + other * sin for x, other in zip((q, k), turned, strict=True))
+    return torch.cat([x.flatten() for x in results])
+
+
+def factors(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    angles = torch.linspace(0, 3, M * K).view(1, 1, M, K)
+    return angles.cos().to(BF16).to(dtype), angles.sin().to(BF16).to(dtype)
 
 
 def cases() -> dict[str, Case]:
@@ -199,10 +224,18 @@ def cases() -> dict[str, Case]:
             kept=lambda needs: frozenset({"x", "weight", "bias", "labels"}),
             products=lambda needs: 1 + each("x", "weight")(needs),
         ),
+        "rotary": Case(
+            function=Rotary,
+            operands={"q": random(2, 3, M, K), "k": random(2, 1, M, K)},
+            call=rotated,
+            exact=rotated_by_torch,
+            kept=rules(),
+            products=each(),
+        ),
     }  # fmt: skip
 
 
-NAMES = ("linear", "matmul", "fused", "gated", "mlp", "grouped", "experts", "norm", "loss")
+NAMES = tuple(cases())
 
 
 def choices(case: Case) -> Iterator[Needs]:
