@@ -20,13 +20,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from gemmsmith.answers.snapshot import Row, Snapshot
 from gemmsmith.core.candidate import Candidate
-from gemmsmith.core.config import Config
+from gemmsmith.core.config import Config, Use
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import Kernel
 from gemmsmith.core.launch import Launch
-from gemmsmith.core.problem import DType, Layout
+from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.files import publish
+from gemmsmith.program.variables import PREVIEW_VARIABLE
 from tests.gpu import selection
 from tests.gpu.support.building import BUILD_ONLY, build_needed, need
 from tests.support.compiled import kept
@@ -80,6 +82,28 @@ def _missing() -> str:
     except ImportError:
         return "torch is not installed"
     return "" if torch.cuda.is_available() else f"torch {torch.__version__} has no CUDA support"
+
+
+@pytest.fixture
+def in_use() -> Iterator[None]:
+    """Winners are in use, though none of a product here: some passes need none of their own."""
+    import gemmsmith
+    from gemmsmith.ops.engine.source import local_model
+
+    class Missing:
+        def path(self, pack: str) -> Path:
+            raise FileNotFoundError(pack)
+
+    row = Row(problem=Problem(m=1, n=8, k=8), use=Use.CUBLAS)
+    gemmsmith.use((Snapshot.of(local_model(), [row]), Missing()))
+    yield
+    gemmsmith.use(None)
+
+
+@pytest.fixture
+def previews_in_use(monkeypatch: pytest.MonkeyPatch, in_use: None) -> None:
+    """As `in_use`, and patches use what no GPU has timed."""
+    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
 
 
 class Packs:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +9,7 @@ import torch
 import transformers
 
 import gemmsmith
-from gemmsmith.answers.snapshot import Row, Snapshot
-from gemmsmith.core.config import Use
-from gemmsmith.core.problem import Problem
-from gemmsmith.ops.engine.source import local_model
 from gemmsmith.ops.models.deferred_logits import DeferredLogits
-from gemmsmith.program.variables import PREVIEW_VARIABLE
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32000,
@@ -32,19 +25,7 @@ KINDS = ("LlamaConfig", "Qwen3Config", "Gemma2Config")
 BATCH, TOKENS = 8, 1024
 
 
-@pytest.fixture(autouse=True)
-def _in_use(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Winners are in use, though none of a product here."""
-
-    class Packs:
-        def path(self, pack: str) -> Path:
-            raise FileNotFoundError(pack)
-
-    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
-    row = Row(problem=Problem(m=1, n=8, k=8), use=Use.CUBLAS)
-    gemmsmith.use((Snapshot.of(local_model(), [row]), Packs()))
-    yield
-    gemmsmith.use(None)
+pytestmark = pytest.mark.usefixtures("previews_in_use")
 
 
 def made(kind: str) -> Any:

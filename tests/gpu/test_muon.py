@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 from torch.optim import Muon
 
 import gemmsmith
-from gemmsmith.answers.snapshot import Row, Snapshot
-from gemmsmith.core.config import Use
-from gemmsmith.core.problem import Problem
-from gemmsmith.ops.engine.source import local_model
 from gemmsmith.ops.models import optimizers
-from gemmsmith.program.variables import PREVIEW_VARIABLE
 from tests.unit.ops.test_newton_schulz import MATRICES, no_farther
 from tests.unit.ops.test_optimizers import losses
 
@@ -34,13 +26,8 @@ MODELS = {
 
 
 @pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Winners are in use, though none of a product here. Yields the sizes of batches so far."""
-
-    class Packs:
-        def path(self, pack: str) -> Path:
-            raise FileNotFoundError(pack)
-
+def batches(monkeypatch: pytest.MonkeyPatch, previews_in_use: None) -> list[int]:
+    """Winners are in use, though none of a product here. The sizes of batches so far."""
     seen: list[int] = []
     own = optimizers.newton_schulz
     monkeypatch.setattr(
@@ -48,11 +35,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         "newton_schulz",
         lambda matrices, *options: [seen.append(len(matrices)), own(matrices, *options)][1],
     )
-    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
-    row = Row(problem=Problem(m=1, n=8, k=8), use=Use.CUBLAS)
-    gemmsmith.use((Snapshot.of(local_model(), [row]), Packs()))
-    yield seen
-    gemmsmith.use(None)
+    return seen
 
 
 @pytest.mark.parametrize("name", MATRICES)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,10 +11,6 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 
 import gemmsmith
-from gemmsmith.answers.snapshot import Row, Snapshot
-from gemmsmith.core.config import Use
-from gemmsmith.core.problem import Problem
-from gemmsmith.ops.engine.source import local_model
 from gemmsmith.ops.products import norms
 
 EPSILON = 1e-6
@@ -176,20 +171,6 @@ def test_a_graph_that_is_captured_before_a_kernel_was_compiled() -> None:
         graph.replay()
         for mine, exactly in zip(captured, step(), strict=True):
             close(mine, exactly)
-
-
-@pytest.fixture
-def in_use() -> Iterator[None]:
-    """Winners are in use, though none of a product here: norms need none of their own."""
-
-    class Packs:
-        def path(self, pack: str) -> Path:
-            raise FileNotFoundError(pack)
-
-    row = Row(problem=Problem(m=1, n=8, k=8), use=Use.CUBLAS)
-    gemmsmith.use((Snapshot.of(local_model(), [row]), Packs()))
-    yield
-    gemmsmith.use(None)
 
 
 def kinds(width: int) -> list[nn.Module]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +14,8 @@ from transformers.models.llama import modeling_llama
 from transformers.models.phi3 import modeling_phi3
 
 import gemmsmith
-from gemmsmith.answers.snapshot import Row, Snapshot
-from gemmsmith.core.config import Use
-from gemmsmith.core.problem import Problem
-from gemmsmith.ops.engine.source import local_model
 from gemmsmith.ops.products import rotary as products
 from gemmsmith.ops.products.rotary import CONTIGUOUS, Rotation, dense_strides
-from gemmsmith.program.variables import PREVIEW_VARIABLE
 
 BF16 = torch.bfloat16
 BOUNDS = {BF16: 2**-8, torch.float16: 2**-11, torch.float32: 2e-6}
@@ -81,22 +74,7 @@ def test_both_passes(dtype: torch.dtype, layout: str, rest: str) -> None:
             assert torch.equal(mine, again)
 
 
-@pytest.fixture
-def _in_use(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Winners are in use, though none of a product here."""
-
-    class Packs:
-        def path(self, pack: str) -> Path:
-            raise FileNotFoundError(pack)
-
-    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
-    row = Row(problem=Problem(m=1, n=8, k=8), use=Use.CUBLAS)
-    gemmsmith.use((Snapshot.of(local_model(), [row]), Packs()))
-    yield
-    gemmsmith.use(None)
-
-
-@pytest.mark.usefixtures("_in_use")
+@pytest.mark.usefixtures("previews_in_use")
 @pytest.mark.parametrize("module", [modeling_llama, modeling_cohere, modeling_glm, modeling_phi3])
 def test_functions_of_models(module: Any) -> None:
     """One launch a pass; results as near to FP64, with the strides of the function's own."""
@@ -129,7 +107,7 @@ def test_functions_of_models(module: Any) -> None:
         assert (mine - exactly).norm() <= 1.001 * (theirs - exactly).norm()
 
 
-@pytest.mark.usefixtures("_in_use")
+@pytest.mark.usefixtures("previews_in_use")
 def test_a_captured_graph() -> None:
     model = type("Attention", (nn.Module,), {"__module__": modeling_llama.__name__})()
     q, k, cos, sin = operands(ROTATIONS[0]._replace(half=32), 0, BF16, "one product")

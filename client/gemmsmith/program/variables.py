@@ -5,6 +5,9 @@ writes.
 from __future__ import annotations
 
 import os
+import threading
+from pathlib import Path
+from typing import NamedTuple
 
 VARIABLE = "GEMMSMITH"
 """Where winners come from: a service's URL, a bundle's path, or `auto`. `off` disables them."""
@@ -57,3 +60,31 @@ def uses_previews() -> bool:
 def is_first_rank() -> bool:
     # The first rank reports for all ranks.
     return os.environ.get("RANK", "0") == "0"
+
+
+class Ending(NamedTuple):
+    """After how many steps the environment asks a program to end.
+
+    Attributes:
+        steps: how many are recorded; 0: all.
+        stops: whether the program ends after them.
+    """
+
+    steps: int
+    stops: bool
+
+    @classmethod
+    def asked(cls) -> Ending:
+        steps = os.environ.get(STEPS_VARIABLE, "0")
+        return cls(
+            int(steps) if steps.isdecimal() else 0, stops=os.environ.get(STOP_VARIABLE) == "1"
+        )
+
+    def carry_out(self, folder: Path) -> None:
+        """End the program with status 0, if that was asked; called after the last step.
+
+        Only the main thread can end it: in another one the program goes on.
+        """
+        if self.stops and threading.current_thread() is threading.main_thread():
+            (folder / STOPPED).touch()
+            raise SystemExit(0)

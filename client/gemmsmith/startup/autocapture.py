@@ -13,7 +13,6 @@ import multiprocessing.util
 import os
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,9 +28,7 @@ from gemmsmith.program.variables import (
     PRODUCTS,
     RAN,
     RAN_VARIABLE,
-    STEPS_VARIABLE,
-    STOP_VARIABLE,
-    STOPPED,
+    Ending,
 )
 
 if TYPE_CHECKING:
@@ -49,12 +46,7 @@ def begin(folder: Path) -> None:
         observe(folder)
         return
     remember()
-    steps = os.environ.get(STEPS_VARIABLE, "0")
-    recording = _Recording(
-        folder,
-        steps=int(steps) if steps.isdecimal() else 0,
-        stop=os.environ.get(STOP_VARIABLE) == "1",
-    )
+    recording = _Recording(folder, Ending.asked())
 
     @_disable_dynamo  # a program may compile its optimizer's step
     def stepped(*_: Any) -> None:
@@ -72,8 +64,8 @@ def _is_torchs_own() -> bool:
 
 
 class _Recording:
-    def __init__(self, folder: Path, *, steps: int, stop: bool) -> None:
-        self._folder, self._limit, self._stop = folder, steps, stop
+    def __init__(self, folder: Path, ending: Ending) -> None:
+        self._folder, self._ending = folder, ending
         self._file = _file(folder)
         self._steps = 0
         self._done = False
@@ -86,7 +78,7 @@ class _Recording:
         if self._done:
             return
         self._steps += 1
-        if self._limit and self._steps >= self._limit:
+        if self._ending.steps and self._steps >= self._ending.steps:
             self._end()
         elif self._steps.bit_count() == 1:
             self.write()
@@ -95,9 +87,7 @@ class _Recording:
         self._done = True
         self._calls.stop()
         self.write()
-        if self._stop and threading.current_thread() is threading.main_thread():
-            (self._folder / STOPPED).touch()
-            raise SystemExit(0)
+        self._ending.carry_out(self._folder)
 
     def write(self) -> None:
         """Write the products so far, replacing the file's earlier content."""

@@ -39,7 +39,7 @@ from gemmsmith.program.observed import (
     ObservedTensor,
     Value,
 )
-from gemmsmith.program.variables import STEP, STEPS_VARIABLE, STOP_VARIABLE, STOPPED
+from gemmsmith.program.variables import STEP, Ending
 
 OBSERVED = 2
 """The step that is observed: the first one allocates, compiles and creates the states."""
@@ -62,12 +62,7 @@ _SKIPPED = (
 
 def observe(folder: Path) -> None:
     """Observe this process from now on. The result goes to its own file in `folder`."""
-    steps = os.environ.get(STEPS_VARIABLE, "0")
-    observer = _Observer(
-        folder,
-        steps=int(steps) if steps.isdecimal() else 0,
-        stop=os.environ.get(STOP_VARIABLE) == "1",
-    )
+    observer = _Observer(folder, Ending.asked())
 
     @_disable_dynamo  # a program may compile its optimizer's step
     def begins(optimizer: Any, *_: Any) -> None:
@@ -86,8 +81,8 @@ def observe(folder: Path) -> None:
 class _Observer:
     _watch: _Watch | None = None
 
-    def __init__(self, folder: Path, *, steps: int, stop: bool) -> None:
-        self._folder, self._limit, self._stop = folder, steps, stop
+    def __init__(self, folder: Path, ending: Ending) -> None:
+        self._folder, self._ending = folder, ending
         self.restart()
 
     def restart(self) -> None:
@@ -115,7 +110,8 @@ class _Observer:
         if self._first is None or self._first() is None:
             self.restart()
             self._first = weakref.ref(optimizer)
-        if self._first() is not optimizer or (self._limit and self._steps >= self._limit):
+        limit = self._ending.steps
+        if self._first() is not optimizer or (limit and self._steps >= limit):
             return
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             if torch.cuda.is_current_stream_capturing():
@@ -130,11 +126,9 @@ class _Observer:
             self._watch.begin()
         elif self._steps == OBSERVED and self._watch is not None:
             self._watch.end()
-        if self._limit and self._steps == self._limit:
+        if limit and self._steps == limit:
             self.write()
-            if self._stop and threading.current_thread() is threading.main_thread():
-                (self._folder / STOPPED).touch()
-                raise SystemExit(0)
+            self._ending.carry_out(self._folder)
         self._began = time.perf_counter()
 
     def write(self) -> None:
