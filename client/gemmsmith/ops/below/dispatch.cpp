@@ -1,5 +1,5 @@
-/* torch's `mm`, `bmm` and `_int_mm` by tuned kernels, below autograd and without Python, and, as far
- * as it can be, `addmm` of a bias and `_grouped_mm`.
+/* torch's `mm`, `bmm`, `_int_mm` and `addmm` of a bias by tuned kernels, below autograd and without
+ * Python, and, as far as it can be, `_grouped_mm`.
  *
  * Takes the place of their kernels for one dispatch key, so that forward and backward products of
  * unchanged code come here, from any thread. Whatever has no plan goes on to the kernel that was
@@ -10,10 +10,11 @@
  *
  * Of torch its C shim is used (torch/csrc/inductor/aoti_torch/c/shim.h) and functions that tell its
  * settings, by addresses that Python looks up: the shared object is linked to nothing and outlives
- * torch's versions. The shim passes no Scalar, so operators with
- * alpha and beta begin in Python (`gemmsmith.ops.below.adding`), and so do grouped ones, of which it
- * cannot call torch's everywhere. It hands the tensors on to `gs_dispatch_biased` and
- * `gs_dispatch_grouped`, which cost less than the same in Python.
+ * torch's versions. The shim passes no Scalar, so operators with alpha and beta are overridden in
+ * Python (`gemmsmith.ops.below.adding`), and so are grouped ones, of which it cannot call torch's
+ * everywhere. `addmm` gets a second entry here, for C++ callers, which never enters Python
+ * (`gs_dispatch_enter`). Grouped products are handed on to `gs_dispatch_grouped`, which costs less
+ * than the same in Python.
  */
 #include <atomic>
 #include <cstdint>
@@ -38,7 +39,7 @@ constexpr int64_t kMostDecisions = 1 << 16; /* sizes without end must not fill t
 constexpr int64_t kMostGroups = 1 << 16;
 constexpr int kArgumentsBytes = 1024;       /* room for gs_arguments, whatever it grows to */
 /* c10::ScalarType */
-constexpr int32_t kByte = 0, kInt = 3, kFloat = 6;
+constexpr int32_t kByte = 0, kInt = 3, kLong = 4, kFloat = 6, kDouble = 7;
 /* at::Float32Backend::CUDA, at::Float32Op::MATMUL, at::Float32Precision::TF32 */
 constexpr int32_t kCudaBackend = 1, kMatmulOp = 3, kTf32Precision = 2;
 constexpr int32_t kCpu = 0, kCuda = 1; /* c10::DeviceType */
@@ -47,6 +48,37 @@ struct SourceLocation { /* c10's */
   const char* function;
   const char* file;
   uint32_t line;
+};
+
+/* c10::KernelFunction begins so, and is smaller. `layouts_hold` checks it. */
+struct KernelFunction {
+  void *functor, *boxed, *unboxed, *symbolic;
+  void* further[28];
+};
+
+struct NoSignature { /* std::nullopt of a c10::impl::CppSignature, which is one pointer */
+  const void* type;
+  bool is_there;
+};
+
+/* What C++ returns by an address that the caller passes. */
+template <class Content>
+struct Returned : Content {
+  Returned() = default;
+  explicit Returned(Content content) : Content(content) {}
+  Returned(Returned const&) = delete;
+  ~Returned() {}
+};
+
+struct TensorContent { /* at::Tensor's */
+  void* pointer;
+};
+
+struct alignas(16) ScalarContent { /* c10::Scalar's, which is smaller. `layouts_hold` checks it. */
+  int32_t type;
+  int64_t padding;
+  int64_t value;
+  int64_t further[5];
 };
 
 }  // namespace
@@ -80,7 +112,6 @@ struct gs_torch {
   /* Null where this torch has no such function: then what needs it stays torch's. */
   int32_t (*int_mm_out)(Tensor, Tensor, Tensor);
   int32_t (*mm_dtype_out)(Tensor, Tensor, Tensor, int32_t);
-  int32_t (*addmm_out)(Tensor, Tensor, Tensor, Tensor, double beta, double alpha);
   /* Of torch's C++: at::Context::float32Precision and at::NoTF32Guard's. */
   int32_t (*float32_precision)(const void* context, int32_t backend, int32_t op);
   bool (*no_tf32)();
@@ -89,6 +120,13 @@ struct gs_torch {
   void (*make_error)(void* self, SourceLocation, std::string);
   const void* const* out_of_memory_functions;
   std::type_info* out_of_memory_type;
+  /* Of torch's C++: c10::KernelFunction's dumpState, torch::CppFunction's constructor and destructor,
+   * torch::Library's _impl, and the reader of a tensor's only element. */
+  std::string (*state_of)(KernelFunction const*);
+  void (*make_function)(void* self, KernelFunction* moved, NoSignature, void** no_schema);
+  void (*delete_function)(void* self);
+  void* (*add_function)(void* library, const char* name, void* function, int32_t registers);
+  Returned<ScalarContent> (*element_of)(Tensor);
   void* (*pointer_of)(void* capsule, const char* name); /* Python's PyCapsule_GetPointer */
 };
 
@@ -128,6 +166,7 @@ gs_resolve resolve_;
 gs_failed failed_;
 gs_by_python by_python_;
 int32_t device_type_;
+void* library_ = nullptr; /* torch keeps it for ever */
 std::atomic<bool> enabled_{false};
 std::atomic<bool> strict_{false}; /* torch must not compute what has a plan */
 thread_local std::string refusal_;
@@ -461,30 +500,100 @@ bool is_row(View const& bias, View const& left, View const& right) {
   return n == right.sizes[1] && (n == 1 || bias.strides[bias.dim - 1] == 1);
 }
 
-/* `row + a · b` in `out`, a new tensor where it is none; false: torch is to compute it. Where there
- * is no winner torch's kernel is called from here, which costs half of what Python's way does. */
-bool add_row(Owned const& row, Owned const& a, Owned const& b, Owned& out) {
-  View left(a.get()), right(b.get());
+/* `row + a · b` in `into` or, where that is null, in a new tensor, which is the caller's. Null: torch is
+ * to compute it. */
+Tensor add_row(Tensor row, Tensor a, Tensor b, Tensor into) {
+  View left(a), right(b);
   if (left.dim != 2 || right.dim != 2 || left.sizes[1] != right.sizes[0] ||
       left.dtype != right.dtype || left.device_type != right.device_type ||
-      left.device != right.device || !may_be_ours(left) ||
-      !is_row(View(row.get()), left, right)) {
-    return false;
+      left.device != right.device || !may_be_ours(left) || !is_row(View(row), left, right)) {
+    return nullptr;
   }
   Decision* decision = nullptr;
   const gs_plan* plan = decide(Key(left, right, left.dtype, true), &decision);
+  if (!plan || plan == kByPython) return nullptr;
   const int64_t size[2] = {left.sizes[0], right.sizes[1]}, stride[2] = {right.sizes[1], 1};
+  Owned made;
   const bool is_there =
-      out.get() ? writable(View(out.get()), left, size, stride, 2, left.dtype)
-                : torch_.empty_strided(2, size, stride, left.dtype, left.device_type, left.device,
-                                       out.address()) == 0;
-  if (!is_there) return false;
-  const bool is_done = plan && plan != kByPython &&
-                       launch(plan, decision, a.get(), b.get(), out.get(), left.device,
-                              {&gs_plan::at_bias, row.get()});
-  if (is_done || strict_.load()) return is_done; /* Python raises, or adds the row to a product */
-  return (torch_.addmm_out &&
-          torch_.addmm_out(out.get(), row.get(), a.get(), b.get(), 1.0, 1.0) == 0);
+      into ? writable(View(into), left, size, stride, 2, left.dtype)
+           : torch_.empty_strided(2, size, stride, left.dtype, left.device_type, left.device,
+                                  made.address()) == 0;
+  Tensor out = into ? into : made.get();
+  if (!is_there || !launch(plan, decision, a, b, out, left.device, {&gs_plan::at_bias, row})) {
+    return nullptr;
+  }
+  made.release();
+  return out;
+}
+
+/* Functions that torch calls for `addmm` and `addmm.out`, as compiled code calls them. Tensors come
+ * by reference: a handle is the address of one. `keys` is a c10::DispatchKeySet. */
+using Sum = Returned<TensorContent> (*)(void* functor, uint64_t keys, Tensor row, Tensor a, Tensor b,
+                                        ScalarContent const& beta, ScalarContent const& alpha);
+using SumInto = Tensor (*)(void* functor, uint64_t keys, Tensor row, Tensor a, Tensor b,
+                           ScalarContent const& beta, ScalarContent const& alpha, Tensor out);
+
+KernelFunction sum_, sum_into_; /* torch's own */
+ScalarContent one_;
+
+bool is_one(ScalarContent const& factor) {
+  return factor.type == one_.type && factor.value == one_.value;
+}
+
+Returned<TensorContent> sum(void*, uint64_t keys, Tensor row, Tensor a, Tensor b,
+                            ScalarContent const& beta, ScalarContent const& alpha) {
+  Tensor made = is_one(beta) && is_one(alpha) ? add_row(row, a, b, nullptr) : nullptr;
+  if (made) {
+    void* content = *static_cast<void**>(made);
+    ::operator delete(made); /* the handle; the caller owns what it had */
+    return Returned<TensorContent>({content});
+  }
+  return reinterpret_cast<Sum>(sum_.unboxed)(sum_.functor, keys, row, a, b, beta, alpha);
+}
+
+Tensor sum_into(void*, uint64_t keys, Tensor row, Tensor a, Tensor b, ScalarContent const& beta,
+                ScalarContent const& alpha, Tensor out) {
+  if (is_one(beta) && is_one(alpha) && add_row(row, a, b, out)) return out;
+  return reinterpret_cast<SumInto>(sum_into_.unboxed)(sum_into_.functor, keys, row, a, b, beta, alpha,
+                                                      out);
+}
+
+struct Polymorphic {
+  virtual ~Polymorphic() = default;
+};
+
+/* Whether torch's classes lie in memory as assumed here. `override` is a kernel in Python. */
+bool layouts_hold(KernelFunction const& original, KernelFunction const& override) {
+  if (!torch_.state_of || !torch_.make_function || !torch_.delete_function ||
+      !torch_.add_function || !torch_.element_of) {
+    return false;
+  }
+  KernelFunction empty = {}, boxed = {}, unboxed = {};
+  boxed.boxed = unboxed.unboxed = &empty;
+  if (torch_.state_of(&empty) != "" || torch_.state_of(&boxed) != "boxed " ||
+      torch_.state_of(&unboxed) != "unboxed " || torch_.state_of(&override) != "boxed " ||
+      torch_.state_of(&original) != "boxed unboxed " || original.symbolic || override.symbolic) {
+    return false;
+  }
+  const char* name = typeid(*static_cast<Polymorphic*>(override.functor)).name();
+  if (!std::strstr(name, "PythonKernelHolder")) return false;
+  /* Reads back two integers of a tensor, and a double. */
+  Owned integer, real;
+  if (torch_.empty_strided(0, nullptr, nullptr, kLong, kCpu, 0, integer.address()) != 0 ||
+      torch_.empty_strided(0, nullptr, nullptr, kDouble, kCpu, 0, real.address()) != 0) {
+    return false;
+  }
+  int64_t seven = 7, one = 1;
+  double half = 0.5;
+  std::memcpy(reinterpret_cast<void*>(address(integer.get())), &seven, sizeof seven);
+  const Returned<ScalarContent> first(torch_.element_of(integer.get()));
+  std::memcpy(reinterpret_cast<void*>(address(integer.get())), &one, sizeof one);
+  const Returned<ScalarContent> second(torch_.element_of(integer.get()));
+  std::memcpy(reinterpret_cast<void*>(address(real.get())), &half, sizeof half);
+  const Returned<ScalarContent> third(torch_.element_of(real.get()));
+  one_ = second;
+  return first.type == second.type && first.type != third.type && first.value == seven &&
+         second.value == one && std::memcmp(&third.value, &half, sizeof half) == 0;
 }
 
 /* `a · b` by the groups that end at `offs`, in `out`; false: torch is to compute it. */
@@ -526,8 +635,7 @@ GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,
   resolve_ = resolve;
   failed_ = failed;
   by_python_ = by_python;
-  void* library = nullptr; /* torch keeps it for ever */
-  int32_t status = torch_.library_init("aten", dispatch_key, __FILE__, __LINE__, &library);
+  int32_t status = torch_.library_init("aten", dispatch_key, __FILE__, __LINE__, &library_);
   const bool ints = torch_.int_mm_out != nullptr;
   /* A kernel is replaced only if it can still be called; torch's CPU has none for these. */
   const bool asked = torch_.mm_dtype_out || device_type == kCpu;
@@ -545,32 +653,48 @@ GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,
                  {asked, "mm.dtype_out", product<2, true, Output::kAsked>}};
   for (auto const& kernel : kernels) {
     if (status == 0 && kernel.wanted) {
-      status = torch_.library_impl(library, kernel.name, kernel.function);
+      status = torch_.library_impl(library_, kernel.name, kernel.function);
     }
   }
   return status;
 }
 
-/* `bias + a · b`, of matrices, in `into` or, where that is null, in a new tensor; null: torch is to
- * compute it. Called by Python with its lock held. The first three handles come in capsules, as
- * torch gives them to Python. All are ours from then on; the one that is returned is the caller's. */
-GS_API Tensor gs_dispatch_biased(void* bias, void* a, void* b, Tensor into) {
-  Owned row(torch_.pointer_of(bias, nullptr)), left(torch_.pointer_of(a, nullptr)),
-      right(torch_.pointer_of(b, nullptr)), out(into);
+/* Has compiled callers of `addmm`, or with `into` of `addmm.out`, come here instead of to the override
+ * in Python, which keeps all others. Both kernels are torch's, by the addresses of their
+ * c10::KernelFunction; they and what they own must live for ever. Returns 0, or another number if
+ * this torch's kernels are not as assumed: then nothing has changed. */
+GS_API int32_t gs_dispatch_enter(int32_t into, KernelFunction const* original,
+                                 KernelFunction const* override) {
+  constexpr size_t kFunctionBytes = 4096; /* room for a torch::CppFunction, of about 120 bytes */
+  alignas(16) unsigned char function[kFunctionBytes] = {};
   try {
-    return add_row(row, left, right, out) ? out.release() : nullptr;
-  } catch (std::exception const&) { /* ctypes passes none on: Python raises the same */
-    return nullptr;
+    if (!layouts_hold(*original, *override)) return 1;
+    KernelFunction entered = {};
+    entered.functor = override->functor;
+    entered.boxed = override->boxed;
+    entered.unboxed = into ? reinterpret_cast<void*>(sum_into) : reinterpret_cast<void*>(sum);
+    KernelFunction& torchs = into ? sum_into_ : sum_;
+    torchs.functor = original->functor;
+    torchs.unboxed = original->unboxed;
+    void* no_schema = nullptr;
+    torch_.make_function(function, &entered, {}, &no_schema);
+    torch_.add_function(library_, into ? "addmm.out" : "addmm", function, 0);
+    torch_.delete_function(function);
+    return 0;
+  } catch (std::exception const&) {
+    return 2;
   }
 }
 
-/* `a · b` by groups, whose ends are `offs`; null and handles as of gs_dispatch_biased. */
+/* `a · b` by groups, whose ends are `offs`; null: torch is to compute it. Called by Python with its
+ * lock held. The handles come in capsules, as torch gives them to Python. All are ours from then on;
+ * the one that is returned is the caller's. */
 GS_API Tensor gs_dispatch_grouped(void* a, void* b, void* offs) {
   Owned left(torch_.pointer_of(a, nullptr)), right(torch_.pointer_of(b, nullptr)),
       ends(torch_.pointer_of(offs, nullptr)), out;
   try {
     return multiply_groups(left, right, ends, out) ? out.release() : nullptr;
-  } catch (std::exception const&) {
+  } catch (std::exception const&) { /* ctypes passes none on: Python raises the same */
     return nullptr;
   }
 }

@@ -1,8 +1,8 @@
 """Puts tuned kernels below torch's own products, by a small compiled binding (dispatch.cpp).
 
-These are `mm`, also with `out_dtype`, `bmm` and `_int_mm`, each also with `out=`. Products with
-factors, addends or groups go through Python (`gemmsmith.ops.below.adding`, `experts`), which passes
-biases and groups on to the binding. FP32 operands are torch's unless torch itself may multiply them
+These are `mm`, also with `out_dtype`, `bmm`, `_int_mm` and `addmm` of a bias, each also with `out=`.
+Products with factors, other addends or groups go through Python (`gemmsmith.ops.below.adding`,
+`experts`), which passes groups on to the binding. FP32 operands are torch's unless torch itself may multiply them
 in TF32. Every call reads that setting, and torch's others that forbid kernels.
 
 So forward and backward products of unchanged code run without any Python of ours: a call costs a
@@ -39,10 +39,10 @@ from gemmsmith.ops.below.prospects import may_add_biases
 from gemmsmith.ops.below.shim import (
     MM_DTYPE,
     ShimTable,
+    address_of,
     capsules_of,
     functions_for,
     owned,
-    pointer_of,
 )
 from gemmsmith.ops.engine.copying import CopyingPlan, written
 from gemmsmith.ops.engine.engine import Engine
@@ -76,7 +76,6 @@ _BIASED = 1 << 24
 _Resolve = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
 _Failed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 _ByPython = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3, ctypes.c_int32)
-_Biased = ctypes.PYFUNCTYPE(ctypes.c_void_p, *[ctypes.py_object] * 3, ctypes.c_void_p)
 _Grouped = ctypes.PYFUNCTYPE(ctypes.c_void_p, *[ctypes.py_object] * 3)
 _Stream = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
@@ -107,7 +106,7 @@ class Dispatch:
         )
         self._get_stream = _Stream(_stream_of(stream)) if stream else None
         count = getattr(library, "gs_dispatch_bytes", None)  # an older binding returns another
-        is_old = not hasattr(library, "gs_dispatch_strict")
+        is_old = not hasattr(library, "gs_dispatch_enter")
         if count is None or is_old or count() != ctypes.sizeof(RawPlan) + ctypes.sizeof(ShimTable):
             raise OSError("the compiled binding is another gemmsmith's; install gemmsmith again")
         functions = functions_for(kind, self._get_stream)
@@ -121,7 +120,6 @@ class Dispatch:
         )
         if status != 0:
             raise OSError(f"torch did not take the kernels (status {status})")
-        self._add_row: Any = _Biased(("gs_dispatch_biased", library))
         self._by_groups: Any = _Grouped(("gs_dispatch_grouped", library))
         adding.install(kind, without_mm=functions.has(MM_DTYPE) or kind == "cpu")
         on_install(self._switch)
@@ -181,24 +179,23 @@ class Dispatch:
             on = engine is not None
             self._library.gs_dispatch_strict(int(engine is not None and engine.is_invariant))
             self._library.gs_dispatch_enable(int(on))
-            adding.switch(self._blocks.hold if on else None, self._biased if on else None)
+            adding.switch(self._blocks.hold if on else None)
 
     def _forget(self) -> None:
         """Drop all decisions, and override `addmm` if there are winners for it now."""
         self._library.gs_dispatch_forget()
         if self._engine is not None and may_add_biases(self._engine, self._blocks.only):
-            adding.install_biases(self._kind)
+            adding.install_biases(self._kind, self._enter)
         if self._engine is not None and self._engine.is_invariant:
             adding.install_sums(self._kind)
 
-    def _biased(
-        self, row: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """`adding.Biased`."""
-        into = None
-        if out is not None:
-            into = pointer_of(capsules_of([out])[0], None)
-        return owned(self._add_row(*capsules_of([row, a, b]), into))
+    def _enter(self, name: str, original: Any, override: Any) -> None:
+        """`overriding.Enter`. Without it, `addmm` costs some microseconds more."""
+        addresses = [ctypes.c_void_p(address_of(kernel)) for kernel in (original, override)]
+        into = ctypes.c_int32(name.endswith(".out"))
+        enter = self._library.gs_dispatch_enter
+        if not all(addresses) or _quietly(lambda: enter(into, *addresses)) != 0:
+            log.info("%s is replaced in Python: this torch's kernels are not known", name)
 
     @property
     def is_on(self) -> bool:

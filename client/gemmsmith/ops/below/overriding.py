@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,10 +21,16 @@ from gemmsmith.ops.engine.in_use import in_use
 ByKernel = Callable[..., torch.Tensor | None]
 """Takes the engine and an operator's arguments. Returns None if torch must compute the result."""
 
+Enter = Callable[[str, Any, Any], None]
+"""Has compiled code call something else than an override in Python. Takes the operator's name,
+torch's own kernel and the override, as `torch.library.get_kernel` gives them."""
+
 _libraries: dict[str, Any] = {}  # by kind of device; torch drops overrides with their library
 
 
-def override(kind: str, name: str, make: Callable[[Any], Callable[..., Any]]) -> bool:
+def override(
+    kind: str, name: str, make: Callable[[Any], Callable[..., Any]], enter: Enter | None = None
+) -> bool:
     """Have `make(original)` called instead of `aten::name` for `kind` tensors.
 
     It gets the keys of the call, which `original.call_boxed` takes first, and the operator's
@@ -43,6 +49,8 @@ def override(kind: str, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of every override
         _libraries[kind].impl(name, make(original), with_keyset=True)
+    if enter is not None and original is not None:
+        enter(name, original, torch.library.get_kernel(f"aten::{name}", key))
     return True
 
 
@@ -98,8 +106,9 @@ class Overrides:
         return call
 
 
+@cache
 def _original(name: str, key: str) -> Any:
-    """Torch's own kernel. Returns None if torch has no kernel, or no way to call it."""
+    """Torch's own kernel, also if it is overridden by now. Returns None if torch has no kernel, or no way to call it."""
     get = getattr(torch.library, "get_kernel", None)
     try:
         return None if get is None else get(name, key)
