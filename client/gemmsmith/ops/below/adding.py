@@ -9,11 +9,11 @@ installed once and switched on and off.
 A kernel adds with alpha and beta of 1 alone. torch computes with other factors, and with an addend
 that is broadcast or not FP32.
 
-Linear layers with a bias become plain `addmm` of a row. Compiled callers, which torch's own layers
-are, enter the binding instead of the override in Python (`gs_dispatch_enter`): it decides and
-launches as for `mm`. Where this torch does not allow that, the override costs every such layer some
-microseconds. So `addmm` is only overridden when a winner adds a bias for the sizes of a layer that is
-replaced.
+Linear layers with a bias become plain `addmm` of a row. Compiled callers, as torch's own layers,
+enter the binding instead of the override in Python (`gs_dispatch_enter`): it decides and launches
+as for `mm`. Where this torch does not allow that, the override costs every such layer some
+microseconds. So `addmm` is only overridden when a winner adds a bias for the sizes of a layer that
+is replaced.
 
 While rows must have the same bits at every M, torch must not compute any of these, nor add in place
 or multiply vectors. Then a sum with other factors is added after the product.
@@ -87,15 +87,14 @@ def install_biases(kind: str, enter: Enter) -> None:
     key = f"{kind} biases"
     if key not in _Active.installed:
         _Active.installed.add(key)
-        for name in _BIASES:
+        for name in ("addmm", "addmm.out"):
             override(kind, name, _over_bias, enter)
 
 
 def install_sums(kind: str) -> None:
     """Override all other products too, also of vectors. Does nothing the second time.
 
-    Torch must not compute them while rows must have the same bits at every M. From then on all
-    callers of `addmm` enter Python.
+    Torch must not compute them while rows must have the same bits at every M.
 
     Raises:
         NotInvariant: this torch cannot call its own kernel of one of them.
@@ -275,9 +274,7 @@ def _over_activation(original: Any) -> Callable[..., torch.Tensor]:
     return call
 
 
-_BIASES = ("addmm", "addmm.out")
 _SUMS: dict[str, Callable[[Any], Callable[..., torch.Tensor]]] = {
-    **dict.fromkeys(_BIASES, _over_bias),
     "baddbmm": _over_bias,
     "baddbmm.out": _over_bias,
     "addmm_": partial(_over_bias, in_place=True),

@@ -1,5 +1,5 @@
-/* torch's `mm`, `bmm`, `_int_mm` and `addmm` of a bias by tuned kernels, below autograd and without
- * Python, and, as far as it can be, `_grouped_mm`.
+/* torch's `mm`, `bmm`, `_int_mm`, `addmm` of a bias and `_grouped_mm` by tuned kernels, below autograd
+ * and without Python.
  *
  * Takes the place of their kernels for one dispatch key, so that forward and backward products of
  * unchanged code come here, from any thread. Whatever has no plan goes on to the kernel that was
@@ -10,11 +10,9 @@
  *
  * Of torch its C shim is used (torch/csrc/inductor/aoti_torch/c/shim.h) and functions that tell its
  * settings, by addresses that Python looks up: the shared object is linked to nothing and outlives
- * torch's versions. The shim passes no Scalar, so operators with alpha and beta are overridden in
- * Python (`gemmsmith.ops.below.adding`), and so are grouped ones, of which it cannot call torch's
- * everywhere. `addmm` gets a second entry here, for C++ callers, which never enters Python
- * (`gs_dispatch_enter`). Grouped products are handed on to `gs_dispatch_grouped`, which costs less
- * than the same in Python.
+ * torch's versions. The shim passes no Scalar, and cannot call torch's grouped products everywhere, so
+ * these operators are overridden in Python (`gemmsmith.ops.below.adding`, `experts`). Such an override
+ * gets a second entry here, for compiled callers, which never enters Python (`gs_dispatch_enter`).
  */
 #include <atomic>
 #include <cstdint>
@@ -30,7 +28,7 @@
 namespace {
 
 using Tensor = void*;                                           /* AtenTensorHandle */
-using Boxed = void (*)(uint64_t* stack, uint64_t, uint64_t);    /* StableIValue is 64 bits */
+using Stable = void (*)(uint64_t* stack, uint64_t, uint64_t);   /* StableIValue is 64 bits */
 
 constexpr int kDims = 3;
 constexpr int kWords = 3 + 4 * kDims;
@@ -74,6 +72,17 @@ struct TensorContent { /* at::Tensor's */
   void* pointer;
 };
 
+struct OptionalTensor { /* std::optional<at::Tensor> */
+  TensorContent content;
+  bool is_there;
+  Tensor handle() const { return is_there ? const_cast<TensorContent*>(&content) : nullptr; }
+};
+
+struct OptionalType { /* std::optional<c10::ScalarType> */
+  int8_t type;
+  bool is_there;
+};
+
 struct alignas(16) ScalarContent { /* c10::Scalar's, which is smaller. `layouts_hold` checks it. */
   int32_t type;
   int64_t padding;
@@ -99,7 +108,7 @@ struct gs_torch {
   int32_t (*delete_tensor)(Tensor);
   int32_t (*new_handle)(Tensor, Tensor*); /* a further one of the same tensor */
   int32_t (*library_init)(const char*, const char*, const char*, uint32_t, void**);
-  int32_t (*library_impl)(void*, const char*, Boxed);
+  int32_t (*library_impl)(void*, const char*, Stable);
   int32_t (*mm_out)(Tensor, Tensor, Tensor);
   int32_t (*bmm_out)(Tensor, Tensor, Tensor);
   /* Of torch's C++: at::globalContext, and of at::Context what forbids kernels. The last two are
@@ -121,13 +130,13 @@ struct gs_torch {
   const void* const* out_of_memory_functions;
   std::type_info* out_of_memory_type;
   /* Of torch's C++: c10::KernelFunction's dumpState, torch::CppFunction's constructor and destructor,
-   * torch::Library's _impl, and the reader of a tensor's only element. */
+   * torch::Library's _impl, and the reader of a tensor's only element; the shim's end of a library. */
   std::string (*state_of)(KernelFunction const*);
   void (*make_function)(void* self, KernelFunction* moved, NoSignature, void** no_schema);
   void (*delete_function)(void* self);
   void* (*add_function)(void* library, const char* name, void* function, int32_t registers);
   Returned<ScalarContent> (*element_of)(Tensor);
-  void* (*pointer_of)(void* capsule, const char* name); /* Python's PyCapsule_GetPointer */
+  int32_t (*delete_library)(void*);
 };
 
 /* A product's kernel and everything of its launch that does not change. Python keeps it alive. */
@@ -149,6 +158,8 @@ typedef const gs_plan* (*gs_resolve)(const int64_t words[kWords]);
 /* Computes a product by Python, in `out`. All handles are Python's. 0: done; 1: torch computes it; 2:
  * it is refused. */
 typedef int32_t (*gs_by_python)(Tensor a, Tensor b, Tensor out, int32_t dtype);
+/* A grouped product by Python, which reports it; null: torch computes it. All handles are the taker's. */
+typedef Tensor (*gs_grouped_by_python)(Tensor a, Tensor b, Tensor offs);
 typedef void (*gs_failed)(const gs_plan*, int32_t status);
 
 }  // extern "C"
@@ -165,14 +176,17 @@ gs_torch torch_;
 gs_resolve resolve_;
 gs_failed failed_;
 gs_by_python by_python_;
+gs_grouped_by_python grouped_by_python_;
+const int32_t* watched_; /* Python's: whether products are reported, which Python alone does */
 int32_t device_type_;
-void* library_ = nullptr; /* torch keeps it for ever */
-std::atomic<bool> enabled_{false};
+std::string dispatch_key_;
+/* Of plain products and of grouped ones, as they are switched on and decided apart. */
+std::atomic<bool> enabled_[2] = {};
+std::atomic<uint32_t> generation_[2] = {}; /* of decisions: a key finds those of its own alone */
 std::atomic<bool> strict_{false}; /* torch must not compute what has a plan */
 thread_local std::string refusal_;
 std::atomic<Decision*> decisions_[kBuckets];
 std::atomic<int64_t> decided_{0};
-std::atomic<uint32_t> generation_{0}; /* of decisions: a key finds those of its own alone */
 
 /* An owned tensor handle. */
 class Owned {
@@ -229,7 +243,7 @@ struct Key {
     words[0] = left.dim | right.dim << 4 | int64_t{left.dtype} << 8 | int64_t{dtype} << 16 |
                int64_t{bias} << 24 | groups << 32;
     words[1] = left.device;
-    words[kWords - 1] = settings() | int64_t{generation_.load()} << 32;
+    words[kWords - 1] = settings() | int64_t{generation_[groups != 0].load()} << 32;
     put(2, left);
     put(2 + 2 * kDims, right);
   }
@@ -268,8 +282,8 @@ bool allows_tf32() {
          torch_.float32_precision(torch_.context(), kCudaBackend, kMatmulOp) == kTf32Precision;
 }
 
-bool may_be_ours(View const& left) {
-  return enabled_.load(std::memory_order_relaxed) && left.device_type == device_type_ &&
+bool may_be_ours(View const& left, bool is_grouped = false) {
+  return enabled_[is_grouped].load(std::memory_order_relaxed) && left.device_type == device_type_ &&
          (left.dtype != kFloat || allows_tf32());
 }
 
@@ -526,36 +540,129 @@ Tensor add_row(Tensor row, Tensor a, Tensor b, Tensor into) {
   return out;
 }
 
-/* Functions that torch calls for `addmm` and `addmm.out`, as compiled code calls them. Tensors come
- * by reference: a handle is the address of one. `keys` is a c10::DispatchKeySet. */
-using Sum = Returned<TensorContent> (*)(void* functor, uint64_t keys, Tensor row, Tensor a, Tensor b,
-                                        ScalarContent const& beta, ScalarContent const& alpha);
+/* `a · b` by the groups that end at `offs`, which the caller owns. Null: torch is to compute it. */
+Tensor multiply_groups(Tensor a, Tensor b, Tensor offs) {
+  View left(a), right(b), ends(offs);
+  if (left.dim != 2 || right.dim < 2 || right.dim > 3 || left.dtype != right.dtype ||
+      left.device_type != right.device_type || left.device != right.device ||
+      ends.device_type != left.device_type || ends.device != left.device || ends.dtype != kInt ||
+      ends.dim != 1 || ends.sizes[0] < 1 || ends.sizes[0] > kMostGroups ||
+      (ends.sizes[0] > 1 && ends.strides[0] != 1) || !may_be_ours(left, true)) {
+    return nullptr;
+  }
+  if (*watched_) {
+    Owned handles[3];
+    const Tensor tensors[3] = {a, b, offs};
+    for (int i = 0; i < 3; ++i) {
+      if (torch_.new_handle(tensors[i], handles[i].address()) != 0) return nullptr;
+    }
+    return grouped_by_python_(handles[0].release(), handles[1].release(), handles[2].release());
+  }
+  const int64_t groups = ends.sizes[0], m = left.sizes[0], n = right.sizes[right.dim - 1];
+  Decision* decision = nullptr;
+  const gs_plan* plan = decide(Key(left, right, left.dtype, false, groups), &decision);
+  if (!plan || plan == kByPython) return nullptr;
+  /* By rows one matrix of all tokens, by depth one for each group. */
+  const int64_t size[kDims] = {groups, m, n}, stride[kDims] = {m * n, n, 1};
+  const int first = right.dim == 3 ? 1 : 0;
+  Owned out;
+  const bool is_done =
+      torch_.empty_strided(kDims - first, size + first, stride + first, plan->dtype,
+                           left.device_type, left.device, out.address()) == 0 &&
+      launch(plan, decision, a, b, out.get(), left.device, {&gs_plan::at_offsets, offs});
+  return is_done ? out.release() : nullptr;
+}
+
+/* Functions that torch calls for operators, as compiled code calls them. Tensors come by reference: a
+ * handle is the address of one. `keys` is a c10::DispatchKeySet. */
+using Result = Returned<TensorContent>;
+using Sum = Result (*)(void* functor, uint64_t keys, Tensor row, Tensor a, Tensor b,
+                       ScalarContent const& beta, ScalarContent const& alpha);
 using SumInto = Tensor (*)(void* functor, uint64_t keys, Tensor row, Tensor a, Tensor b,
                            ScalarContent const& beta, ScalarContent const& alpha, Tensor out);
+using Grouped = Result (*)(void* functor, uint64_t keys, Tensor a, Tensor b,
+                           OptionalTensor const& offs, OptionalTensor const& bias, OptionalType);
 
-KernelFunction sum_, sum_into_; /* torch's own */
+using Boxed = void (*)(void* functor, const void* operation, uint64_t keys, void* stack);
+
+/* An operator whose compiled callers come here. */
+struct Entry {
+  const char* name;
+  void *compiled, *boxed;             /* its functions here */
+  KernelFunction original, override;  /* torch's own kernel, and the one in Python */
+  bool is_known;
+};
+extern Entry entries_[3];
+enum { kSum, kSumInto, kGrouped };
+void* entered_ = nullptr; /* the library of their registrations */
+bool are_left_ = false;
 ScalarContent one_;
 
 bool is_one(ScalarContent const& factor) {
   return factor.type == one_.type && factor.value == one_.value;
 }
 
-Returned<TensorContent> sum(void*, uint64_t keys, Tensor row, Tensor a, Tensor b,
-                            ScalarContent const& beta, ScalarContent const& alpha) {
+/* The tensor of a handle, which ends. */
+Result content(Tensor handle) {
+  TensorContent content = *static_cast<TensorContent*>(handle);
+  ::operator delete(handle);
+  return Result(content);
+}
+
+Result sum(void*, uint64_t keys, Tensor row, Tensor a, Tensor b, ScalarContent const& beta,
+           ScalarContent const& alpha) {
   Tensor made = is_one(beta) && is_one(alpha) ? add_row(row, a, b, nullptr) : nullptr;
-  if (made) {
-    void* content = *static_cast<void**>(made);
-    ::operator delete(made); /* the handle; the caller owns what it had */
-    return Returned<TensorContent>({content});
-  }
-  return reinterpret_cast<Sum>(sum_.unboxed)(sum_.functor, keys, row, a, b, beta, alpha);
+  if (made) return content(made);
+  KernelFunction const& torchs = entries_[kSum].original;
+  return reinterpret_cast<Sum>(torchs.unboxed)(torchs.functor, keys, row, a, b, beta, alpha);
 }
 
 Tensor sum_into(void*, uint64_t keys, Tensor row, Tensor a, Tensor b, ScalarContent const& beta,
                 ScalarContent const& alpha, Tensor out) {
   if (is_one(beta) && is_one(alpha) && add_row(row, a, b, out)) return out;
-  return reinterpret_cast<SumInto>(sum_into_.unboxed)(sum_into_.functor, keys, row, a, b, beta, alpha,
-                                                      out);
+  KernelFunction const& torchs = entries_[kSumInto].original;
+  return reinterpret_cast<SumInto>(torchs.unboxed)(torchs.functor, keys, row, a, b, beta, alpha, out);
+}
+
+Result grouped(void*, uint64_t keys, Tensor a, Tensor b, OptionalTensor const& offs,
+               OptionalTensor const& bias, OptionalType type) {
+  const bool is_plain =
+      offs.is_there && !bias.is_there && (!type.is_there || type.type == View(a).dtype);
+  Tensor made = is_plain ? multiply_groups(a, b, offs.handle()) : nullptr;
+  if (made) return content(made);
+  KernelFunction const& torchs = entries_[kGrouped].original;
+  return reinterpret_cast<Grouped>(torchs.unboxed)(torchs.functor, keys, a, b, offs, bias, type);
+}
+
+/* Other callers than compiled ones, which pass operands on a stack, go on to Python. */
+template <int kEntry>
+void boxed(void*, const void* operation, uint64_t keys, void* stack) {
+  KernelFunction const& python = entries_[kEntry].override;
+  reinterpret_cast<Boxed>(python.boxed)(python.functor, operation, keys, stack);
+}
+
+template <class Compiled>
+Entry entry(const char* name, Compiled compiled, Boxed boxed) {
+  return {name, reinterpret_cast<void*>(compiled), reinterpret_cast<void*>(boxed), {}, {}, false};
+}
+
+Entry entries_[3] = {entry("addmm", sum, boxed<kSum>), entry("addmm.out", sum_into, boxed<kSumInto>),
+                     entry("_grouped_mm", grouped, boxed<kGrouped>)};
+
+void enter(Entry const& entry) {
+  constexpr size_t kFunctionBytes = 4096; /* room for a torch::CppFunction, of about 120 bytes */
+  alignas(16) unsigned char function[kFunctionBytes] = {};
+  if (!entered_ && torch_.library_init("aten", dispatch_key_.c_str(), __FILE__, __LINE__,
+                                       &entered_) != 0) {
+    throw std::runtime_error("torch made no library");
+  }
+  KernelFunction entered = {};
+  entered.boxed = entry.boxed;
+  entered.unboxed = entry.compiled;
+  void* no_schema = nullptr;
+  torch_.make_function(function, &entered, {}, &no_schema);
+  torch_.add_function(entered_, entry.name, function, 0);
+  torch_.delete_function(function);
 }
 
 struct Polymorphic {
@@ -565,7 +672,7 @@ struct Polymorphic {
 /* Whether torch's classes lie in memory as assumed here. `override` is a kernel in Python. */
 bool layouts_hold(KernelFunction const& original, KernelFunction const& override) {
   if (!torch_.state_of || !torch_.make_function || !torch_.delete_function ||
-      !torch_.add_function || !torch_.element_of) {
+      !torch_.add_function || !torch_.element_of || !torch_.delete_library) {
     return false;
   }
   KernelFunction empty = {}, boxed = {}, unboxed = {};
@@ -596,29 +703,6 @@ bool layouts_hold(KernelFunction const& original, KernelFunction const& override
          second.value == one && std::memcmp(&third.value, &half, sizeof half) == 0;
 }
 
-/* `a · b` by the groups that end at `offs`, in `out`; false: torch is to compute it. */
-bool multiply_groups(Owned const& a, Owned const& b, Owned const& offs, Owned& out) {
-  View left(a.get()), right(b.get()), ends(offs.get());
-  if (left.dim != 2 || right.dim < 2 || right.dim > 3 || left.dtype != right.dtype ||
-      left.device_type != right.device_type || left.device != right.device ||
-      ends.device_type != left.device_type || ends.device != left.device || ends.dtype != kInt ||
-      ends.dim != 1 || ends.sizes[0] < 1 || ends.sizes[0] > kMostGroups ||
-      (ends.sizes[0] > 1 && ends.strides[0] != 1) || !may_be_ours(left)) {
-    return false;
-  }
-  const int64_t groups = ends.sizes[0], m = left.sizes[0], n = right.sizes[right.dim - 1];
-  Decision* decision = nullptr;
-  const gs_plan* plan = decide(Key(left, right, left.dtype, false, groups), &decision);
-  if (!plan || plan == kByPython) return false;
-  /* By rows one matrix of all tokens, by depth one for each group. */
-  const int64_t size[kDims] = {groups, m, n}, stride[kDims] = {m * n, n, 1};
-  const int first = right.dim == 3 ? 1 : 0;
-  return torch_.empty_strided(kDims - first, size + first, stride + first, plan->dtype,
-                              left.device_type, left.device, out.address()) == 0 &&
-         launch(plan, decision, a.get(), b.get(), out.get(), left.device,
-                {&gs_plan::at_offsets, offs.get()});
-}
-
 }  // namespace
 
 #define GS_API extern "C" __attribute__((visibility("default")))
@@ -629,20 +713,26 @@ GS_API uint64_t gs_dispatch_bytes(void) { return sizeof(gs_plan) + sizeof(gs_tor
 /* Puts the products in the place of torch's for `dispatch_key`. Once a process; a torch status. */
 GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,
                                    const char* dispatch_key, gs_resolve resolve, gs_failed failed,
-                                   gs_by_python by_python) {
+                                   gs_by_python by_python,
+                                   gs_grouped_by_python grouped_by_python,
+                                   const int32_t* watched) {
   torch_ = *torch;
   device_type_ = device_type;
   resolve_ = resolve;
   failed_ = failed;
   by_python_ = by_python;
-  int32_t status = torch_.library_init("aten", dispatch_key, __FILE__, __LINE__, &library_);
+  grouped_by_python_ = grouped_by_python;
+  watched_ = watched;
+  dispatch_key_ = dispatch_key;
+  void* library = nullptr; /* torch keeps it for ever */
+  int32_t status = torch_.library_init("aten", dispatch_key, __FILE__, __LINE__, &library);
   const bool ints = torch_.int_mm_out != nullptr;
   /* A kernel is replaced only if it can still be called; torch's CPU has none for these. */
   const bool asked = torch_.mm_dtype_out || device_type == kCpu;
   const struct {
     bool wanted;
     const char* name;
-    Boxed function;
+    Stable function;
   } kernels[] = {{true, "mm", product<2, false>},
                  {true, "mm.out", product<2, true>},
                  {true, "bmm", product<3, false>},
@@ -653,49 +743,50 @@ GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,
                  {asked, "mm.dtype_out", product<2, true, Output::kAsked>}};
   for (auto const& kernel : kernels) {
     if (status == 0 && kernel.wanted) {
-      status = torch_.library_impl(library_, kernel.name, kernel.function);
+      status = torch_.library_impl(library, kernel.name, kernel.function);
     }
   }
   return status;
 }
 
-/* Has compiled callers of `addmm`, or with `into` of `addmm.out`, come here instead of to the override
- * in Python, which keeps all others. Both kernels are torch's, by the addresses of their
- * c10::KernelFunction; they and what they own must live for ever. Returns 0, or another number if
- * this torch's kernels are not as assumed: then nothing has changed. */
-GS_API int32_t gs_dispatch_enter(int32_t into, KernelFunction const* original,
+/* Has compiled callers of an operator come here instead of to its override in Python, which keeps all
+ * others. Both kernels are torch's, by the addresses of their c10::KernelFunction; they and what they
+ * own must live for ever. Returns 0, or another number if this torch's kernels are not as assumed: then
+ * nothing has changed. */
+GS_API int32_t gs_dispatch_enter(const char* name, KernelFunction const* original,
                                  KernelFunction const* override) {
-  constexpr size_t kFunctionBytes = 4096; /* room for a torch::CppFunction, of about 120 bytes */
-  alignas(16) unsigned char function[kFunctionBytes] = {};
   try {
     if (!layouts_hold(*original, *override)) return 1;
-    KernelFunction entered = {};
-    entered.functor = override->functor;
-    entered.boxed = override->boxed;
-    entered.unboxed = into ? reinterpret_cast<void*>(sum_into) : reinterpret_cast<void*>(sum);
-    KernelFunction& torchs = into ? sum_into_ : sum_;
-    torchs.functor = original->functor;
-    torchs.unboxed = original->unboxed;
-    void* no_schema = nullptr;
-    torch_.make_function(function, &entered, {}, &no_schema);
-    torch_.add_function(library_, into ? "addmm.out" : "addmm", function, 0);
-    torch_.delete_function(function);
-    return 0;
-  } catch (std::exception const&) {
+    for (Entry& entry : entries_) {
+      if (std::strcmp(name, entry.name) != 0) continue;
+      std::memcpy(&entry.original, original, 4 * sizeof(void*));
+      std::memcpy(&entry.override, override, 4 * sizeof(void*));
+      if (!are_left_) enter(entry);
+      entry.is_known = true;
+      return 0;
+    }
     return 2;
+  } catch (std::exception const&) {
+    return 3;
   }
 }
 
-/* `a · b` by groups, whose ends are `offs`; null: torch is to compute it. Called by Python with its
- * lock held. The handles come in capsules, as torch gives them to Python. All are ours from then on;
- * the one that is returned is the caller's. */
-GS_API Tensor gs_dispatch_grouped(void* a, void* b, void* offs) {
-  Owned left(torch_.pointer_of(a, nullptr)), right(torch_.pointer_of(b, nullptr)),
-      ends(torch_.pointer_of(offs, nullptr)), out;
+/* Has all callers of these operators go to Python, or compiled ones come here again. */
+GS_API int32_t gs_dispatch_leave(int32_t left) {
+  if (are_left_ == (left != 0)) return 0;
+  are_left_ = left != 0;
   try {
-    return multiply_groups(left, right, ends, out) ? out.release() : nullptr;
-  } catch (std::exception const&) { /* ctypes passes none on: Python raises the same */
-    return nullptr;
+    if (!left) {
+      for (Entry const& entry : entries_) {
+        if (entry.is_known) enter(entry);
+      }
+    } else if (entered_) {
+      torch_.delete_library(entered_);
+      entered_ = nullptr;
+    }
+    return 0;
+  } catch (std::exception const&) {
+    return 3;
   }
 }
 
@@ -705,11 +796,13 @@ GS_API void gs_dispatch_strict(int32_t strict) { strict_.store(strict != 0); }
 /* Why the product that this thread's `resolve` is asked for must not be computed. */
 GS_API void gs_dispatch_refuse(const char* reason) { refusal_ = reason; }
 
-GS_API void gs_dispatch_enable(int32_t enabled) { enabled_.store(enabled != 0); }
+GS_API void gs_dispatch_enable(int32_t grouped, int32_t enabled) {
+  enabled_[grouped].store(enabled != 0);
+}
 
 /* Decide everything anew. Decisions in use elsewhere stay in memory: there are few, and few times. */
-GS_API void gs_dispatch_forget(void) {
-  generation_.fetch_add(1);
+GS_API void gs_dispatch_forget(int32_t grouped) {
+  generation_[grouped].fetch_add(1);
   for (auto& bucket : decisions_) bucket.store(nullptr, std::memory_order_release);
   decided_.store(0);
 }

@@ -9,12 +9,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 
-from gemmsmith.ops.below.blocks import Blocks, Weights
+from gemmsmith.ops.below.blocks import Blocks, Includes, Weights
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.in_use import in_use
 
@@ -34,8 +34,9 @@ def override(
     """Have `make(original)` called instead of `aten::name` for `kind` tensors.
 
     It gets the keys of the call, which `original.call_boxed` takes first, and the operator's
-    arguments. Operators that this torch lacks, or cannot call, stay as they are. The CPU lacks some
-    operators that CUDA has: there `original` is None, for stand-in kernels.
+    arguments. With `enter`, compiled code need not call it. Operators that this torch lacks, or
+    cannot call, stay as they are. The CPU lacks some operators that CUDA has: there `original` is
+    None, for stand-in kernels.
     """
     packet, _, overload = name.partition(".")
     if not hasattr(getattr(torch.ops.aten, packet, None), overload or "default"):
@@ -60,28 +61,33 @@ class Overrides:
     Args:
         by_kernel: by the names of the operators.
         takes: whether the products of two operands are replaced while blocks are open for them.
+        includes: as of `Blocks`.
     """
 
     def __init__(
         self,
         by_kernel: Mapping[str, ByKernel],
         takes: Callable[[torch.Tensor, torch.Tensor], bool],
+        includes: Includes | None = None,
     ) -> None:
-        self.blocks = Blocks()
+        self.blocks = Blocks(includes)
         self._by_kernel, self._takes = by_kernel, takes
         self._kinds: set[str] = set()
 
-    def on(self, kind: str, only: Weights | None) -> AbstractContextManager[None]:
+    def on(
+        self, kind: str, only: Weights | None, enter: Enter | None = None
+    ) -> AbstractContextManager[None]:
         """Replace them in every thread, until the end of the block.
 
         Args:
             kind: of the device: `cuda`.
             only: sizes of the weights whose products are replaced; None: all.
+            enter: as of `override`.
         """
         if kind not in self._kinds:
             self._kinds.add(kind)
             for name in self._by_kernel:
-                override(kind, name, partial(self._made, name))
+                override(kind, name, partial(self._made, name), enter)
         return self.blocks.opened(only)
 
     def _made(self, name: str, original: Any) -> Callable[..., torch.Tensor]:
@@ -106,9 +112,8 @@ class Overrides:
         return call
 
 
-@cache
 def _original(name: str, key: str) -> Any:
-    """Torch's own kernel, also if it is overridden by now. Returns None if torch has no kernel, or no way to call it."""
+    """Torch's own kernel. Returns None if torch has no kernel, or no way to call it."""
     get = getattr(torch.library, "get_kernel", None)
     try:
         return None if get is None else get(name, key)

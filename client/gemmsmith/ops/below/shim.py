@@ -51,26 +51,32 @@ _OPTIONAL = (
     # torch::Library::_impl(char const*, torch::CppFunction&&, torch::_RegisterOrVerify) &
     "_ZNR5torch7Library5_implEPKcONS_11CppFunctionENS_17_RegisterOrVerifyE",
     "_ZN2at3cpu19_local_scalar_denseERKNS_6TensorE",  # at::cpu::_local_scalar_dense(Tensor const&)
+    "aoti_torch_delete_library_object",
 )
 """Further functions, which a torch may lack. Then it computes the products that need them, an error
-for too little memory is a plain RuntimeError, and `addmm` is replaced in Python alone."""
+for too little memory is a plain RuntimeError, and Python computes what overrides in Python do."""
 
 
-capsules_of = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+_capsules_of = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
 # Not the one for a single tensor, which keeps it for ever (torch 2.13).
 tensors_of = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
-pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 capsule_of = ctypes.pythonapi.PyCapsule_New
 capsule_of.restype = ctypes.py_object
 capsule_of.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class ShimTable(ctypes.Structure):
-    _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1 + len(_OPTIONAL) + 1)]
+    _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1 + len(_OPTIONAL))]
 
     def has(self, optional: str) -> bool:
         return bool(getattr(self, f"f{len(_SHIM) + 1 + _OPTIONAL.index(optional)}"))
+
+
+def handle_of(tensor: torch.Tensor) -> int | None:
+    """A handle that who takes it owns."""
+    return _pointer_of(_capsules_of([tensor])[0], None)
 
 
 def owned(handle: int | None) -> torch.Tensor | None:
@@ -80,7 +86,7 @@ def owned(handle: int | None) -> torch.Tensor | None:
 def address_of(kernel: Any) -> int | None:
     """The address of the c10::KernelFunction in a kernel of `torch.library.get_kernel`, for ever.
 
-    Returns None if this torch's kernels are not objects of pybind11, whose content follows Python's.
+    Returns None if this torch's kernels are not pybind11's objects, whose content follows Python's.
     """
     if type(kernel).__base__.__name__ != "pybind11_object":
         return None
@@ -118,4 +124,4 @@ def functions_for(kind: str, stream: Any) -> ShimTable:
     else:
         addresses.append(ctypes.cast(stream, ctypes.c_void_p).value)
     addresses += [find(name.format(kind=kind)) for name in _OPTIONAL]
-    return ShimTable(*addresses, ctypes.cast(pointer_of, ctypes.c_void_p))
+    return ShimTable(*addresses)

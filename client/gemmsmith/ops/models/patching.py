@@ -59,9 +59,10 @@ from gemmsmith.ops.below.prospects import (
     may_replace,
     may_scale,
 )
-from gemmsmith.ops.engine.engine import Engine, watch
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import current, demanded, in_use, on_install, why_none
 from gemmsmith.ops.engine.recomputing import Again, remember
+from gemmsmith.ops.engine.watching import watch
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
