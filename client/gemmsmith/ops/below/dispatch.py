@@ -257,7 +257,7 @@ class Dispatch:
         """`gs_grouped_by_python`. Nothing may be raised into C."""
         try:
             with torch._C._AutoDispatchBelowAutograd():
-                left, right, ends = (owned(handle) for handle in (a, b, offs))
+                left, right, ends = [owned(handle) for handle in (a, b, offs)]
                 if self._engine is None or not self._blocks[1].hold(left, right):
                     return None
                 d = self._engine.product(Form.GROUPED, left, right, {"offsets": ends})

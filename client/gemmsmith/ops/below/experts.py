@@ -75,7 +75,7 @@ def on(kind: str, only: Weights | None) -> Iterator[None]:
     """See `Overrides.on`; `only` is sizes of one expert's weights."""
     dispatch = Dispatch.of(kind)
     with ExitStack() as stack:
-        stack.enter_context(_overrides.on(kind, only, dispatch and dispatch.enter))
+        stack.enter_context(_overrides.on(kind, only, dispatch.enter if dispatch else None))
         if dispatch is not None:
             stack.enter_context(dispatch.on(frozenset(), groups=only))
         yield

@@ -74,13 +74,15 @@ class ShimTable(ctypes.Structure):
         return bool(getattr(self, f"f{len(_SHIM) + 1 + _OPTIONAL.index(optional)}"))
 
 
-def handle_of(tensor: torch.Tensor) -> int | None:
-    """A handle that who takes it owns."""
-    return _pointer_of(_capsules_of([tensor])[0], None)
+def handle_of(tensor: torch.Tensor) -> int:
+    """A handle that the caller owns."""
+    handle: int = _pointer_of(_capsules_of([tensor])[0], None)
+    return handle
 
 
-def owned(handle: int | None) -> torch.Tensor | None:
-    return None if handle is None else tensors_of([capsule_of(handle, None, None)])[0]
+def owned(handle: int) -> torch.Tensor:
+    tensor: torch.Tensor = tensors_of([capsule_of(handle, None, None)])[0]
+    return tensor
 
 
 def address_of(kernel: Any) -> int | None:
@@ -88,7 +90,7 @@ def address_of(kernel: Any) -> int | None:
 
     Returns None if this torch's kernels are not pybind11's objects, whose content follows Python's.
     """
-    if type(kernel).__base__.__name__ != "pybind11_object":
+    if getattr(type(kernel).__base__, "__name__", "") != "pybind11_object":
         return None
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kernel))
     return ctypes.c_void_p.from_address(id(kernel) + object.__basicsize__).value
