@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import StringIO
 from types import FrameType
 from typing import Any
@@ -75,7 +76,18 @@ def grouped() -> Callable[[], torch.Tensor]:
     return call
 
 
-CALLS = {"bias": biased, "bias, into a tensor": into, "experts": grouped}
+def batched() -> Callable[[], torch.Tensor]:
+    a, b = operands((3, 4, 16), (3, 16, 8))
+    return lambda: torch.bmm(a, b)
+
+
+CALLS = {
+    "plain": lambda: partial(torch.mm, *operands((4, 16), (16, 8))),
+    "batch": batched,
+    "bias": biased,
+    "bias, into a tensor": into,
+    "experts": grouped,
+}
 
 
 @pytest.mark.parametrize("wins", [True, False])
@@ -111,17 +123,42 @@ def test_sizes_without_a_winner_enter_no_python(
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_python_computes_the_same(engine: Engine, binding: Dispatch, runs: Runs, kind: str) -> None:
-    """What overrides in Python do where this torch's kernels are not known."""
+def test_overrides_compute_the_same(
+    engine: Engine, binding: Dispatch, runs: Runs, kind: str
+) -> None:
+    """They do where this torch's kernels are not known: by the shim, or in Python."""
     call = CALLS[kind]()
     with gemmsmith.patch():
         expected, count = call().clone(), runs()
         binding.leave()
         assert torch.equal(call(), expected)
         assert runs() == count
-        assert entered(call)
+        assert bool(entered(call)) == (kind not in ("plain", "batch"))
         leave(left=False)
         assert entered(call) == set()
+
+
+ROWS = torch.empty(1, 16, dtype=BF16).expand(1 << 22, 16)
+WRONG: dict[str, Callable[[], torch.Tensor]] = {
+    "sizes": lambda: torch.mm(torch.ones(4, 16), torch.ones(8, 16)),
+    "types": lambda: torch.mm(torch.ones(4, 16), torch.ones(16, 8, dtype=BF16)),
+    "dimensions": lambda: torch.mm(torch.ones(4, 16), torch.ones(2, 16, 8)),
+    "batches": lambda: torch.bmm(torch.ones(3, 4, 16), torch.ones(2, 16, 8)),
+    "type of the output": lambda: torch.mm(
+        torch.ones(4, 16), torch.ones(16, 8), out=torch.ones(4, 8, dtype=torch.int32)
+    ),
+    "bias": lambda: torch.addmm(torch.ones(7), torch.ones(4, 16), torch.ones(16, 8)),
+    "memory": lambda: torch.mm(ROWS, ROWS.t()),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_errors_are_torchs_own(engine: Engine, kind: str) -> None:
+    with pytest.raises(RuntimeError) as expected:
+        WRONG[kind]()
+    with gemmsmith.patch(), pytest.raises(RuntimeError) as raised:
+        WRONG[kind]()
+    assert (raised.type, str(raised.value)) == (expected.type, str(expected.value))
 
 
 def test_other_callers_enter_python(engine: Engine, runs: Runs) -> None:
@@ -161,5 +198,5 @@ def test_another_schema_is_not_entered(
         monkeypatch.undo()
         binding.enter("addmm", kernel, kernel)  # no kernel in Python
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        "addmm is replaced in Python"
+        "addmm costs the host more"
     ] * 2

@@ -11,8 +11,9 @@
  * Of torch its C shim is used (torch/csrc/inductor/aoti_torch/c/shim.h) and functions that tell its
  * settings, by addresses that Python looks up: the shared object is linked to nothing and outlives
  * torch's versions. The shim passes no Scalar, and cannot call torch's grouped products everywhere, so
- * these operators are overridden in Python (`gemmsmith.ops.below.adding`, `experts`). Such an override
- * gets a second entry here, for compiled callers, which never enters Python (`gs_dispatch_enter`).
+ * these operators are overridden in Python (`gemmsmith.ops.below.adding`, `experts`). An override gets
+ * a second entry here, for compiled callers (`gs_dispatch_enter`). It never enters Python, and makes no
+ * handles, which in a small model cost more than the decision.
  */
 #include <atomic>
 #include <cstdint>
@@ -293,7 +294,14 @@ uint64_t address(Tensor tensor) {
   return reinterpret_cast<uint64_t>(pointer);
 }
 
-/* What torch's own kernel would say first, in its words; the shim tells no reason. */
+/* Whether these are matrices, or with `dim` of 3 batches of them, that can be multiplied. */
+bool fits(View const& a, View const& b, int dim) {
+  return a.dim == dim && b.dim == dim && a.sizes[dim - 1] == b.sizes[dim - 2] &&
+         (dim == 2 || a.sizes[0] == b.sizes[0]) && a.dtype == b.dtype &&
+         a.device_type == b.device_type && a.device == b.device;
+}
+
+/* If they do not fit, what torch's own kernel would say first; the shim tells no reason. */
 void check(View const& a, View const& b, int dim) {
   auto matrix = [dim](const char* flat, const char* batch, View const& view) {
     if (view.dim == dim) return;
@@ -466,6 +474,45 @@ int32_t fallback(Tensor out, View const& left, Tensor a, View const& right, Tens
                    reinterpret_cast<void (*)(void*)>(const_cast<void*>(functions[0])));
 }
 
+/* Sizes and strides of the product of these, contiguous. */
+template <int kDim>
+struct Extents {
+  int64_t size[kDims], stride[kDims];
+  Extents(View const& left, View const& right) {
+    size[0] = left.sizes[0];
+    size[1] = kDim == 2 ? right.sizes[1] : left.sizes[1];
+    size[2] = right.sizes[kDim - 1];
+    stride[0] = kDim == 2 ? size[1] : size[1] * size[2];
+    stride[1] = kDim == 2 ? 1 : size[2];
+    stride[2] = 1;
+  }
+  int32_t empty(View const& left, int32_t dtype, Tensor* made) const {
+    return torch_.empty_strided(kDim, size, stride, dtype, left.device_type, left.device, made);
+  }
+};
+
+/* `a · b` in `into` or, where that is null, in a new tensor, which is the caller's. Null: torch is to
+ * compute it. */
+template <int kDim>
+Tensor multiply(View const& left, View const& right, Tensor a, Tensor b, Tensor into,
+                int32_t dtype) {
+  if (!may_be_ours(left)) return nullptr;
+  Decision* decision = nullptr;
+  const gs_plan* plan = decide(Key(left, right, dtype), &decision);
+  if (!plan) return nullptr;
+  const Extents<kDim> extents(left, right);
+  Owned made;
+  if (!into && extents.empty(left, dtype, made.address()) != 0) return nullptr;
+  Tensor out = into ? into : made.get();
+  const bool is_launched =
+      plan != kByPython &&
+      (!into || writable(View(into), left, extents.size, extents.stride, kDim, plan->dtype)) &&
+      launch(plan, decision, a, b, out, left.device);
+  if (!is_launched && !by_python(a, b, out, dtype)) return nullptr;
+  made.release();
+  return out;
+}
+
 /* stack: a, b, then an asked type and, with `kInto`, out. All handles on it are ours. */
 template <int kDim, bool kInto, Output kOutput = Output::kSame>
 void product(uint64_t* stack, uint64_t, uint64_t) {
@@ -477,30 +524,22 @@ void product(uint64_t* stack, uint64_t, uint64_t) {
   int32_t dtype = left.dtype;
   if (kOutput == Output::kInt32) dtype = kInt;
   if (kOutput == Output::kAsked) dtype = static_cast<int32_t>(stack[2]);
-  int64_t size[kDims] = {left.sizes[0], left.sizes[1], right.sizes[kDim - 1]};
-  if (kDim == 2) size[1] = right.sizes[1];
-  int64_t stride[kDims] = {kDim == 2 ? size[1] : size[1] * size[2], kDim == 2 ? 1 : size[2], 1};
-  const gs_plan* plan = nullptr;
-  Decision* decision = nullptr;
-  if (may_be_ours(left)) plan = decide(Key(left, right, dtype), &decision);
-  if (!kInto && torch_.empty_strided(kDim, size, stride, dtype, left.device_type, left.device,
-                                     out.address()) != 0) {
-    const int64_t rows = kDim == 2 ? size[0] : size[0] * size[1];
-    const int element = dtype == kFloat || dtype == kInt ? 4 : 2;
-    throw_out_of_memory(left.device_type, double(rows) * double(size[kDim - 1]) * element);
-  }
-  const bool is_writable =
-      !kInto || !plan || plan == kByPython ||
-      writable(View(out.get()), left, size, stride, kDim, plan->dtype);
-  const bool is_done =
-      plan && plan != kByPython && is_writable &&
-      launch(plan, decision, a.get(), b.get(), out.get(), left.device);
-  if (!is_done && !(plan && by_python(a.get(), b.get(), out.get(), dtype))) {
+  Tensor done = multiply<kDim>(left, right, a.get(), b.get(), out.get(), dtype);
+  if (!done) {
+    const Extents<kDim> extents(left, right);
+    if (!kInto && extents.empty(left, dtype, out.address()) != 0) {
+      const int64_t rows = kDim == 2 ? extents.size[0] : extents.size[0] * extents.size[1];
+      const int element = dtype == kFloat || dtype == kInt ? 4 : 2;
+      throw_out_of_memory(left.device_type,
+                          double(rows) * double(extents.size[kDim - 1]) * element);
+    }
     if (fallback<kDim, kOutput>(out.get(), left, a.get(), right, b.get(), dtype) != 0) {
       throw std::runtime_error("torch's own product failed; the reason is on standard error");
     }
+    done = out.get();
   }
-  stack[0] = reinterpret_cast<uint64_t>(out.release());
+  out.release();
+  stack[0] = reinterpret_cast<uint64_t>(done);
 }
 
 /* Whether `bias` is one row, also an expanded one, of what the product of these gives. */
@@ -518,20 +557,15 @@ bool is_row(View const& bias, View const& left, View const& right) {
  * to compute it. */
 Tensor add_row(Tensor row, Tensor a, Tensor b, Tensor into) {
   View left(a), right(b);
-  if (left.dim != 2 || right.dim != 2 || left.sizes[1] != right.sizes[0] ||
-      left.dtype != right.dtype || left.device_type != right.device_type ||
-      left.device != right.device || !may_be_ours(left) || !is_row(View(row), left, right)) {
-    return nullptr;
-  }
+  if (!fits(left, right, 2) || !may_be_ours(left) || !is_row(View(row), left, right)) return nullptr;
   Decision* decision = nullptr;
   const gs_plan* plan = decide(Key(left, right, left.dtype, true), &decision);
   if (!plan || plan == kByPython) return nullptr;
-  const int64_t size[2] = {left.sizes[0], right.sizes[1]}, stride[2] = {right.sizes[1], 1};
+  const Extents<2> extents(left, right);
   Owned made;
   const bool is_there =
-      into ? writable(View(into), left, size, stride, 2, left.dtype)
-           : torch_.empty_strided(2, size, stride, left.dtype, left.device_type, left.device,
-                                  made.address()) == 0;
+      into ? writable(View(into), left, extents.size, extents.stride, 2, left.dtype)
+           : extents.empty(left, left.dtype, made.address()) == 0;
   Tensor out = into ? into : made.get();
   if (!is_there || !launch(plan, decision, a, b, out, left.device, {&gs_plan::at_bias, row})) {
     return nullptr;
@@ -576,6 +610,8 @@ Tensor multiply_groups(Tensor a, Tensor b, Tensor offs) {
 /* Functions that torch calls for operators, as compiled code calls them. Tensors come by reference: a
  * handle is the address of one. `keys` is a c10::DispatchKeySet. */
 using Result = Returned<TensorContent>;
+using Product = Result (*)(void* functor, uint64_t keys, Tensor a, Tensor b);
+using ProductInto = Tensor (*)(void* functor, uint64_t keys, Tensor a, Tensor b, Tensor out);
 using Sum = Result (*)(void* functor, uint64_t keys, Tensor row, Tensor a, Tensor b,
                        ScalarContent const& beta, ScalarContent const& alpha);
 using SumInto = Tensor (*)(void* functor, uint64_t keys, Tensor row, Tensor a, Tensor b,
@@ -589,11 +625,11 @@ using Boxed = void (*)(void* functor, const void* operation, uint64_t keys, void
 struct Entry {
   const char* name;
   void *compiled, *boxed;             /* its functions here */
-  KernelFunction original, override;  /* torch's own kernel, and the one in Python */
+  KernelFunction original, override;  /* torch's own kernel, and the one in its place */
   bool is_known;
 };
-extern Entry entries_[3];
-enum { kSum, kSumInto, kGrouped };
+enum { kMm, kMmInto, kBmm, kBmmInto, kSum, kSumInto, kGrouped, kEntries };
+extern Entry entries_[kEntries];
 void* entered_ = nullptr; /* the library of their registrations */
 bool are_left_ = false;
 ScalarContent one_;
@@ -607,6 +643,27 @@ Result content(Tensor handle) {
   TensorContent content = *static_cast<TensorContent*>(handle);
   ::operator delete(handle);
   return Result(content);
+}
+
+template <int kDim>
+Tensor multiply(Tensor a, Tensor b, Tensor into) {
+  View left(a), right(b);
+  return fits(left, right, kDim) ? multiply<kDim>(left, right, a, b, into, left.dtype) : nullptr;
+}
+
+template <int kDim>
+Result product_of(void*, uint64_t keys, Tensor a, Tensor b) {
+  Tensor made = multiply<kDim>(a, b, nullptr);
+  if (made) return content(made);
+  KernelFunction const& torchs = entries_[kDim == 2 ? kMm : kBmm].original;
+  return reinterpret_cast<Product>(torchs.unboxed)(torchs.functor, keys, a, b);
+}
+
+template <int kDim>
+Tensor product_into(void*, uint64_t keys, Tensor a, Tensor b, Tensor out) {
+  if (multiply<kDim>(a, b, out)) return out;
+  KernelFunction const& torchs = entries_[kDim == 2 ? kMmInto : kBmmInto].original;
+  return reinterpret_cast<ProductInto>(torchs.unboxed)(torchs.functor, keys, a, b, out);
 }
 
 Result sum(void*, uint64_t keys, Tensor row, Tensor a, Tensor b, ScalarContent const& beta,
@@ -634,11 +691,11 @@ Result grouped(void*, uint64_t keys, Tensor a, Tensor b, OptionalTensor const& o
   return reinterpret_cast<Grouped>(torchs.unboxed)(torchs.functor, keys, a, b, offs, bias, type);
 }
 
-/* Other callers than compiled ones, which pass operands on a stack, go on to Python. */
+/* Other callers than compiled ones, which pass operands on a stack, go on to the override. */
 template <int kEntry>
 void boxed(void*, const void* operation, uint64_t keys, void* stack) {
-  KernelFunction const& python = entries_[kEntry].override;
-  reinterpret_cast<Boxed>(python.boxed)(python.functor, operation, keys, stack);
+  KernelFunction const& override = entries_[kEntry].override;
+  reinterpret_cast<Boxed>(override.boxed)(override.functor, operation, keys, stack);
 }
 
 template <class Compiled>
@@ -646,8 +703,13 @@ Entry entry(const char* name, Compiled compiled, Boxed boxed) {
   return {name, reinterpret_cast<void*>(compiled), reinterpret_cast<void*>(boxed), {}, {}, false};
 }
 
-Entry entries_[3] = {entry("addmm", sum, boxed<kSum>), entry("addmm.out", sum_into, boxed<kSumInto>),
-                     entry("_grouped_mm", grouped, boxed<kGrouped>)};
+Entry entries_[kEntries] = {entry("mm", product_of<2>, boxed<kMm>),
+                            entry("mm.out", product_into<2>, boxed<kMmInto>),
+                            entry("bmm", product_of<3>, boxed<kBmm>),
+                            entry("bmm.out", product_into<3>, boxed<kBmmInto>),
+                            entry("addmm", sum, boxed<kSum>),
+                            entry("addmm.out", sum_into, boxed<kSumInto>),
+                            entry("_grouped_mm", grouped, boxed<kGrouped>)};
 
 void enter(Entry const& entry) {
   constexpr size_t kFunctionBytes = 4096; /* room for a torch::CppFunction, of about 120 bytes */
@@ -669,7 +731,7 @@ struct Polymorphic {
   virtual ~Polymorphic() = default;
 };
 
-/* Whether torch's classes lie in memory as assumed here. `override` is a kernel in Python. */
+/* Whether torch's classes lie in memory as assumed here. `override` is in Python, or of the shim. */
 bool layouts_hold(KernelFunction const& original, KernelFunction const& override) {
   if (!torch_.state_of || !torch_.make_function || !torch_.delete_function ||
       !torch_.add_function || !torch_.element_of || !torch_.delete_library) {
@@ -683,7 +745,9 @@ bool layouts_hold(KernelFunction const& original, KernelFunction const& override
     return false;
   }
   const char* name = typeid(*static_cast<Polymorphic*>(override.functor)).name();
-  if (!std::strstr(name, "PythonKernelHolder")) return false;
+  if (!std::strstr(name, "PythonKernelHolder") && !std::strstr(name, "StableIValueBoxedKernel")) {
+    return false;
+  }
   /* Reads back two integers of a tensor, and a double. */
   Owned integer, real;
   if (torch_.empty_strided(0, nullptr, nullptr, kLong, kCpu, 0, integer.address()) != 0 ||
@@ -749,8 +813,8 @@ GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,
   return status;
 }
 
-/* Has compiled callers of an operator come here instead of to its override in Python, which keeps all
- * others. Both kernels are torch's, by the addresses of their c10::KernelFunction; they and what they
+/* Has compiled callers of an operator come here instead of to its override, which keeps all others: by
+ * the shim, which makes handles and boxes, or in Python. Both kernels are torch's, by the addresses of their c10::KernelFunction; they and what they
  * own must live for ever. Returns 0, or another number if this torch's kernels are not as assumed: then
  * nothing has changed. */
 GS_API int32_t gs_dispatch_enter(const char* name, KernelFunction const* original,
@@ -771,7 +835,7 @@ GS_API int32_t gs_dispatch_enter(const char* name, KernelFunction const* origina
   }
 }
 
-/* Has all callers of these operators go to Python, or compiled ones come here again. */
+/* Has all callers of these operators go to the overrides, or compiled ones come here again. */
 GS_API int32_t gs_dispatch_leave(int32_t left) {
   if (are_left_ == (left != 0)) return 0;
   are_left_ = left != 0;

@@ -36,6 +36,7 @@ from gemmsmith.errors import LaunchFailed, NotInvariant
 from gemmsmith.ops.below import adding
 from gemmsmith.ops.below.binding import binding
 from gemmsmith.ops.below.blocks import Blocks, Weights, of_experts
+from gemmsmith.ops.below.overriding import kernel_of
 from gemmsmith.ops.below.prospects import may_add_biases
 from gemmsmith.ops.below.shim import (
     MM_DTYPE,
@@ -72,7 +73,13 @@ _DTYPES = {
 """c10::ScalarType of the element types that kernels read and write."""
 _BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
 
+_BY_SHIM = ("mm", "mm.out", "bmm", "bmm.out")
+"""Operators that dispatch.cpp overrides by torch's shim, and has entries for."""
 _SCHEMAS = {
+    "mm": "aten::mm(Tensor self, Tensor mat2) -> Tensor",
+    "mm.out": "aten::mm.out(Tensor self, Tensor mat2, *, Tensor(a!) out) -> Tensor(a!)",
+    "bmm": "aten::bmm(Tensor self, Tensor mat2) -> Tensor",
+    "bmm.out": "aten::bmm.out(Tensor self, Tensor mat2, *, Tensor(a!) out) -> Tensor(a!)",
     "addmm": "aten::addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) "
     "-> Tensor",
     "addmm.out": "aten::addmm.out(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, "
@@ -124,6 +131,7 @@ class Dispatch:
         if count is None or is_old or count() != ctypes.sizeof(RawPlan) + ctypes.sizeof(ShimTable):
             raise OSError("the compiled binding is another gemmsmith's; install gemmsmith again")
         functions = functions_for(kind, self._get_stream)
+        originals = {name: kernel_of(name, kind) for name in _BY_SHIM}
         status = _quietly(
             lambda: library.gs_dispatch_install(
                 ctypes.byref(functions),
@@ -135,6 +143,8 @@ class Dispatch:
         )
         if status != 0:
             raise OSError(f"torch did not take the kernels (status {status})")
+        for name, original in originals.items():
+            self.enter(name, original, kernel_of(name, kind))
         adding.install(kind, without_mm=functions.has(MM_DTYPE) or kind == "cpu")
         on_install(self._switch)
         for at, _ in enumerate(self._blocks):  # no callback into a Python that ends
@@ -214,7 +224,7 @@ class Dispatch:
             self.leave()  # Python adds in the order that is demanded
 
     def enter(self, name: str, original: Any, override: Any) -> None:
-        """`overriding.Enter`. Without it, a call costs some microseconds more."""
+        """`overriding.Enter`. Without it, a call costs the host more."""
         if name not in _SCHEMAS:
             return
         packet, _, overload = name.partition(".")
@@ -223,10 +233,10 @@ class Dispatch:
         enter = self._library.gs_dispatch_enter
         is_known = str(schema) == _SCHEMAS[name] and all(addresses)
         if not is_known or _quietly(lambda: enter(name.encode(), *addresses)) != 0:
-            log.info("%s is replaced in Python: this torch's kernels are not known", name)
+            log.info("%s costs the host more: this torch's kernels are not known", name)
 
     def leave(self, *, left: bool = True) -> None:
-        """Have all callers of operators that Python overrides enter Python, or end that."""
+        """Have all callers of operators that are overridden come to the overrides, or end that."""
         _quietly(lambda: self._library.gs_dispatch_leave(int(left)))
 
     def _resolve(self, words: Any) -> int | None:

@@ -42,7 +42,7 @@ def override(
     if not hasattr(getattr(torch.ops.aten, packet, None), overload or "default"):
         return True
     key = kind.upper()
-    original = _original(f"aten::{name}", key)
+    original = kernel_of(name, kind)
     if original is None and kind == "cuda":
         return False
     if kind not in _libraries:
@@ -51,7 +51,7 @@ def override(
         warnings.simplefilter("ignore")  # torch warns of every override
         _libraries[kind].impl(name, make(original), with_keyset=True)
     if enter is not None and original is not None:
-        enter(name, original, torch.library.get_kernel(f"aten::{name}", key))
+        enter(name, original, kernel_of(name, kind))
     return True
 
 
@@ -112,10 +112,10 @@ class Overrides:
         return call
 
 
-def _original(name: str, key: str) -> Any:
-    """Torch's own kernel. Returns None if torch has no kernel, or no way to call it."""
+def kernel_of(name: str, kind: str) -> Any:
+    """The present kernel of `aten::name`. Returns None if torch has none, or cannot call it."""
     get = getattr(torch.library, "get_kernel", None)
     try:
-        return None if get is None else get(name, key)
+        return None if get is None else get(f"aten::{name}", kind.upper())
     except RuntimeError:
         return None
