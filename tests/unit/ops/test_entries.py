@@ -134,6 +134,7 @@ def test_overrides_compute_the_same(
         assert torch.equal(call(), expected)
         assert runs() == count
         assert bool(entered(call)) == (kind not in ("plain", "batch"))
+        assert torch.empty(0, 4).mm(torch.empty(4, 0)).stride() == (1, 1)
         leave(left=False)
         assert entered(call) == set()
 

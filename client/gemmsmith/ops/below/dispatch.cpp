@@ -15,6 +15,7 @@
  * a second entry here, for compiled callers (`gs_dispatch_enter`). It never enters Python, and makes no
  * handles, which in a small model cost more than the decision.
  */
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -474,7 +475,7 @@ int32_t fallback(Tensor out, View const& left, Tensor a, View const& right, Tens
                    reinterpret_cast<void (*)(void*)>(const_cast<void*>(functions[0])));
 }
 
-/* Sizes and strides of the product of these, contiguous. */
+/* Sizes and strides of the product of these, contiguous as torch's are, also where there is nothing. */
 template <int kDim>
 struct Extents {
   int64_t size[kDims], stride[kDims];
@@ -482,9 +483,9 @@ struct Extents {
     size[0] = left.sizes[0];
     size[1] = kDim == 2 ? right.sizes[1] : left.sizes[1];
     size[2] = right.sizes[kDim - 1];
-    stride[0] = kDim == 2 ? size[1] : size[1] * size[2];
-    stride[1] = kDim == 2 ? 1 : size[2];
     stride[2] = 1;
+    stride[1] = kDim == 2 ? 1 : std::max<int64_t>(size[2], 1);
+    stride[0] = stride[1] * std::max<int64_t>(size[1], 1);
   }
   int32_t empty(View const& left, int32_t dtype, Tensor* made) const {
     return torch_.empty_strided(kDim, size, stride, dtype, left.device_type, left.device, made);
