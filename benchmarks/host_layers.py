@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import logging
 import os
 import statistics
@@ -125,6 +126,8 @@ def serve(way: str, calls: dict[str, tuple[nn.Module, Call]], pipe: Connection, 
             for net, _ in calls.values():
                 gemmsmith.patch(net)
         os.sched_setaffinity(0, {core})
+        gc.collect()
+        gc.freeze()  # what was made to get ready is not the layers'
         pipe.send("ready")
         while (asked := pipe.recv()) is not None:
             name, gradients = asked
