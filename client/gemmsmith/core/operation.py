@@ -22,7 +22,7 @@ from gemmsmith.core.elements import ELEMENTS, TypeName, spelt
 from gemmsmith.core.elements import Element as Element
 from gemmsmith.core.elements import Layout as Layout
 from gemmsmith.core.epilogue import Epilogue as Epilogue
-from gemmsmith.core.names import ACCUMULATE, SUM, named_layout, part_of, whole
+from gemmsmith.core.names import ACCUMULATE, SUM, SYMMETRIC, named_layout, part_of, whole
 from gemmsmith.core.operands import MEANINGS
 from gemmsmith.core.operands import DType as DType
 from gemmsmith.core.operands import Grouping as Grouping
@@ -45,6 +45,7 @@ class Operation(Plain):
         grouping: whether tokens are sorted by group, each group with its own matrix.
         epilogue: what the same kernel does after the product.
         accumulate: `D += A·B` instead of `D = A·B`: C is D, and beta is 1.
+        symmetric: `D = alpha · A·Aᵀ + beta · C`, where C is symmetric as D is. B is A.
         summation: the order in which terms are added along K (`gemmsmith.core.summation`); None:
             any. With an order, a row of D has the same bits at every M.
 
@@ -59,6 +60,7 @@ class Operation(Plain):
     grouping: Grouping = Grouping.NONE
     epilogue: Epilogue = Epilogue.NONE
     accumulate: bool = False
+    symmetric: bool = False
     summation: str | None = None
 
     def __post_init__(self) -> None:
@@ -90,9 +92,12 @@ class Operation(Plain):
                 "accumulate",
                 f"accumulate needs out=f32, not {self.out}: gradients are summed in it",
             )
+        if self.symmetric:
+            self._check_symmetric()
         if self.summation is not None:
             rows = self.scaling is Scaling.ROW and self.is_narrow_float
             exists = (rows or self.a.bits == 16) and not self.epilogue.sums_rows
+            exists = exists and not self.symmetric
             check(self.summation, exists=exists, promotes=rows, is_grouped=self.is_grouped)
 
     def _check_grouping(self) -> None:
@@ -156,6 +161,16 @@ class Operation(Plain):
                 f"and factors of rows, not {epilogue.value}",
             )
 
+    def _check_symmetric(self) -> None:
+        if self.types not in (DType.BF16, DType.FP16) or self.out is not self.a:
+            raise InvalidProblem(
+                "dtype", f"symmetric {self.types}.out_{self.out} does not exist: bf16, fp16 do"
+            )
+        if self.layout is not Layout.TN:
+            raise not_one_of("layout", (Layout.TN,), self.layout, " for symmetric: B is Aᵀ")
+        if self.is_grouped or self.is_fused:
+            raise InvalidProblem("dtype", "symmetric products have no groups and no epilogue")
+
     @classmethod
     def of(
         cls,
@@ -187,6 +202,7 @@ class Operation(Plain):
             grouping=known.grouping if grouping is None else member("grouping", Grouping, grouping),
             epilogue=known.epilogue if epilogue is None else member("epilogue", Epilogue, epilogue),
             accumulate=known.accumulate if accumulate is None else accumulate,
+            symmetric=known.symmetric,
             summation=known.summation,
         )
 
@@ -224,8 +240,7 @@ class Operation(Plain):
         )
         parts = [self.types.value]
         parts += [f"{word}_{value.value}" for word, value, default in words if value is not default]
-        if self.accumulate:
-            parts.append(ACCUMULATE)
+        parts += [ACCUMULATE] * self.accumulate + [SYMMETRIC] * self.symmetric
         if self.summation is not None:
             parts.append(f"{SUM}_{self.summation}")
         return ".".join(parts)
@@ -393,6 +408,7 @@ def named(dtype: str, layout: str) -> Operation:
         grouping=member("grouping", Grouping, values.get("group", Grouping.NONE)),
         epilogue=member("epilogue", Epilogue, values.get("then", Epilogue.NONE)),
         accumulate=ACCUMULATE in values,
+        symmetric=SYMMETRIC in values,
         summation=values.get(SUM),
     )
     if operation.dtype != dtype:
