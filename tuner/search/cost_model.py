@@ -24,6 +24,7 @@ from tuner.arch import architecture
 from tuner.backends import features
 from tuner.backends.backend import UNKNOWN, Features
 from tuner.backends.cutlass.features import CLUSTER_SYNC_US, EPILOGUE_US
+from tuner.backends.cutlass.grid import triangle_tiles
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -100,6 +101,7 @@ class Sizes(NamedTuple):
     once_bytes: float  # A and B of all batches
     d_bytes: float
     slice_bytes: float  # one split's partials, written and read back
+    symmetric: bool
 
 
 class _Grid(NamedTuple):
@@ -170,7 +172,7 @@ def sizes_of(problem: Problem) -> Sizes:
     row = product.k * operation.a.bytes
     of_d = 1 + operation.epilogue.matrices  # D and the epilogue's operands of its size
     columns = product.n // 2 if operation.epilogue.is_gated else product.n
-    a, b = float(product.m * row), float(product.n * row)
+    a, b = float(product.m * row), 0.0 if operation.symmetric else float(product.n * row)
     return Sizes(
         m=product.m,
         n=product.n,
@@ -184,6 +186,7 @@ def sizes_of(problem: Problem) -> Sizes:
         once_bytes=(a + b) * product.number,
         d_bytes=product.m * columns * operation.d.bytes * product.number * of_d,
         slice_bytes=2 * 4 * product.m * product.n,
+        symmetric=operation.symmetric,
     )
 
 
@@ -272,10 +275,14 @@ def _grid(kernel: Features[Column], sizes: Sizes, device: DeviceModel) -> _Grid:
     n = numpy.where(kernel.swapped, sizes.m, sizes.n)
     tiles_m = padded_tiles(m, kernel.tile_m, kernel.cluster_m)
     tiles_n = padded_tiles(n, kernel.tile_n, kernel.cluster_n)
+    tiles = tiles_m * tiles_n
+    if sizes.symmetric:
+        rows, columns = kernel.tile_m * kernel.cluster_m, kernel.tile_n * kernel.cluster_n
+        tiles = triangle_tiles(sizes.m, rows, columns) * kernel.cluster_m * kernel.cluster_n
     return _Grid(
         tiles_m=tiles_m,
         tiles_n=tiles_n,
-        tiles=tiles_m * tiles_n * sizes.batch,
+        tiles=tiles * sizes.batch,
         k_tiles=-(-sizes.k // kernel.tile_k),
         resident=_resident(kernel.cluster_m * kernel.cluster_n, device),
     )
