@@ -1,10 +1,10 @@
 """Products A·Aᵀ of a matrix and its transpose, bf16 and fp16.
 
 torch computes all of D, by `torch.mm` or `torch.bmm`; it has no call that uses the symmetry. A is
-drawn so that D's standard deviation off the diagonal is 1; on the diagonal, D is near √K. A kernel's
-D must be symmetric to the bit. Tolerances are those of other products of these types: the diagonal
-is at most 1 + K / N of the norm's square, and the largest error is relative to about √K, which a
-tile that is wrong by its own size exceeds for K up to 10⁵.
+drawn so that D's standard deviation is 1 off the diagonal; on it, D is near √K. A kernel's
+D must be symmetric to the bit. Tolerances are those of other products of these types. They are
+relative to a norm that includes the diagonal: one dropped slice of 64 out of K gives an error of
+√(64 / (K · (1 + K / N))), 2.8e-2 at N = 4096 and K = 16384.
 """
 
 from __future__ import annotations

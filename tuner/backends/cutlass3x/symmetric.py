@@ -1,8 +1,8 @@
 """The kernels that a symmetric product is offered.
 
-About half of the tiles are computed, so fewer problems fill whole waves than with all tiles, and the
-width decides: at N = 2048, tiles of 128×128 are 136, and tiles of 128×160 are 115, one wave of an
-H100. The list therefore has all widths that are multiples of 16. Nothing in it was measured yet.
+With half of the tiles, fewer problems have many waves, so the width of a tile decides: at N = 2048,
+tiles of 128×128 are 136, and tiles of 128×160 are 115, one wave of an H100. The list has all widths
+that are multiples of 16. Nothing in it was measured yet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _COOPERATIVE = (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT)
 _LINES = (
     KernelLine(schedule=_PINGPONG, m=64, ns=(32, 64), clusters=M2, swapped=PLAIN, depth=256),
     KernelLine(schedule=_PINGPONG, m=64, ns=tuple(range(48, 257, 16)), clusters=M2, swapped=PLAIN),
-    KernelLine(schedule=_PINGPONG, m=128, ns=tuple(range(64, 193, 16)), clusters=ALL, swapped=PLAIN),
+    KernelLine(
+        schedule=_PINGPONG, m=128, ns=tuple(range(64, 193, 16)), clusters=ALL, swapped=PLAIN
+    ),
     KernelLine(
         schedule=_COOPERATIVE, m=128, ns=tuple(range(128, 257, 16)), clusters=ALL, swapped=PLAIN
     ),
