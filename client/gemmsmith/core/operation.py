@@ -46,7 +46,7 @@ class Operation(Plain):
         grouping: whether tokens are sorted by group, each group with its own matrix.
         epilogue: what the same kernel does after the product.
         accumulate: `D += A·B` instead of `D = A·B`: C is D, and beta is 1.
-        symmetric: `D = alpha · A·Aᵀ + beta · C`, where C is symmetric as D is. B is A.
+        symmetric: `D = alpha · A·Aᵀ + beta · C`, where C is symmetric, too. B is A.
         summation: the order in which terms are added along K (`gemmsmith.core.summation`); None:
             any. With an order, a row of D has the same bits at every M.
 
@@ -156,8 +156,9 @@ class Operation(Plain):
             )
 
     def _check_symmetric(self) -> None:
-        if self.layout is not Layout.TN:
-            raise not_one_of("layout", (Layout.TN,), self.layout, " for symmetric: B is Aᵀ")
+        layouts = (Layout.TN, Layout.NT)
+        if self.layout not in layouts:
+            raise not_one_of("layout", layouts, self.layout, " for symmetric: B is Aᵀ")
         plain = not (self.is_grouped or self.is_fused)
         if not (plain and self.types in (DType.BF16, DType.FP16) and self.out is self.a):
             raise InvalidProblem("dtype", f"{self.dtype} does not exist: bf16, fp16.symmetric do")

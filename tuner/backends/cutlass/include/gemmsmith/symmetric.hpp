@@ -153,12 +153,19 @@ class TriangleTileScheduler : public cutlass::gemm::kernel::detail::PersistentTi
 template <class Kernel, class Traits>
 struct SymmetricGemm3x
     : CheckedGemm<Gemm3x<Kernel, Traits, false>, SymmetricGemm3x<Kernel, Traits>> {
+  using Base = CheckedGemm<Gemm3x<Kernel, Traits, false>, SymmetricGemm3x<Kernel, Traits>>;
+
+  static int32_t run(gs_arguments const& g, void* workspace, void* stream) {
+    bool reads_d = g.d == g.a || (g.beta != 0.0f && g.d == g.c);
+    return reads_d ? status_code(cutlass::Status::kErrorInvalidProblem)
+                   : Base::run(g, workspace, stream);
+  }
+
   static cutlass::Status check(gs_arguments const& g) {
     using cutlass::Status;
     bool one_matrix = g.a == g.b && g.lda == g.ldb &&
                       (g.batch <= 1 || g.batch_stride_a == g.batch_stride_b);
     if (g.m != g.n || !one_matrix) return Status::kErrorInvalidProblem;
-    if (g.d == g.a || (g.beta != 0.0f && g.d == g.c)) return Status::kErrorInvalidProblem;
     if (g.m <= 0 || g.batch <= 0 || g.swizzle <= 0) return Status::kErrorInvalidProblem;
     int64_t work = typename Kernel::TileScheduler::Tiles(g.m, g.swizzle).tiles;
     return work * g.batch <= INT32_MAX ? Status::kSuccess : Status::kErrorInvalidProblem;
