@@ -237,6 +237,11 @@ def _multiplied(call: Call | Fusion) -> Iterator[Multiplied]:
     exact, output = _detail(packet, form, values, a, b)
     offsets = values.get("offs")
     plain = Multiplied(exact, a, b, output, groups=0 if offsets is None else offsets.shape[0])
+    if call.is_mirrored:  # a kernel of half of it, or else one of all of it
+        half = plain._replace(form=Form.SYMMETRIC)
+        is_known = (_problem_of(half, call.is_tf32) or (None,))[0] is not None
+        yield half if is_known else plain
+        return
     biased = _adds_row(packet, values)
     # If no kernel adds the bias of an `addmm`, torch computes all of it: no plain kernel helps.
     if not (biased and packet is _aten.addmm):

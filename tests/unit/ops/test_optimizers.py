@@ -96,12 +96,13 @@ def same(state: Any, other: Any) -> bool:
 
 
 def close(params: Parameters, others: Parameters) -> None:
-    """Up to rounding of the updates."""
+    """Up to rounding of the updates, and of parameters in bf16, where few take the next value."""
+    bound = 0.05 if params[0].dtype is torch.bfloat16 else 0.02
     start = parameters(params[0].dtype)
     for param, other, before in zip(params, others, start, strict=True):
         moved = (other.double() - before.double()).norm()
         assert moved > 0
-        assert (param.double() - other.double()).norm() <= 0.02 * moved
+        assert (param.double() - other.double()).norm() <= bound * moved
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

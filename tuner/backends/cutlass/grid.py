@@ -44,5 +44,6 @@ def triangle_tiles(extent: float, rows: Column, columns: Column) -> Column:
 
     numbers = numpy.arange(int(-(-extent // rows.min())))[:, None]
     ends = numpy.minimum((numbers + 1) * rows, extent)
-    widths: Column = numpy.where(numbers * rows < extent, -(-ends // columns), 0.0)
-    return widths.sum(axis=0)
+    widths = numpy.where(numbers * rows < extent, -(-ends // columns), 0.0)
+    tiles: Column = widths.sum(axis=0)
+    return tiles

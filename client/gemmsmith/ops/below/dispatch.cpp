@@ -185,10 +185,11 @@ int64_t settings() {
 
 struct Key {
   int64_t words[kWords] = {};
-  /* `groups` is 0 where there are none. */
-  Key(View const& left, View const& right, int32_t dtype, bool bias = false, int64_t groups = 0) {
+  /* `groups` is 0 where there are none; of a symmetric product, right is left transposed. */
+  Key(View const& left, View const& right, int32_t dtype, bool bias = false, int64_t groups = 0,
+      bool symmetric = false) {
     words[0] = left.dim | right.dim << 4 | int64_t{left.dtype} << 8 | int64_t{dtype} << 16 |
-               int64_t{bias} << 24 | groups << 32;
+               int64_t{bias} << 24 | int64_t{symmetric} << 25 | groups << 32;
     words[1] = left.device;
     words[kWords - 1] = settings() | int64_t{generation_.load()} << 32;
     put(2, left);
@@ -238,6 +239,19 @@ uint64_t address(Tensor tensor) {
   void* pointer = nullptr;
   torch_.get_data_ptr(tensor, &pointer);
   return reinterpret_cast<uint64_t>(pointer);
+}
+
+/* Whether b is a's transposed view, as `gemmsmith.program.calls.is_mirrored` knows it, and `out` elsewhere. */
+template <int kDim>
+bool is_mirrored(View const& left, Tensor a, View const& right, Tensor b, Tensor out) {
+  constexpr int kRow = kDim - 2, kColumn = kDim - 1;
+  if (left.sizes[kRow] != right.sizes[kColumn] || left.strides[kRow] != right.strides[kColumn] ||
+      left.strides[kColumn] != right.strides[kRow] ||
+      (kDim == 3 && left.strides[0] != right.strides[0])) {
+    return false;
+  }
+  const uint64_t at = address(a);
+  return at == address(b) && !(out && at == address(out));
 }
 
 /* What torch's own kernel would say first, in its words; the shim tells no reason. */
@@ -429,7 +443,11 @@ void product(uint64_t* stack, uint64_t, uint64_t) {
   int64_t stride[kDims] = {kDim == 2 ? size[1] : size[1] * size[2], kDim == 2 ? 1 : size[2], 1};
   const gs_plan* plan = nullptr;
   Decision* decision = nullptr;
-  if (may_be_ours(left)) plan = decide(Key(left, right, dtype), &decision);
+  if (may_be_ours(left)) {
+    const bool symmetric = kOutput == Output::kSame &&
+                           is_mirrored<kDim>(left, a.get(), right, b.get(), out.get());
+    plan = decide(Key(left, right, dtype, false, 0, symmetric), &decision);
+  }
   if (!kInto && torch_.empty_strided(kDim, size, stride, dtype, left.device_type, left.device,
                                      out.address()) != 0) {
     const int64_t rows = kDim == 2 ? size[0] : size[0] * size[1];

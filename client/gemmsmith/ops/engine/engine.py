@@ -109,11 +109,8 @@ class Engine:
         a: torch.Tensor,
         b: torch.Tensor,
         operands: Operands = NO_OPERANDS,
-        factors: tuple[float, float] | None = None,
     ) -> torch.Tensor | None:
         """The product by its plan. Returns None where torch must compute it.
-
-        `factors` are alpha and beta of a symmetric product.
 
         Raises:
             NotInvariant: torch would have to, and must not.
@@ -125,7 +122,7 @@ class Engine:
                 self.refuse(form, Spec.of(a), Spec.of(b), reason="its operands do not suit kernels")
             return None
         try:
-            d = plan(a, b, operands, factors) if factors else plan(a, b, operands)
+            d = plan(a, b, operands)
             if d is None and self.is_invariant:
                 d = self._moved(plan, form, a, b, operands)
         except NotInvariant:

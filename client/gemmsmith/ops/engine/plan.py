@@ -298,11 +298,7 @@ class Plan:
         return torch.empty(size, dtype=self._dtype, device=self._device)
 
     def __call__(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        operands: Operands = NO_OPERANDS,
-        factors: tuple[float, float] | None = None,
+        self, a: torch.Tensor, b: torch.Tensor, operands: Operands = NO_OPERANDS
     ) -> torch.Tensor | None:
         """D, a new tensor without `d`. Returns None if an address is not aligned, or too early.
 
@@ -312,7 +308,6 @@ class Plan:
             a: as the plan's shape says.
             b: as the plan's shape says.
             operands: those that the plan `suits`, and its `outputs`.
-            factors: alpha and beta, with each call of a symmetric product; None with all others.
 
         Raises:
             LaunchFailed: the kernel or CUDA refused; nothing was launched.
@@ -344,22 +339,20 @@ class Plan:
         matrices = (at_a, at_b, at_c, at_d)
         if platform.current() != index:
             with platform.guard(index):
-                self._launch(matrices, pointers, factors)
+                self._launch(matrices, pointers)
         else:
-            self._launch(matrices, pointers, factors)
+            self._launch(matrices, pointers)
         return d
 
-    def _launch(
-        self,
-        matrices: tuple[int, ...],
-        pointers: list[tuple[str, int]],
-        factors: tuple[float, float] | None,
-    ) -> None:
+    def set_factors(self, alpha: float, beta: float) -> None:
+        """Of the product and of `c`, in this thread's next calls. By default 1, and 0 or 1."""
+        arguments = self._local.arguments
+        arguments.alpha, arguments.beta = alpha, beta
+
+    def _launch(self, matrices: tuple[int, ...], pointers: list[tuple[str, int]]) -> None:
         local = self._local
         arguments = local.arguments
         arguments.a, arguments.b, arguments.c, arguments.d = matrices
-        if factors is not None:
-            arguments.alpha, arguments.beta = factors
         for field, address in pointers:
             setattr(arguments, field, address)
         workspace = 0
