@@ -19,12 +19,11 @@ from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.tiles import padded_tiles, products
+from gemmsmith.core.tiles import padded_tiles, products, triangle_tiles
 from tuner.arch import architecture
 from tuner.backends import features
 from tuner.backends.backend import UNKNOWN, Features
 from tuner.backends.cutlass.features import CLUSTER_SYNC_US, EPILOGUE_US
-from tuner.backends.cutlass.grid import triangle_tiles
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -277,8 +276,14 @@ def _grid(kernel: Features[Column], sizes: Sizes, device: DeviceModel) -> _Grid:
     tiles_n = padded_tiles(n, kernel.tile_n, kernel.cluster_n)
     tiles = tiles_m * tiles_n
     if sizes.symmetric:
-        rows, columns = kernel.tile_m * kernel.cluster_m, kernel.tile_n * kernel.cluster_n
-        tiles = triangle_tiles(sizes.m, rows, columns) * kernel.cluster_m * kernel.cluster_n
+        choices = (kernel.tile_m, kernel.tile_n, kernel.cluster_m, kernel.cluster_n)
+        tiles = numpy.array(
+            [
+                triangle_tiles(int(sizes.m), (rows, columns), (down, across))
+                for rows, columns, down, across in zip(*map(_integers, choices), strict=True)
+            ],
+            dtype=float,
+        )
     return _Grid(
         tiles_m=tiles_m,
         tiles_n=tiles_n,
@@ -286,6 +291,11 @@ def _grid(kernel: Features[Column], sizes: Sizes, device: DeviceModel) -> _Grid:
         k_tiles=-(-sizes.k // kernel.tile_k),
         resident=_resident(kernel.cluster_m * kernel.cluster_n, device),
     )
+
+
+def _integers(column: Column) -> list[int]:
+    integers: list[int] = column.astype(int).tolist()
+    return integers
 
 
 def _resident(clusters: Column, device: DeviceModel) -> Column:

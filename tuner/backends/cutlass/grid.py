@@ -6,16 +6,8 @@ The arithmetic is that of `PersistentTileSchedulerSm90Params` and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gemmsmith.core.launch import RasterOrder
 from gemmsmith.core.tiles import TileGrid
-
-if TYPE_CHECKING:
-    from numpy import float64
-    from numpy.typing import NDArray
-
-    Column = NDArray[float64]
 
 MIN_K_TILES_PER_STREAM_K_UNIT = 8
 """`min_iters_per_sk_unit_`: stream-K gives every block at least this many K tiles."""
@@ -33,17 +25,3 @@ def effective_swizzle(grid: TileGrid, largest: int) -> int:
 
 def heuristic_raster(grid: TileGrid) -> RasterOrder:
     return RasterOrder.ALONG_M if grid.tiles_n > grid.tiles_m else RasterOrder.ALONG_N
-
-
-def triangle_tiles(extent: float, rows: Column, columns: Column) -> Column:
-    """How many tiles of rows × columns meet the lower triangle of a square matrix (`triangle.hpp`).
-
-    NumPy is loaded when this is called.
-    """
-    import numpy
-
-    numbers = numpy.arange(int(-(-extent // rows.min())))[:, None]
-    ends = numpy.minimum((numbers + 1) * rows, extent)
-    widths = numpy.where(numbers * rows < extent, -(-ends // columns), 0.0)
-    tiles: Column = widths.sum(axis=0)
-    return tiles
