@@ -13,9 +13,9 @@ from tuner.workloads.symmetric import Symmetric
 from tuner.workloads.workload import Workload
 
 WORKLOADS: tuple[Workload, ...] = (
-    Symmetric(),
     Dense(),
     Scaled(),
+    Symmetric(),
     Integer(),
     Grouped(),
     Fused(),
