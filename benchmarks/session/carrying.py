@@ -20,8 +20,12 @@ _WINDOW_LOG = 27
 _LEVEL = 12
 
 
-def write(store: Path, target: Path) -> int:
-    """Write the packs of `store` to `target`, as packs.tar.zst.00, .01, …"""
+def write(store: Path, target: Path, site: Path) -> int:
+    """Write the packs of `store` to `target`, as packs.tar.zst.00, .01, …
+
+    `site` is the folder of carried Python packages, which a session's own process does not import.
+    """
+    sys.path.insert(0, str(site))
     import zstandard
 
     parameters = zstandard.ZstdCompressionParameters.from_level(
@@ -49,7 +53,7 @@ def write(store: Path, target: Path) -> int:
 def unpack(carried: Path, store: Path, site: Path) -> None:
     """Unpack carried parts into `store`; packs that are there already stay.
 
-    `site` is the folder of carried Python packages: this runs before anything is installed.
+    `site` as for `write`.
     """
     parts = sorted(carried.glob(f"{NAME}.*"))
     if not parts:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.session import carrying
-from benchmarks.session.core import CARRIED, ROOT, STATE, Deadline, Session
+from benchmarks.session.core import CARRIED, ROOT, SITE, STATE, Deadline, Session
 from benchmarks.session.fleet import fleet
 from benchmarks.session.invariance import invariance
 from benchmarks.session.norms import norms
@@ -170,7 +170,7 @@ def kernels(session: Session) -> int:
 
 def packs(session: Session) -> int:
     """Write the pack store as parts of one archive that are small enough to be carried."""
-    return 0 if session.dry_run else carrying.write(STATE / "packs", session.out)
+    return 0 if session.dry_run else carrying.write(STATE / "packs", session.out, SITE)
 
 
 STEPS: dict[str, Callable[[Session], int]] = {
