@@ -53,7 +53,8 @@ session that is cut off keeps its results. A failing step is reported, and the n
     report    the session's winners as a page: report/
     profile   Nsight Compute on the shipped winners of ten problems, or of --problem, and on their
               defaults, within four minutes: profiles-*.jsonl, for `benchmarks.profiles add`
-    packs     the pack store as archives packs-*.tar.gz, to carry into the next session
+    kernels   the kernels that newcomers need, as `make kernels` builds them: *.gskernels
+    packs     the pack store in parts, packs.tar.zst.*, to carry into the next session in .packs/
 
 Several sessions may run at once on a host with several GPUs: give each its own --device and
 --dtype; the names of its database and logs have both.
