@@ -237,10 +237,12 @@ def _multiplied(call: Call | Fusion) -> Iterator[Multiplied]:
     exact, output = _detail(packet, form, values, a, b)
     offsets = values.get("offs")
     plain = Multiplied(exact, a, b, output, groups=0 if offsets is None else offsets.shape[0])
-    if call.is_mirrored:  # a kernel of half of it, or else one of all of it
+    if call.is_mirrored:
         half = plain._replace(form=Form.SYMMETRIC)
-        is_known = (_problem_of(half, call.is_tf32) or (None,))[0] is not None
-        yield half if is_known else plain
+        problem, _ = _problem_of(half, call.is_tf32) or (None, "")
+        # Kernels of half of it exist for rows of 16 bytes.
+        exists = problem is not None and problem.n % 8 == problem.contiguous_a % 8 == 0
+        yield half if exists else plain
         return
     biased = _adds_row(packet, values)
     # If no kernel adds the bias of an `addmm`, torch computes all of it: no plain kernel helps.

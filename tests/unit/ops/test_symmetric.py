@@ -147,9 +147,10 @@ def test_a_capture_counts_it_as_what_it_is() -> None:
     a, whole = rows(8, 16), torch.randn(8, 16, dtype=torch.float64)
     with gemmsmith.capture() as shapes:
         _ = a @ a.t(), a @ a.t(), a @ a.clone().t(), torch.bmm(*of(rows(3, 8, 16)))
-        _ = whole @ whole.t()
+        _ = whole @ whole.t(), (odd := rows(3, 16)) @ odd.t()
     assert shapes.problems == {
         Problem(8, 8, 16, dtype="bf16.symmetric"): 2,
         Problem(8, 8, 16): 1,
+        Problem(3, 3, 16): 1,
         Problem(8, 8, 16, batch=3, dtype="bf16.symmetric"): 1,
     }
