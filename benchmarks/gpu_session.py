@@ -42,6 +42,10 @@ session that is cut off keeps its results. A failing step is reported, and the n
               and again (Ray among the wheels): fleet-*.json, winners-fleet-*.jsonl
     norms     steps of transformers' models with RMS norms of several operators and by torch's
               fused kernel, and norms alone: norms-*.json; no winners are needed
+    heads     a head and its loss, with chunks of three sizes, beside torch and its products:
+              heads-*.json
+    models    steps of twenty models that nothing is tuned for, with the winners of `bake`, spread
+              over the visible GPUs: models-*.json
     invariance  configs/suites/invariant.toml tuned for one order of sums, with a short list of
               kernels: winners-*.jsonl; then its bits compared in 10,000 ways, logits in two
               processes, steps of models, and its cost: invariance-*.json; a second call on the

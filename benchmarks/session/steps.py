@@ -9,7 +9,7 @@ from benchmarks.session import carrying
 from benchmarks.session.core import CARRIED, ROOT, SITE, STATE, Deadline, Session
 from benchmarks.session.fleet import fleet
 from benchmarks.session.invariance import invariance
-from benchmarks.session.norms import norms
+from benchmarks.session.norms import heads, models, norms
 from benchmarks.session.profiling import profile
 from benchmarks.session.programs import programs
 from benchmarks.session.training import experts, train, train_fused, train_moe
@@ -195,6 +195,8 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "programs": programs,
     "fleet": fleet,
     "norms": norms,
+    "heads": heads,
+    "models": models,
     "invariance": invariance,
     "alone": alone,
     "advice": advice,
