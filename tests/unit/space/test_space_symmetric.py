@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import CutlassKernel, EpilogueSchedule, cutlass
 from gemmsmith.core.launch import RasterOrder
@@ -15,6 +16,7 @@ from tuner.backends import Level, candidates, kernels, launches, refusal
 from tuner.backends.cutlass.operation import named
 from tuner.backends.unit import unit_source
 from tuner.errors import NoLegalCandidate
+from tuner.explain.grid import of_candidate
 from tuner.search.cost_model import predicted_us
 
 
@@ -73,6 +75,21 @@ def test_half_of_the_tiles_take_about_half_of_the_time(h200: DeviceModel) -> Non
 
     for n in (4096, 8192):
         assert 1.6 < best(Problem(n, n, n)) / best(problem(n, n)) < 2.1
+
+
+def test_the_explanation_counts_the_tiles_of_half(h200: DeviceModel) -> None:
+    kernels_of = {(each.tile[:2], each.cluster): each for each in offered(problem(4096))}
+    for n, tile, cluster, tiles, whole in (
+        (4096, (128, 128), (1, 1), 528, 4097 / 2 * 4096 / (528 * 128 * 128)),
+        (4104, (128, 192), (1, 2), 396, 4105 / 2 * 4104 / (396 * 128 * 192)),
+    ):
+        kernel = kernels_of[tile, cluster]
+        (launch, *_) = launches(kernel, problem(n), h200)
+        grid = of_candidate(Candidate(kernel=kernel, launch=launch), problem(n), h200)
+        assert grid is not None
+        assert (grid.tiles, grid.raster) == (tiles, "N")
+        assert grid.waves == pytest.approx(tiles / 132)
+        assert grid.whole == pytest.approx(whole, rel=1e-3)
 
 
 def test_swapped_kernels_are_refused() -> None:
