@@ -327,13 +327,13 @@ GROUPED = Family(
 
 
 def _symmetric(problem: Problem) -> list[Kernel]:
-    """One kernel of each mainloop; in bf16 one of each height of a tile with each width of D's
+    """One kernel of each mainloop; in bf16 tn one of each height of a tile with each width of D's
     parts, with the usual widths, and with each cluster as well.
     """
 
     def kinds(kernel: CutlassKernel) -> Iterable[Hashable]:
         yield kernel.mainloop
-        if problem.dtype.startswith("bf16"):
+        if problem.operation.key == "bf16.symmetric.tn":
             m, n, k = kernel.tile
             yield kernel.mainloop, m, k
             yield kernel.mainloop, m, kernel.cluster, "cluster"
@@ -343,7 +343,7 @@ def _symmetric(problem: Problem) -> list[Kernel]:
 
 
 SYMMETRIC = Family(
-    operations=_operations("bf16.symmetric", "fp16.symmetric"),
+    operations=_operations("bf16.symmetric", "bf16.symmetric nt", "fp16.symmetric"),
     sizes=((1048, 1048, 2080), (8, 8, 8), (136, 136, 8), (520, 520, 64), (8192, 8192, 1024)),
     choose=_symmetric,
 )
