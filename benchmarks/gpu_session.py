@@ -46,6 +46,7 @@ session that is cut off keeps its results. A failing step is reported, and the n
               heads-*.json
     models    steps of twenty models that nothing is tuned for, with the winners of `bake`, spread
               over the visible GPUs: models-*.json
+    muon      steps of torch.optim.Muon, with what `bake --dtype bf16.symmetric` baked: muon-*.json
     invariance  configs/suites/invariant.toml tuned for one order of sums, with a short list of
               kernels: winners-*.jsonl; then its bits compared in 10,000 ways, logits in two
               processes, steps of models, and its cost: invariance-*.json; a second call on the

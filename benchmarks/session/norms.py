@@ -31,12 +31,24 @@ def norms(session: Session) -> int:
 
 def heads(session: Session) -> int:
     """Write heads-*.json: a head with its loss, with chunks of three sizes."""
-    sizes = (str(mib * 2**20) for mib in (256, 512, 1024))
+    sizes = (str(mib * 2**20) for mib in (512, 1024, 4096))
     return session.command(
         *(sys.executable, "-m", "benchmarks.heads", "--chunk-bytes", *sizes),
         *("-o", str(session.file("heads", ".json"))),
         log=session.file("heads", ".log"),
         env=session.only_device(),
+        time_limit=session.time_limit,
+    )
+
+
+def muon(session: Session) -> int:
+    """Write muon-*.json: steps of Muon with the baked winners of symmetric products."""
+    winners = session.file("winners", ".gspack", "bf16.symmetric")
+    return session.command(
+        *(sys.executable, "-m", "benchmarks.muon", "--winners", str(winners)),
+        *("-o", str(session.file("muon", ".json"))),
+        log=session.file("muon", ".log"),
+        env={**session.only_device(), "GEMMSMITH_PREVIEW": "1"},
         time_limit=session.time_limit,
     )
 

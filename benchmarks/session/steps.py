@@ -9,7 +9,7 @@ from benchmarks.session import carrying
 from benchmarks.session.core import CARRIED, ROOT, SITE, STATE, Deadline, Session
 from benchmarks.session.fleet import fleet
 from benchmarks.session.invariance import invariance
-from benchmarks.session.norms import heads, models, norms
+from benchmarks.session.norms import heads, models, muon, norms
 from benchmarks.session.profiling import profile
 from benchmarks.session.programs import programs
 from benchmarks.session.training import experts, train, train_fused, train_moe
@@ -197,6 +197,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "norms": norms,
     "heads": heads,
     "models": models,
+    "muon": muon,
     "invariance": invariance,
     "alone": alone,
     "advice": advice,
