@@ -42,6 +42,11 @@ session that is cut off keeps its results. A failing step is reported, and the n
               and again (Ray among the wheels): fleet-*.json, winners-fleet-*.jsonl
     norms     steps of transformers' models with RMS norms of several operators and by torch's
               fused kernel, and norms alone: norms-*.json; no winners are needed
+    heads     a head and its loss, with chunks of three sizes, beside torch and its products:
+              heads-*.json
+    models    steps of twenty models that nothing is tuned for, with the winners of `bake`, spread
+              over the visible GPUs: models-*.json
+    muon      steps of torch.optim.Muon, with what `bake --dtype bf16.symmetric` baked: muon-*.json
     invariance  configs/suites/invariant.toml tuned for one order of sums, with a short list of
               kernels: winners-*.jsonl; then its bits compared in 10,000 ways, logits in two
               processes, steps of models, and its cost: invariance-*.json; a second call on the
@@ -53,7 +58,8 @@ session that is cut off keeps its results. A failing step is reported, and the n
     report    the session's winners as a page: report/
     profile   Nsight Compute on the shipped winners of ten problems, or of --problem, and on their
               defaults, within four minutes: profiles-*.jsonl, for `benchmarks.profiles add`
-    packs     the pack store as archives packs-*.tar.gz, to carry into the next session
+    kernels   the kernels that newcomers need, as `make kernels` builds them: *.gskernels
+    packs     the pack store in parts, packs.tar.zst.*, to carry into the next session in .packs/
 
 Several sessions may run at once on a host with several GPUs: give each its own --device and
 --dtype; the names of its database and logs have both.

@@ -45,7 +45,7 @@ class Options:
     """The command line."""
 
     suite: Path
-    dtype: DType
+    dtype: str
     out: Path
     limit: int | None
     time_limit: float
@@ -114,7 +114,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
     """Parse the command line and the environment."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--suite", type=Path, default=SUITE)
-    parser.add_argument("--dtype", type=DType, choices=list(DType), default=DType.BF16)
+    parser.add_argument("--dtype", default=DType.BF16.value, help="such as bf16, bf16.symmetric")
     parser.add_argument("--out", type=Path, default=ROOT / ".gpu-out")
     parser.add_argument("--limit", type=int, help="only the first N problems")
     parser.add_argument("--time-limit", type=float, default=1800.0, help="seconds")

@@ -1,7 +1,8 @@
 """QuACK's CuTe-DSL matrix product, tuned by its own autotuner (`gemm(..., tuned=True)`).
 
-Also with epilogues that QuACK has: a bias and GELU, a residual, SwiGLU. Its wheels are large
-(nvidia-cutlass-dsl-libs-cu13 4.8.1 alone is 92 MB), so it runs only where they are installed.
+Also with epilogues that QuACK has: a bias and GELU, a residual, SwiGLU. Symmetric products are
+`gemm_symmetric`'s, which has one tile. Its wheels are large (nvidia-cutlass-dsl-libs-cu13 4.8.1
+alone is 92 MB), so it runs only where they are installed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Quack:
         if epilogue not in _CALLS:
             raise Unsupported(f"it has no {epilogue.value}")
         library, sets = import_module("quack.gemm_interface"), setting.operands.sets
-        calls = [_CALLS[epilogue](library, tensors) for tensors in sets]
+        call = _symmetric if problem.operation.symmetric else _CALLS[epilogue]
+        calls = [call(library, tensors) for tensors in sets]
 
         def launch(i: int) -> torch.Tensor:
             calls[i % len(sets)]()
@@ -54,6 +56,12 @@ def _bare(library: Any, tensors: OperandSet) -> Call:
     if tensors.d.shape[0] > 1:
         return lambda: library.gemm(tensors.a, tensors.b, out=tensors.d, tuned=True)
     return lambda: library.gemm(tensors.a[0], tensors.b[0], out=tensors.d[0], tuned=True)
+
+
+def _symmetric(library: Any, tensors: OperandSet) -> Call:
+    if tensors.d.shape[0] > 1:
+        return lambda: library.gemm_symmetric(tensors.a, tensors.b, out=tensors.d)
+    return lambda: library.gemm_symmetric(tensors.a[0], tensors.b[0], out=tensors.d[0])
 
 
 def _gelu(library: Any, tensors: OperandSet) -> Call:

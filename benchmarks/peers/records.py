@@ -11,7 +11,7 @@ import msgspec
 from gemmsmith.answers.answer import Conditions, Ratio, Statistics
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.device import DeviceModel, Environment
-from gemmsmith.core.problem import DType, Problem
+from gemmsmith.core.problem import Problem
 
 BASELINE = "cublas"
 """The peer that ratios are relative to; always measured, as the last graph of a round."""
@@ -85,7 +85,7 @@ Message = Ready | Busy | Done
 class Report(msgspec.Struct, kw_only=True):
     """The file peers-<dtype>.json. `unavailable` has peers that cannot run here, and why."""
 
-    dtype: DType
+    dtype: str
     suite: str
     recorded_at: str
     seed: int

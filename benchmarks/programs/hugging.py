@@ -68,6 +68,25 @@ MODELS: dict[str, dict[str, Any]] = {
         "intermediate_size": 4096, "num_attention_heads": 16, "num_labels": 1000,
         "batch": 64, "length": 197,
     },
+    # Falcon3-7B.
+    "falcon3": {
+        "config": "LlamaConfig", "num_hidden_layers": 4, "hidden_size": 3072, "head_dim": 256,
+        "intermediate_size": 23040, "num_attention_heads": 12, "num_key_value_heads": 4,
+        "vocab_size": 131072, "batch": 1, "length": 3500,
+    },
+    # granite-3.3-2b.
+    "granite3": {
+        "config": "GraniteConfig", "num_hidden_layers": 8, "hidden_size": 2048,
+        "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 49159, "batch": 2, "length": 1800,
+    },
+    # phi-2, without dropout.
+    "phi2": {
+        "config": "PhiConfig", "num_hidden_layers": 6, "hidden_size": 2560,
+        "intermediate_size": 10240, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "vocab_size": 51200, "resid_pdrop": 0.0, "max_position_embeddings": 2048,
+        "batch": 3, "length": 1300,
+    },
     # Meta-Llama-3-8B, whole.
     "decode": {
         "config": "LlamaConfig", "num_hidden_layers": 32, "hidden_size": 4096,

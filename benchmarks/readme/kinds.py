@@ -106,6 +106,11 @@ KINDS = (
         holds=_is_finely_scaled,
     ),
     Kind(
+        title="Symmetric (A·Aᵀ, as in Muon)",
+        short="symmetric",
+        holds=lambda p: p.operation.symmetric,
+    ),
+    Kind(
         title="Rows not aligned to 16 bytes",
         short="unaligned",
         holds=lambda p: bool(unaligned_operands(p)),

@@ -20,6 +20,7 @@ ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("plain", {}),
     ("scaled by row and column", {"scaling": Scaling.ROW}),
     ("scaled by block", {"scaling": Scaling.BLOCK}),
+    ("symmetric, A·Aᵀ", {"dtype": "{}.symmetric"}),
     ("accumulated into FP32", {"out": Element.F32, "accumulate": True}),
     ("fused bias, activation, residual, gate", {"epilogue": True}),
     ("the same, with an FP8 output", {"epilogue": True, "out": Element.E4M3}),
@@ -42,7 +43,8 @@ def _operations(types: DType, differs: dict[str, Any]) -> list[Operation]:
     for kind in kinds:
         for layout in Layout:
             with suppress(InvalidProblem):  # the type has no such operation
-                operations.append(Operation.of(types, layout, **kind))
+                named = {**kind, "dtype": kind.get("dtype", "{}").format(types)}
+                operations.append(Operation.of(layout=layout, **named))
     return operations
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.session import carrying
 from benchmarks.site import ARCHIVE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,20 +242,11 @@ def prepare(session: Session) -> int:
             return code
         if not session.dry_run:
             (STATE / "packs").mkdir(parents=True, exist_ok=True)
-        for archive in sorted(CARRIED.glob("packs-*.tar*")) if not session.dry_run else []:
-            print(f"unpacking {archive.name}", flush=True)
-            with tarfile.open(archive) as tar:
-                tar.extractall(STATE / "packs", _absent(tar), filter="data")
+            carrying.unpack(CARRIED, STATE / "packs", SITE)
     code = session.gemmsmith("db", "upgrade", log=log)
     # Tuning tries earlier winners first.
     shipped = sorted(str(path) for path in (ROOT / "configs" / "winners").glob("*.jsonl"))
     return code or session.gemmsmith("import", *shipped, log=log)
-
-
-def _absent(tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
-    # Packs that exist are skipped: overwriting one that another session has loaded would change its
-    # mapped memory, and that process would crash.
-    return [member for member in tar if not (STATE / "packs" / member.name).exists()]
 
 
 def _install(session: Session, log: Path) -> int:

@@ -1,11 +1,15 @@
-"""RMS norms by torch's fused kernel: in steps of models, and alone; and sums of columns."""
+"""RMS norms, sums of columns, heads with their loss: alone and in steps of models."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 
-from benchmarks.session.core import Session
+from benchmarks.session.core import Session, gpus
 
 MODELS = {"llama": "llama", "qwen3": "qwen3", "qwen3-moe": "qwen3-moe", "decode-16": "decode"}
 """The measured models: the session's names, and those of benchmarks/norms.py."""
@@ -23,3 +27,53 @@ def norms(session: Session) -> int:
         env=session.only_device(),
         time_limit=session.time_limit,
     )
+
+
+def heads(session: Session) -> int:
+    """Write heads-*.json: a head with its loss, with chunks of three sizes."""
+    sizes = (str(mib * 2**20) for mib in (512, 1024, 4096))
+    return session.command(
+        *(sys.executable, "-m", "benchmarks.heads", "--chunk-bytes", *sizes),
+        *("-o", str(session.file("heads", ".json"))),
+        log=session.file("heads", ".log"),
+        env=session.only_device(),
+        time_limit=session.time_limit,
+    )
+
+
+def muon(session: Session) -> int:
+    """Write muon-*.json: steps of Muon with the baked winners of symmetric products."""
+    winners = session.file("winners", ".gspack", "bf16.symmetric")
+    return session.command(
+        *(sys.executable, "-m", "benchmarks.muon", "--winners", str(winners)),
+        *("-o", str(session.file("muon", ".json"))),
+        log=session.file("muon", ".log"),
+        env={**session.only_device(), "GEMMSMITH_PREVIEW": "1"},
+        time_limit=session.time_limit,
+    )
+
+
+def models(session: Session) -> int:
+    """Write models-<n>.json for each visible GPU: eager steps with baked winners, then compiled."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = len(visible.split(",")) if visible else max(gpus(), 1)
+    winners = session.file("winners", ".gspack", "bf16")
+
+    def work(ordinal: int) -> int:
+        on = replace(session, device=f"cuda:{ordinal}")
+        env: Mapping[str, str] = {**on.only_device(), "GEMMSMITH_PREVIEW": "1"}
+        worst = 0
+        for words in [[], ["--compiled"]][: len(session.modes)]:
+            code = session.command(
+                *(sys.executable, "-m", "benchmarks.models", "--winners", str(winners), *words),
+                *("--share", f"{ordinal}/{count}"),
+                *("-o", str(session.out / f"models-{ordinal}.json")),
+                log=session.out / f"models-{ordinal}.log",
+                env=env,
+                time_limit=session.time_limit,
+            )
+            worst = worst or code
+        return worst
+
+    with ThreadPoolExecutor(count) as pool:
+        return max(pool.map(work, range(count)))

@@ -14,8 +14,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import pairwise
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from benchmarks.session.core import ROOT, SITE, STATE, Deadline, Session, gpus
@@ -35,8 +38,11 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "decode-1": (SCRIPT, "decode", "--rows", "1", *_DECODE),
     "decode-16": (SCRIPT, "decode", "--rows", "16", *_DECODE),
     "decode-64": (SCRIPT, "decode", "--rows", "64", *_DECODE),
+    "falcon3": (SCRIPT, "falcon3", "--steps", "18"),
+    "granite3": (SCRIPT, "granite3", "--steps", "18"),
+    "phi2": (SCRIPT, "phi2", "--steps", "18"),
 }
-"""Script and options of each program."""
+"""Script and options of each program. No suite has products of the last three."""
 
 TUNE_S = "60"
 """Seconds after which no further problem is tuned; those with most time at stake come first."""
@@ -166,15 +172,18 @@ def _timed(session: Session, words: Sequence[str], env: Mapping[str, str]) -> di
     if session.dry_run:
         return {"exit": 0, "result": None}
     began, lines = time.monotonic(), list[tuple[float, str]]()
-    with subprocess.Popen(
-        words,
-        cwd=ROOT,
-        env={**os.environ, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
+    with (
+        _sampled(began, env) as samples,
+        subprocess.Popen(
+            words,
+            cwd=ROOT,
+            env={**os.environ, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
         assert process.stdout is not None
         for line in process.stdout:
             seconds = round(time.monotonic() - began, 2)
@@ -193,6 +202,7 @@ def _timed(session: Session, words: Sequence[str], env: Mapping[str, str]) -> di
         "exit": code,
         "seconds": round(time.monotonic() - began, 2),
         "first_step": firsts[-1] if firsts else None,
+        "samples": samples,
         "said": [
             line.replace(f"{ROOT}/", "")
             for _, line in lines
@@ -201,3 +211,41 @@ def _timed(session: Session, words: Sequence[str], env: Mapping[str, str]) -> di
         "result": result,
         **(parts[0] if parts else {}),
     }
+
+
+_MONITOR = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=500")
+COMPILERS = frozenset({"cicc", "ptxas", "cudafe++", "cc1plus", "nvlink", "fatbinary"})
+
+
+@contextmanager
+def _sampled(began: float, env: Mapping[str, str]) -> Iterator[list[tuple[float, int, int]]]:
+    """Fill a list with seconds, running compilers, and percent of the time that the GPU was busy.
+
+    The GPU is the first of those that the program sees.
+    """
+    first = env.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    samples: list[tuple[float, int, int]] = []
+    with subprocess.Popen(
+        ("nvidia-smi", f"--id={first}", *_MONITOR),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as monitor:
+
+        def read() -> None:
+            for line in monitor.stdout or ():
+                seconds = round(time.monotonic() - began, 1)
+                samples.append((seconds, _compilers(), int(line)))
+
+        reader = Thread(target=read)
+        reader.start()
+        yield samples
+        monitor.terminate()
+        reader.join()
+
+
+def _compilers() -> int:
+    names = []
+    for process in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):
+            names.append(process.read_text().strip())
+    return sum(name in COMPILERS for name in names)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import tarfile
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.session.core import CARRIED, ROOT, STATE, Deadline, Session
+from benchmarks.session import carrying
+from benchmarks.session.core import CARRIED, ROOT, SITE, STATE, Deadline, Session
 from benchmarks.session.fleet import fleet
 from benchmarks.session.invariance import invariance
-from benchmarks.session.norms import norms
+from benchmarks.session.norms import heads, models, muon, norms
 from benchmarks.session.profiling import profile
 from benchmarks.session.programs import programs
 from benchmarks.session.training import experts, train, train_fused, train_moe
@@ -20,8 +20,6 @@ SWEEPS = "configs/suites/sweeps.toml"
 PEERS_SUITE = "benchmarks/peers/problems.toml"
 ADVICE_S, ADVICE_LAST_S = 200, 20
 """Seconds of `advice`, and of its last size."""
-ARCHIVE_BYTES = 40 * 2**20
-"""Packs in an archive; compressed they take a third of that."""
 
 
 def test(session: Session) -> int:
@@ -156,27 +154,23 @@ def report(session: Session) -> int:
     )
 
 
+def kernels(session: Session) -> int:
+    """Build the file of the kernels that newcomers need, with all cores: gemmsmith-sm90.gskernels.
+
+    What is compiled when --time-limit has passed stays in the pack store.
+    """
+    return session.gemmsmith(
+        *("kernels", "build", "-o", str(session.out / "gemmsmith-sm90.gskernels")),
+        *(() if session.limit is None else ("--limit", str(session.limit))),
+        log=session.file("kernels", ".log"),
+        env={"GEMMSMITH_WINNERS": str(ROOT / "configs/winners")},
+        time_limit=session.time_limit,
+    )
+
+
 def packs(session: Session) -> int:
-    """Write the pack store as archives that are small enough to be carried."""
-    if session.dry_run:
-        return 0
-    total, number, tar = ARCHIVE_BYTES + 1, 0, None
-    for manifest in sorted((STATE / "packs").glob("*.json")):
-        pack = manifest.with_suffix(".so")
-        size = manifest.stat().st_size + pack.stat().st_size
-        if total + size > ARCHIVE_BYTES:
-            if tar is not None:
-                tar.close()
-            number, total = number + 1, 0
-            tar = tarfile.open(session.out / f"packs-{number}.tar.gz", "w:gz")  # noqa: SIM115
-        assert tar is not None
-        for path in (pack, manifest):
-            tar.add(path, arcname=path.name)
-        total += size
-    if tar is not None:
-        tar.close()
-    print(f"{number} archives", flush=True)
-    return 0
+    """Write the pack store as parts of one archive that are small enough to be carried."""
+    return 0 if session.dry_run else carrying.write(STATE / "packs", session.out, SITE)
 
 
 STEPS: dict[str, Callable[[Session], int]] = {
@@ -201,10 +195,14 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "programs": programs,
     "fleet": fleet,
     "norms": norms,
+    "heads": heads,
+    "models": models,
+    "muon": muon,
     "invariance": invariance,
     "alone": alone,
     "advice": advice,
     "report": report,
     "profile": profile,
+    "kernels": kernels,
     "packs": packs,
 }

@@ -32,6 +32,7 @@ _SHORT_NAMES = frozenset(DType.__members__.values())
 _PARTS = (
     f"(\\.out_({'|'.join(Element)}))?(\\.scale_({'|'.join(Scaling)}))?"
     f"(\\.group_({'|'.join(Grouping)}))?(\\.then_({'|'.join(Epilogue)}))?(\\.accumulate)?"
+    "(\\.symmetric)?"
 )
 
 

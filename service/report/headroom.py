@@ -107,6 +107,8 @@ def kind(operation: Operation) -> str:
         return f"gated experts{backward}" if operation.is_fused else "experts"
     if operation.accumulate:
         return "sums into FP32"
+    if operation.symmetric:
+        return "symmetric products"
     if behind.gated if behind else epilogue.is_gated:
         return f"gated layers{backward}"
     if behind or (epilogue.activation and not epilogue.has_residual):

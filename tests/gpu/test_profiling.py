@@ -10,7 +10,7 @@ import pytest
 
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.device import DeviceModel
-from gemmsmith.core.kernel import Kernel
+from gemmsmith.core.kernel import CutlassKernel
 from gemmsmith.core.problem import Problem
 from tests.gpu.support.building import build
 from tests.support.compiled import CLUSTER_SPLIT_K, PINGPONG, SPLIT_K, STREAM_K
@@ -24,7 +24,7 @@ PROBLEM = Problem(m=256, n=256, k=8192)
 KERNELS = (PINGPONG, STREAM_K, SPLIT_K, CLUSTER_SPLIT_K)
 
 
-def contestants(model: DeviceModel, *kernels: Kernel) -> list[tuple[Candidate, Path]]:
+def contestants(model: DeviceModel, *kernels: CutlassKernel) -> list[tuple[Candidate, Path]]:
     _, paths = build(KERNELS)
     return [
         (
@@ -37,7 +37,7 @@ def contestants(model: DeviceModel, *kernels: Kernel) -> list[tuple[Candidate, P
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.scheduler.value)
 def test_what_ncu_counts_is_what_explain_says(
-    kernel: Kernel, model: DeviceModel, record_property: Callable[[str, object], None]
+    kernel: CutlassKernel, model: DeviceModel, record_property: Callable[[str, object], None]
 ) -> None:
     [(candidate, pack)] = contestants(model, kernel)
     with_ncu = recorder.Ncu.here()
@@ -54,8 +54,8 @@ def test_what_ncu_counts_is_what_explain_says(
         assert 0 < share <= 1
     assert main.clock_mhz is not None
     assert 200 < main.clock_mhz < 1.1 * model.max_clock_mhz
-    if usage := compiled(kernel.name, pack):
-        assert main.registers == usage[0]
+    if usage := compiled(kernel, pack):
+        assert main.registers == usage.registers
 
 
 def test_a_trace_has_the_kernels_of_all_contestants(model: DeviceModel, tmp_path: Path) -> None:

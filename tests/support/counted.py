@@ -40,8 +40,9 @@ def check_counters(profile: ProblemProfile) -> None:
     if kernel.mainloop in PERSISTENT and kernel.scheduler is not TileScheduler.GRID:
         at_once = grid.resident * grid.blocks_per_sm
         assert main.blocks <= at_once
-        # Of stream-K, CUTLASS decides how many blocks share the tiles.
-        blocks = main.blocks if grid.shares_evenly else min(blocks, at_once)
+        # CUTLASS fills the GPU with blocks of a stream-K scheduler, however few tiles there are.
+        is_stream = kernel.scheduler is TileScheduler.STREAM_K
+        blocks = main.blocks if is_stream else min(blocks, at_once)
     assert main.blocks == blocks
     assert ours.threads == main.threads
     assert 0 <= ours.shared_bytes + RESERVED - main.shared_bytes <= MOST_TOO_MUCH

@@ -108,6 +108,7 @@ _NAMES = {
     "int8.out_bf16.scale_row": "int8_row",
     "bf16.out_f32": "f32_{}",
     "tf32": "tf32_{}",
+    "bf16.symmetric": "symmetric_{}",
     "bf16.group_rows": "rows_{}",
     "bf16.group_depth": "depth_{}",
     "bf16.group_rows.then_silu_gate": "rows_then_silu_gate_{}",
@@ -142,7 +143,7 @@ KERNELS = (
     *(
         kernel(name.format(layout), dtype, Layout(layout))
         for dtype, name in _NAMES.items()
-        if "group" in dtype or "then" in dtype
+        if any(word in dtype for word in ("group", "then", "symmetric"))
         for layout in layouts_of(dtype)
     ),
 )

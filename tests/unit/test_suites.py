@@ -171,6 +171,7 @@ def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
         ("fused", ("bf16", "fp16"), {Layout.TN, Layout.TT}, 130),
         ("conv1d", ("bf16", "fp16"), {Layout.TN, Layout.TT, Layout.NT}, 76),
         ("scaled_residual", ("bf16", "fp16", "fp8_e4m3"), {Layout.TN}, 30),
+        ("muon", ("bf16.symmetric", "fp16.symmetric"), {Layout.TN, Layout.NT}, 25),
         ("gates_and_sums", ("bf16", "fp16"), {Layout.TN}, 26),
     ],
 )

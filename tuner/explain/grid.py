@@ -14,7 +14,7 @@ from gemmsmith.core.kernel import CutlassKernel, MainloopSchedule, TileScheduler
 from gemmsmith.core.launch import Decomposition, RasterOrder
 from gemmsmith.core.operation import Grouping
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.tiles import padded_tiles, tile_grid
+from gemmsmith.core.tiles import padded_tiles, tile_grid, triangle_tiles
 from tuner.arch import ARCHITECTURES, architecture
 from tuner.backends import features
 from tuner.backends.cutlass import footprint
@@ -137,7 +137,8 @@ def tiles_of(
 ) -> tuple[int, int, int, int]:
     """Output tiles, and the M, N and K that they cover: each summed over batches or groups.
 
-    Groups are those of the balanced spread.
+    Groups are those of the balanced spread. Of a symmetric product, all that is beyond the diagonal
+    is beyond N.
     """
     m, n, k = problem.m, problem.n, problem.k
     along_n = padded_tiles(n, tile[1], cluster[1])
@@ -149,6 +150,11 @@ def tiles_of(
     along_m = padded_tiles(m, tile[0], cluster[0])
     tiles = along_m * along_n * problem.batch
     covered_k = -(-k // depth) * depth
+    if problem.operation.symmetric:
+        half = triangle_tiles(m, tile[:2], cluster)
+        # The tiles of D that has M rows of (M + 1) / 2 elements on average.
+        covered_n = half * tile[0] * tile[1] * 2 * n // ((m + 1) * along_m * tile[0])
+        return half * problem.batch, along_m * tile[0], covered_n, covered_k
     if problem.operation.grouping is Grouping.DEPTH:
         runs = runs_of(problem, Spread.BALANCED, 0)
         covered_k = sum(-(-run // depth) * depth for run in runs)

@@ -51,6 +51,8 @@ def contains(larger: Problem, problem: Problem) -> bool:
 def paddings(problem: Problem) -> Iterator[Problem]:
     """Problems with all unaligned extents padded to a multiple."""
     extents = set(unaligned(problem).values())
+    if problem.operation.symmetric and "n" in extents:
+        extents.add("m")
     fixed = problem.operation.fixed_extents
     if fixed and not extents <= {*fixed}:
         return

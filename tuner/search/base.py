@@ -95,12 +95,12 @@ def _probes(dtype: str) -> Iterator[Problem]:
     """The sample problems of an element type, always the same."""
     for layout in (layout for layout in _PASSES if layout in layouts_of(dtype)):
         draw = Random(f"{dtype} {layout}")  # noqa: S311 - a sample, no secret
-        grouped = Operation.of(dtype, layout).is_grouped
+        operation = Operation.of(dtype, layout)
         for _ in range(_PROBLEMS):
             yield Problem(
-                batch=_size(draw, 2**3, 2**8, 1) if grouped else 1,
-                m=_size(draw, 2**4, 2**13.5, 8),
-                n=_size(draw, 2**8, 2**14.5, 64),
+                batch=_size(draw, 2**3, 2**8, 1) if operation.is_grouped else 1,
+                m=(m := _size(draw, 2**4, 2**13.5, 8)),
+                n=m if operation.symmetric else _size(draw, 2**8, 2**14.5, 64),
                 k=_size(draw, 2**8, 2**14, 64),
                 dtype=dtype,
                 layout=layout,

@@ -19,7 +19,7 @@ from gemmsmith.core.device import DeviceModel
 from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.tiles import padded_tiles, products
+from gemmsmith.core.tiles import padded_tiles, products, triangle_tiles
 from tuner.arch import architecture
 from tuner.backends import features
 from tuner.backends.backend import UNKNOWN, Features
@@ -100,6 +100,7 @@ class Sizes(NamedTuple):
     once_bytes: float  # A and B of all batches
     d_bytes: float
     slice_bytes: float  # one split's partials, written and read back
+    symmetric: bool
 
 
 class _Grid(NamedTuple):
@@ -170,7 +171,7 @@ def sizes_of(problem: Problem) -> Sizes:
     row = product.k * operation.a.bytes
     of_d = 1 + operation.epilogue.matrices  # D and the epilogue's operands of its size
     columns = product.n // 2 if operation.epilogue.is_gated else product.n
-    a, b = float(product.m * row), float(product.n * row)
+    a, b = float(product.m * row), 0.0 if operation.symmetric else float(product.n * row)
     return Sizes(
         m=product.m,
         n=product.n,
@@ -184,6 +185,7 @@ def sizes_of(problem: Problem) -> Sizes:
         once_bytes=(a + b) * product.number,
         d_bytes=product.m * columns * operation.d.bytes * product.number * of_d,
         slice_bytes=2 * 4 * product.m * product.n,
+        symmetric=operation.symmetric,
     )
 
 
@@ -272,13 +274,28 @@ def _grid(kernel: Features[Column], sizes: Sizes, device: DeviceModel) -> _Grid:
     n = numpy.where(kernel.swapped, sizes.m, sizes.n)
     tiles_m = padded_tiles(m, kernel.tile_m, kernel.cluster_m)
     tiles_n = padded_tiles(n, kernel.tile_n, kernel.cluster_n)
+    tiles = tiles_m * tiles_n
+    if sizes.symmetric:
+        choices = (kernel.tile_m, kernel.tile_n, kernel.cluster_m, kernel.cluster_n)
+        tiles = numpy.array(
+            [
+                triangle_tiles(int(sizes.m), (rows, columns), (down, across))
+                for rows, columns, down, across in zip(*map(_integers, choices), strict=True)
+            ],
+            dtype=float,
+        )
     return _Grid(
         tiles_m=tiles_m,
         tiles_n=tiles_n,
-        tiles=tiles_m * tiles_n * sizes.batch,
+        tiles=tiles * sizes.batch,
         k_tiles=-(-sizes.k // kernel.tile_k),
         resident=_resident(kernel.cluster_m * kernel.cluster_n, device),
     )
+
+
+def _integers(column: Column) -> list[int]:
+    integers: list[int] = column.astype(int).tolist()
+    return integers
 
 
 def _resident(clusters: Column, device: DeviceModel) -> Column:

@@ -69,8 +69,8 @@ class Dense:
     """bf16, fp16 and TF32 products, also with D in FP32 and added to."""
 
     def covers(self, operation: Operation) -> bool:
-        plain = not (operation.is_scaled or operation.is_grouped or operation.is_fused)
-        return operation.a.bits >= 16 and plain
+        other = operation.is_scaled or operation.is_grouped or operation.is_fused
+        return operation.a.bits >= 16 and not (other or operation.symmetric)
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """`count` sets of operands; a D that is accumulated into starts from N(0, 1)."""

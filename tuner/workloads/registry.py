@@ -9,11 +9,13 @@ from tuner.workloads.fused import Fused
 from tuner.workloads.grouped import Grouped
 from tuner.workloads.integer import Integer
 from tuner.workloads.scaled import Scaled
+from tuner.workloads.symmetric import Symmetric
 from tuner.workloads.workload import Workload
 
 WORKLOADS: tuple[Workload, ...] = (
     Dense(),
     Scaled(),
+    Symmetric(),
     Integer(),
     Grouped(),
     Fused(),

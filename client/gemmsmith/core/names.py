@@ -12,7 +12,9 @@ from gemmsmith.core.operands import OPERANDS, DType, Grouping, Scaling
 from gemmsmith.core.summation import EXAMPLES
 from gemmsmith.errors import InvalidProblem
 
-ACCUMULATE = "accumulate"
+ACCUMULATE, SYMMETRIC = "accumulate", "symmetric"
+_FLAGS = (ACCUMULATE, SYMMETRIC)
+"""Parts without a value."""
 SUM = "sum"
 _PARTS: dict[str, type[StrEnum]] = {
     "out": Element,
@@ -28,7 +30,7 @@ def whole(dtype: TypeName) -> str:
     """The full `dtype` for a name or a short form: `bfloat16`, or `out_f32` for `bf16.out_f32`."""
     text = spelt(dtype, OPERANDS)
     words = (*_PARTS, SUM)
-    begins_with_part = text.partition("_")[0] in words or text.partition(".")[0] == ACCUMULATE
+    begins_with_part = text.partition("_")[0] in words or text.partition(".")[0] in _FLAGS
     return f"{DType.BF16.value}.{text}" if begins_with_part else text
 
 
@@ -45,7 +47,7 @@ def part_of(part: str, dtype: str) -> tuple[str, str]:
         InvalidProblem: there is no such part; the message suggests similar parts.
     """
     word, _, value = part.partition("_")
-    if word not in (*_PARTS, SUM) and part != ACCUMULATE:
+    if word not in (*_PARTS, SUM) and part not in _FLAGS:
         meant = suggestion(part, _parts()) or suggestion(f"then_{part}", _parts())
         raise InvalidProblem("dtype", f"dtype {dtype!r} has an unknown part {part!r}{meant}")
     return word, value
@@ -53,4 +55,4 @@ def part_of(part: str, dtype: str) -> tuple[str, str]:
 
 def _parts() -> list[str]:
     parts = [f"{word}_{value}" for word, values in _PARTS.items() for value in values]
-    return [*parts, ACCUMULATE, *(f"{SUM}_{order}" for order in EXAMPLES)]
+    return [*parts, *_FLAGS, *(f"{SUM}_{order}" for order in EXAMPLES)]

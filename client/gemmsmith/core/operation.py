@@ -16,13 +16,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any
 
 from gemmsmith.core.choices import member, not_one_of
 from gemmsmith.core.elements import ELEMENTS, TypeName, spelt
 from gemmsmith.core.elements import Element as Element
 from gemmsmith.core.elements import Layout as Layout
 from gemmsmith.core.epilogue import Epilogue as Epilogue
-from gemmsmith.core.names import ACCUMULATE, SUM, named_layout, part_of, whole
+from gemmsmith.core.names import ACCUMULATE, SUM, SYMMETRIC, named_layout, part_of, whole
 from gemmsmith.core.operands import MEANINGS
 from gemmsmith.core.operands import DType as DType
 from gemmsmith.core.operands import Grouping as Grouping
@@ -34,17 +35,18 @@ from gemmsmith.errors import InvalidProblem
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Operation(Plain):
-    """A computation without its sizes. Create it with `Operation.of` or `Operation.parse`.
+    """A computation without its sizes, by `Operation.of` or `Operation.parse`.
 
     Attributes:
         types: short name of the operand types.
-        layout: how A and B are laid out in memory.
+        layout: of A and B in memory.
         out: element type of the output D, and of C. An FP8 D is multiplied by a factor that each
             call passes, then rounded with saturation.
         scaling: FP32 factors by which the product is multiplied.
         grouping: whether tokens are sorted by group, each group with its own matrix.
         epilogue: what the same kernel does after the product.
         accumulate: `D += A·B` instead of `D = A·B`: C is D, and beta is 1.
+        symmetric: `D = alpha · A·Aᵀ + beta · C`, where C is symmetric, too. B is A.
         summation: the order in which terms are added along K (`gemmsmith.core.summation`); None:
             any. With an order, a row of D has the same bits at every M.
 
@@ -59,6 +61,7 @@ class Operation(Plain):
     grouping: Grouping = Grouping.NONE
     epilogue: Epilogue = Epilogue.NONE
     accumulate: bool = False
+    symmetric: bool = False
     summation: str | None = None
 
     def __post_init__(self) -> None:
@@ -90,9 +93,12 @@ class Operation(Plain):
                 "accumulate",
                 f"accumulate needs out=f32, not {self.out}: gradients are summed in it",
             )
+        if self.symmetric:
+            self._check_symmetric()
         if self.summation is not None:
             rows = self.scaling is Scaling.ROW and self.is_narrow_float
-            exists = (rows or self.a.bits == 16) and not self.epilogue.sums_rows
+            without = self.epilogue.sums_rows or self.symmetric
+            exists = (rows or self.a.bits == 16) and not without
             check(self.summation, exists=exists, promotes=rows, is_grouped=self.is_grouped)
 
     def _check_grouping(self) -> None:
@@ -102,10 +108,8 @@ class Operation(Plain):
             raise InvalidProblem("grouping", f"{grouped} does not exist: 16-bit types and FP8 only")
         if self.scaling is Scaling.TENSOR:
             raise InvalidProblem("scaling", f"{grouped} needs scaling row or block, not tensor")
-        if self.grouping is Grouping.ROWS:
-            layouts = (Layout.TN,) if self.is_narrow_float else (Layout.TN, Layout.TT)
-        else:
-            layouts = (Layout.TN,) if self.is_narrow_float else (Layout.NT,)
+        wide = (Layout.TN, Layout.TT) if self.grouping is Grouping.ROWS else (Layout.NT,)
+        layouts = (Layout.TN,) if self.is_narrow_float else wide
         if self.layout not in layouts:
             raise not_one_of("layout", layouts, self.layout, f" for {grouped}")
         if self.accumulate and self.grouping is Grouping.ROWS:
@@ -113,8 +117,7 @@ class Operation(Plain):
 
     def _check_epilogue(self) -> None:
         # Epilogues exist for linear layers: the rows of A are tokens, and the next layer reads D.
-        # FP8 gradients (E5M2) need another operation after the product than the forward pass, and
-        # backward epilogues exist for 16-bit products only.
+        # FP8 gradients (E5M2) need other operations; backward epilogues are for 16 bits only.
         epilogue = f"epilogue {self.epilogue.value} of {self.types}"
         if self.types not in (DType.BF16, DType.FP16, DType.FP8_E4M3):
             raise InvalidProblem("epilogue", f"{epilogue} does not exist: bf16, fp16, fp8_e4m3 do")
@@ -124,7 +127,11 @@ class Operation(Plain):
             raise InvalidProblem("out", f"{epilogue} needs D in 16 bits, not out={self.out}")
         if self.scaling not in (Scaling.NONE, Scaling.TENSOR):
             raise InvalidProblem("scaling", f"{epilogue} needs scaling tensor, not {self.scaling}")
-        if self.is_grouped and not self._has_grouped_gate:
+        # The first product of a layer of experts, or the gradient before it.
+        backward = self.epilogue.backward
+        gated = backward.gated if backward else self.epilogue.is_gated
+        by_rows = self.grouping is Grouping.ROWS and not self.is_narrow_float
+        if self.is_grouped and not (by_rows and gated):
             raise InvalidProblem(
                 "grouping",
                 f"{epilogue} does not exist of grouped products: gates of bf16 and fp16 by rows do",
@@ -136,17 +143,9 @@ class Operation(Plain):
         if self.accumulate:
             raise InvalidProblem("accumulate", f"{epilogue} does not add to D; a residual does")
 
-    @property
-    def _has_grouped_gate(self) -> bool:
-        """Whether this is the first product of a layer of experts, or the gradient before it."""
-        backward = self.epilogue.backward
-        gated = backward.gated if backward else self.epilogue.is_gated
-        return self.grouping is Grouping.ROWS and gated and not self.is_narrow_float
-
     def _check_fp8_output(self) -> None:
-        # An FP8 D is an operand of the next linear layer. A residual and aux, which the backward
-        # pass reads, need 16 bits. Row factors belong to the layers before attention, which reads
-        # 16 bits.
+        # An FP8 D is an operand of the next linear layer. A residual, aux, which the backward pass
+        # reads, and what attention reads after row factors need 16 bits.
         epilogue = self.epilogue
         kept = epilogue.has_residual or epilogue.stores_aux or epilogue.has_row_scale
         if epilogue is Epilogue.NONE or kept:
@@ -155,6 +154,14 @@ class Operation(Plain):
                 f"out={self.out} needs an epilogue with a bias or a gate, without residual, aux "
                 f"and factors of rows, not {epilogue.value}",
             )
+
+    def _check_symmetric(self) -> None:
+        layouts = (Layout.TN, Layout.NT)
+        if self.layout not in layouts:
+            raise not_one_of("layout", layouts, self.layout, " for symmetric: B is Aᵀ")
+        plain = not (self.is_grouped or self.is_fused)
+        if not (plain and self.types in (DType.BF16, DType.FP16) and self.out is self.a):
+            raise InvalidProblem("dtype", f"{self.dtype} does not exist: bf16, fp16.symmetric do")
 
     @classmethod
     def of(
@@ -177,18 +184,15 @@ class Operation(Plain):
             InvalidProblem: names the field and its valid values.
         """
         known = _by_name(dtype, str(layout))
-        if (out, scaling, grouping, epilogue, accumulate) == (None,) * 5:
-            return known
-        return cls(
-            types=known.types,
-            layout=known.layout,
-            out=known.out if out is None else member("out", Element, spelt(out, ELEMENTS)),
-            scaling=known.scaling if scaling is None else member("scaling", Scaling, scaling),
-            grouping=known.grouping if grouping is None else member("grouping", Grouping, grouping),
-            epilogue=known.epilogue if epilogue is None else member("epilogue", Epilogue, epilogue),
-            accumulate=known.accumulate if accumulate is None else accumulate,
-            summation=known.summation,
-        )
+        parts: dict[str, Any] = {
+            "out": None if out is None else member("out", Element, spelt(out, ELEMENTS)),
+            "scaling": None if scaling is None else member("scaling", Scaling, scaling),
+            "grouping": None if grouping is None else member("grouping", Grouping, grouping),
+            "epilogue": None if epilogue is None else member("epilogue", Epilogue, epilogue),
+            "accumulate": accumulate,
+        }
+        changed = {name: part for name, part in parts.items() if part is not None}
+        return replace(known, **changed) if changed else known
 
     @classmethod
     def read(cls, text: str = DType.BF16) -> Operation:
@@ -224,8 +228,7 @@ class Operation(Plain):
         )
         parts = [self.types.value]
         parts += [f"{word}_{value.value}" for word, value, default in words if value is not default]
-        if self.accumulate:
-            parts.append(ACCUMULATE)
+        parts += [ACCUMULATE] * self.accumulate + [SYMMETRIC] * self.symmetric
         if self.summation is not None:
             parts.append(f"{SUM}_{self.summation}")
         return ".".join(parts)
@@ -263,8 +266,8 @@ class Operation(Plain):
     @property
     def of_kernels(self) -> Operation:
         """The operation that kernels are built for, without what a launch sets or must have."""
-        plain = not self.accumulate and self.summation is None
-        return self if plain else replace(self, accumulate=False, summation=None)
+        changes = self.accumulate or self.summation is not None
+        return replace(self, accumulate=False, summation=None) if changes else self
 
     @property
     def is_plain(self) -> bool:
@@ -306,10 +309,9 @@ class Operation(Plain):
 
     @property
     def fixed_extents(self) -> tuple[str, ...]:
-        """The extents that are equal for all neighbours of a problem.
+        """The extents that are equal for all neighbours of a problem: those that no group divides.
 
-        For grouped products, those that the groups do not divide: the model fixes them. With an
-        order of sums, none: every winner of the operation may answer.
+        With an order of sums, none: every winner of the operation may answer.
         """
         if self.summation is not None:
             return ()
@@ -372,11 +374,7 @@ def _by_name(dtype: TypeName, layout: str) -> Operation:
 
 @lru_cache(maxsize=4096)
 def named(dtype: str, layout: str) -> Operation:
-    """The operation of a full `dtype` and a layout. Equal arguments return the same object.
-
-    Raises:
-        InvalidProblem: there is no such operation, or `dtype` is not spelt canonically.
-    """
+    """As `Operation.of`, of a `dtype` that is spelt canonically. Equal arguments, equal objects."""
     name, *parts = dtype.split(".")
     if name not in DType.__members__.values():
         hint = " (products of FP32 operands: tf32)" if name in ("float32", "fp32") else ""
@@ -393,6 +391,7 @@ def named(dtype: str, layout: str) -> Operation:
         grouping=member("grouping", Grouping, values.get("group", Grouping.NONE)),
         epilogue=member("epilogue", Epilogue, values.get("then", Epilogue.NONE)),
         accumulate=ACCUMULATE in values,
+        symmetric=SYMMETRIC in values,
         summation=values.get(SUM),
     )
     if operation.dtype != dtype:

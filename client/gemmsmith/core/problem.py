@@ -88,6 +88,8 @@ class Problem(Plain):
             raise InvalidProblem(
                 "batch", f"{epilogue} needs single matrices, got batch {self.batch}"
             )
+        if operation.symmetric and self.m != self.n:
+            raise InvalidProblem("n", f"symmetric needs n = m, got {self.m}×{self.n}")
         if operation.epilogue.is_gated and self.n % 2:
             epilogue = f"epilogue {operation.epilogue.value}"
             raise InvalidProblem("n", f"{epilogue} needs an even n, of gate and up, got {self.n}")
@@ -158,7 +160,12 @@ class Problem(Plain):
 
     @property
     def flops(self) -> int:
-        """Number of floating-point operations: a multiply and an add per term."""
+        """Number of floating-point operations: a multiply and an add per term.
+
+        Of a symmetric D, for the elements on the diagonal and on one side of it.
+        """
+        if self.operation.symmetric:
+            return self.m * (self.m + 1) * self.k * self.batch
         return 2 * self.m * self.n * self.k * (1 if self.operation.is_grouped else self.batch)
 
     @property
@@ -171,11 +178,12 @@ class Problem(Plain):
         """Number of matrices A, B and D: `batch`, or 1 for a matrix that groups share.
 
         Groups share A and D if they divide rows, A and B if they divide the depth. Other stored
-        M×N matrices count as further Ds: aux, a second half, an activation's value.
+        M×N matrices count as further Ds: aux, a second half, an activation's value. A symmetric
+        product has no B beside A.
         """
         grouping, outputs = self.operation.grouping, self.operation.epilogue.outputs
         a = self.batch if grouping is Grouping.NONE else 1
-        b = 1 if grouping is Grouping.DEPTH else self.batch
+        b = 1 if grouping is Grouping.DEPTH else self.batch * (not self.operation.symmetric)
         d = 1 if grouping is Grouping.ROWS else self.batch
         return a, b, d * outputs
 

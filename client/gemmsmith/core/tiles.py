@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gemmsmith.core.kernel import CutlassKernel
@@ -25,17 +26,21 @@ class Products(NamedTuple):
 
 
 class TileGrid(NamedTuple):
-    """Output tiles along the kernel's M and N (padded to whole clusters), and batches or groups."""
+    """Output tiles along the kernel's M and N (padded to whole clusters), and batches or groups.
+
+    `computed` are those of one output, also if they only pad a cluster; about half of a symmetric
+    one's.
+    """
 
     tiles_m: int
     tiles_n: int
     batch: int
     k_tiles: int
+    computed: int
 
     @property
     def tiles(self) -> int:
-        # Includes tiles that only pad a cluster.
-        return self.tiles_m * self.tiles_n * self.batch
+        return self.computed * self.batch
 
 
 def products(problem: Problem) -> Products:
@@ -58,12 +63,20 @@ def tile_grid(kernel: CutlassKernel, problem: Problem) -> TileGrid:
     m, n = (product.n, product.m) if kernel.swapped else (product.m, product.n)
     tile_m, tile_n, tile_k = kernel.tile
     cluster_m, cluster_n = kernel.cluster
-    return TileGrid(
-        padded_tiles(m, tile_m, cluster_m),
-        padded_tiles(n, tile_n, cluster_n),
-        product.number,
-        -(-product.k // tile_k),
-    )
+    tiles_m, tiles_n = padded_tiles(m, tile_m, cluster_m), padded_tiles(n, tile_n, cluster_n)
+    computed = tiles_m * tiles_n
+    if problem.operation.symmetric:
+        computed = triangle_tiles(m, kernel.tile[:2], kernel.cluster)
+    return TileGrid(tiles_m, tiles_n, product.number, -(-product.k // tile_k), computed)
+
+
+@lru_cache(maxsize=4096)
+def triangle_tiles(extent: int, tile: tuple[int, int], cluster: tuple[int, int]) -> int:
+    """Tiles of a square matrix in clusters that meet its lower triangle (`triangle.hpp`)."""
+    rows, columns = tile[0] * cluster[0], tile[1] * cluster[1]
+    ends = range(rows, extent + rows, rows)
+    clusters = sum(-(-min(end, extent) // columns) for end in ends)
+    return clusters * cluster[0] * cluster[1]
 
 
 def padded_tiles(extent: N, tile: N, cluster: N) -> N:

@@ -237,6 +237,13 @@ def _multiplied(call: Call | Fusion) -> Iterator[Multiplied]:
     exact, output = _detail(packet, form, values, a, b)
     offsets = values.get("offs")
     plain = Multiplied(exact, a, b, output, groups=0 if offsets is None else offsets.shape[0])
+    if call.is_mirrored:
+        half = plain._replace(form=Form.SYMMETRIC)
+        problem, _ = _problem_of(half, call.is_tf32) or (None, "")
+        # Kernels of half of it exist for rows of 16 bytes.
+        exists = problem is not None and problem.n % 8 == problem.contiguous_a % 8 == 0
+        yield half if exists else plain
+        return
     biased = _adds_row(packet, values)
     # If no kernel adds the bias of an `addmm`, torch computes all of it: no plain kernel helps.
     if not (biased and packet is _aten.addmm):

@@ -92,12 +92,14 @@ class Call(NamedTuple):
         arguments: positional arguments: an `Operand` for each tensor, and a tuple for each list.
         named: keyword arguments, converted in the same way.
         is_tf32: whether torch was allowed to multiply FP32 matrices in TF32.
+        is_mirrored: whether its only two tensors are a matrix and its transposed view.
     """
 
     operator: torch._ops.OpOverload
     arguments: tuple[Any, ...]
     named: tuple[tuple[str, Any], ...]
     is_tf32: bool
+    is_mirrored: bool = False
 
 
 class Fusion(NamedTuple):
@@ -189,7 +191,8 @@ class Calls:
             tf32 = in_f32 and allows_tf32()
             by_place = tuple(map(_described, arguments))
             by_name = tuple((name, _described(value)) for name, value in named.items())
-            kinds = self._note(Call(operator, by_place, by_name, tf32))
+            mirrored = len(tensors) == 2 and is_mirrored(*tensors)
+            kinds = self._note(Call(operator, by_place, by_name, tf32, mirrored))
             if kinds.bit_count() == 1 and not is_graph and _is_quiet():
                 self._on_growth()
         except Exception as error:  # noqa: BLE001 - reported as `unseen`
@@ -261,6 +264,20 @@ def _described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Operand.of(value)
     return tuple(map(_described, value)) if isinstance(value, (list, tuple)) else value
+
+
+def is_mirrored(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether b is a's transposed view: the same memory, with rows and columns exchanged."""
+    if not a.dim() == b.dim() >= 2 or a.dtype is not b.dtype:
+        return False
+    (*batch_a, rows, columns), (*batch_b, depth, width) = a.shape, b.shape
+    (*steps_a, row, column), (*steps_b, down, across) = a.stride(), b.stride()
+    return (
+        (rows, columns, row, column) == (width, depth, across, down)
+        and (batch_a, steps_a) == (batch_b, steps_b)
+        and a.storage_offset() == b.storage_offset()
+        and a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    )
 
 
 def allows_tf32() -> bool:

@@ -323,4 +323,28 @@ GROUPED = Family(
     sizes=((4099, 8), (77, 128), (1, 1), (1, 512), (3000, 1)),
     choose=_grouped,
 )
-FAMILIES = (PLAIN, FUSED, GATED, FP8_OUTPUT, BACKWARD, GROUPED)
+# Symmetric products: one tile, tiles that cross the diagonal or pad a cluster, many waves.
+
+
+def _symmetric(problem: Problem) -> list[Kernel]:
+    """One kernel of each mainloop; in bf16 tn one of each height of a tile with each width of D's
+    parts, with the usual widths, and with each cluster as well.
+    """
+
+    def kinds(kernel: CutlassKernel) -> Iterable[Hashable]:
+        yield kernel.mainloop
+        if problem.operation.key == "bf16.symmetric.tn":
+            m, n, k = kernel.tile
+            yield kernel.mainloop, m, k
+            yield kernel.mainloop, m, kernel.cluster, "cluster"
+            yield kernel.mainloop, m, n if n in (128, 192, 256) else n & -n
+
+    return first_of_each(kernels(problem), kinds)
+
+
+SYMMETRIC = Family(
+    operations=_operations("bf16.symmetric", "bf16.symmetric nt", "fp16.symmetric"),
+    sizes=((1048, 1048, 2080), (8, 8, 8), (136, 136, 8), (520, 520, 64), (8192, 8192, 1024)),
+    choose=_symmetric,
+)
+FAMILIES = (PLAIN, FUSED, GATED, FP8_OUTPUT, BACKWARD, GROUPED, SYMMETRIC)

@@ -182,5 +182,5 @@ def test_repr_recreates_the_object() -> None:
     assert eval(repr(operation), {"Operation": Operation}) == operation
     assert operation.to_dict() == {
         "types": "bf16", "layout": "nt", "out": "f32", "scaling": "none", "grouping": "none",
-        "epilogue": "none", "accumulate": True, "summation": None,
+        "epilogue": "none", "accumulate": True, "symmetric": False, "summation": None,
     }  # fmt: skip

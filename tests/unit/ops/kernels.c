@@ -8,7 +8,7 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
                               "f32_tn", "f32_tt", "f32_nt", "f32_nn",
                               "tf32_tn", "tf32_tt", "tf32_nt", "tf32_nn",
                               "rows_tn", "rows_tt", "depth_nt", "rows_fp8", "depth_fp8",
-                              "row_fp8",
+                              "row_fp8", "symmetric_tn", "symmetric_nt",
 #define FUSED(name) "then_" name "_tn", "then_" name "_tt"
                               FUSED("bias"), FUSED("bias_gelu_tanh"), FUSED("bias_gelu_tanh_aux"),
                               FUSED("bias_gelu"), FUSED("bias_gelu_aux"), FUSED("bias_silu"),
@@ -36,7 +36,7 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
 enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
        kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
        kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8,
-       kFp8Row, kFused, kFusedEnd = kFused + 42, kFp8Bias = kFusedEnd, kGated,
+       kFp8Row, kSymmetric, kFused = kSymmetric + 2, kFusedEnd = kFused + 42, kFp8Bias = kFusedEnd, kGated,
        kBackward = kGated + 10, kOutFp8 = kBackward + 44, kOutFp8Gate = kOutFp8 + 3,
        kRowsGate, kRowsBackward = kRowsGate + 2, kCount = kRowsBackward + 4 };
 static int64_t runs;
@@ -77,6 +77,7 @@ static uint8_t to_e4m3(float value) { /* the nearest, by trying all; halves go t
 
 static int grouped(int32_t i) { return (i >= kRowsTn && i <= kDepthFp8) || i >= kRowsGate; }
 static int fused(int32_t i) { return i >= kFused; }
+static int symmetric(int32_t i) { return i >= kSymmetric && i < kFused; }
 /* What an epilogue has, by its name. */
 static int has(int32_t i, const char *part) { return fused(i) && strstr(names[i], part) != 0; }
 static float activated(int32_t i, float x) {
@@ -157,6 +158,7 @@ GS_API int32_t gs_can_implement(int32_t i, const gs_arguments *g) {
   if (!out_fp8(i) && (g->scale_d || g->amax)) return 4;
   if (has(i, "_act") != !!g->activated || has(i, "_bgrad") != !!g->bias_gradient) return 4;
   if (backward(i) && has(i, "_gate") && (g->ldd < 2 * g->n || g->ld_aux < 2 * g->n)) return 3;
+  if (symmetric(i) && (g->m != g->n || g->a != g->b || g->lda != g->ldb)) return 4;
   return i == kRefuses ? 4 : 0;
 }
 GS_API int64_t gs_workspace_bytes(int32_t i, const gs_arguments *g) {
@@ -168,10 +170,12 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
   if (computes_nothing) return 0;
   if (i == kFails) return 1009;
   if ((i == kSplit) != (workspace != 0) || stream != (void *)77) return 6;
-  if (g->beta != 0 && (i < kF32 || i >= kRowsTn || g->beta != 1)) return 6;
+  if (g->beta != 0 && !symmetric(i) && (i < kF32 || i >= kRowsTn || g->beta != 1)) return 6;
+  if (symmetric(i) && (g->d == g->a || (g->beta != 0 && g->d == g->c))) return 6;
   if (gs_can_implement(i, g) == 4) return 6;
   if (workspace) memset(workspace, 0, 1000);
   int plain = i < kF32 || i >= kRowsTn, layout = plain ? i : (i - kF32) % 4;
+  if (symmetric(i)) layout = i == kSymmetric ? kTn : kNt;
   if (fused(i)) layout = i < kFusedEnd && (i - kFused) % 2 ? kTt : kTn;
   if (backward(i)) layout = (i - kBackward) % 2 ? kTt : kTn;
   float sums[4096] = {0}; /* of more columns than the tests have */
@@ -223,7 +227,10 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
           if (r && !residual_first) x += widen(*r);
           ((uint16_t *)g->d)[at] = narrow(x);
         } else if (i == kInt8) ((int32_t *)g->d)[at] = (int32_t)sum;
-        else if (plain) ((uint16_t *)g->d)[at] = narrow(sum * factor);
+        else if (symmetric(i)) {
+          float added = g->beta ? g->beta * widen(((const uint16_t *)g->c)[at_c]) : 0;
+          ((uint16_t *)g->d)[at] = narrow(sum * factor + added);
+        } else if (plain) ((uint16_t *)g->d)[at] = narrow(sum * factor);
         else ((float *)g->d)[at] = sum * factor + (g->beta ? g->beta * ((const float *)g->c)[at_c] : 0);
       }
   }

@@ -19,6 +19,7 @@ import gemmsmith
 from gemmsmith.core.problem import Problem
 from gemmsmith.ops.products import newton_schulz as module
 from gemmsmith.ops.products.newton_schulz import COEFFICIENTS, batches, newton_schulz
+from tests.support.stand_in import Chooser
 
 BF16 = torch.bfloat16
 TYPES = (BF16, torch.float16, torch.float32, torch.float64)
@@ -148,8 +149,23 @@ def test_equal_shapes_take_three_products_a_step(runs: Callable[[], int]) -> Non
     assert runs() == 0
 
 
-def test_a_winner_computes_the_gram_matrices(engine: Any, runs: Callable[[], int]) -> None:
-    newton_schulz([torch.randn(32, 48) for _ in range(4)])
+def test_winners_compute_half_of_both_symmetric_products(
+    engine: Any, runs: Callable[[], int]
+) -> None:
+    matrices = [torch.randn(32, 48) for _ in range(4)]
+    no_farther(matrices)
+    assert runs() == 10
+    no_farther([*matrices, torch.randn(64, 24)])  # as it lies, contiguous along its rows
+    assert runs() == 20
+    no_farther(matrices, 5, (1.5, -0.5, 0.0))  # without a square
+    assert runs() == 5
+
+
+def test_without_a_winner_of_symmetric_products_others_compute_the_gram_matrices(
+    engine: Any, chooser: Chooser, runs: Callable[[], int]
+) -> None:
+    chooser.answers = lambda problem: not problem.operation.symmetric
+    no_farther([torch.randn(32, 48) for _ in range(4)])
     assert runs() == 5
 
 

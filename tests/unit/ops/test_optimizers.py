@@ -96,12 +96,15 @@ def same(state: Any, other: Any) -> bool:
 
 
 def close(params: Parameters, others: Parameters) -> None:
-    """Up to rounding of the updates."""
+    """Up to rounding of the updates. Of parameters in bf16 few may round to the next value."""
     start = parameters(params[0].dtype)
     for param, other, before in zip(params, others, start, strict=True):
         moved = (other.double() - before.double()).norm()
         assert moved > 0
-        assert (param.double() - other.double()).norm() <= 0.02 * moved
+        off = param.double() - other.double()
+        is_next = bool((off.abs() <= 2**-7 * other.double().abs()).all())
+        is_rare = param.dtype is BF16 and (off != 0).double().mean() < 0.01
+        assert off.norm() <= 0.02 * moved or (is_next and is_rare)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -117,6 +117,7 @@ GOOD_WALKED_BACKWARD = named(
     )
 )
 GOOD_FUSED = named(replace(GOOD, dtype="bf16.then_bias_gelu_aux"))
+GOOD_SYMMETRIC = named(replace(GOOD, dtype="bf16.symmetric"))
 GOOD_BACKWARD = named(
     replace(
         GOOD,
@@ -194,6 +195,9 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
         {"mainloop": MainloopSchedule.WARP_SPECIALIZED, "scheduler": TileScheduler.GRID},
     ),
     ("activation_leaves_registers", GOOD_FUSED, {"tile": (128, 256, 64), "swapped": True}),
+    ("symmetric_kernels_leave_by_tma", GOOD_SYMMETRIC, {"swapped": True}),
+    ("symmetric_kernels_leave_by_tma", GOOD_SYMMETRIC, {"epilogue": EpilogueSchedule.NO_SMEM}),
+    ("symmetric_kernels_leave_by_tma", GOOD_SYMMETRIC, {"scheduler": TileScheduler.STREAM_K}),
     ("gated_tile_is_two_halves", GOOD_GATED, {"tile": (128, 176, 64)}),
     ("gated_tile_is_two_halves", GOOD_GATED, {"tile": (128, 192, 128)}),
     ("gated_tile_is_two_halves", GOOD_GATED, {"tile": (128, 160, 64), "cluster": (4, 1)}),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from gemmsmith.core.operation import Element, Epilogue, Grouping, Layout, Operation, Scaling
+from gemmsmith.core.operation import Element, Layout, Operation, Scaling
 
 
 class Compute(StrEnum):
@@ -45,7 +45,7 @@ class LibraryOperation:
     @classmethod
     def of(cls, operation: Operation) -> LibraryOperation | None:
         """The library's fastest kernel of an operation; None if the library cannot compute it."""
-        if operation.grouping is not Grouping.NONE or operation.epilogue is not Epilogue.NONE:
+        if operation.is_grouped or operation.is_fused or operation.symmetric:
             return None
         library = cls(
             a=_STORED.get(operation.a, operation.a.value),

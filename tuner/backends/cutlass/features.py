@@ -95,7 +95,7 @@ def _element_clocks(operation: Operation) -> float:
 
     In a gated kernel, two elements of the tile make one element of D.
     """
-    moved = operation.d.bytes * (1 + operation.epilogue.matrices)
+    moved = operation.d.bytes * (1 + operation.epilogue.matrices + operation.symmetric)
     epilogue = operation.epilogue
     activation = epilogue.backward.activation if epilogue.backward else epilogue.activation
     clocks = moved / STORE_BYTES_PER_CLOCK

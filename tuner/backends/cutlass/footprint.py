@@ -89,7 +89,7 @@ def epilogue_bytes(kernel: CutlassKernel) -> int:
     if epilogue.is_gated:  # two buffers for each warpgroup that stores
         return m * n * stored_bytes(kernel) * 2 * consumer_warpgroups(kernel)
     loaded = max(epilogue.reads, 1) if not kernel.operation.is_fused else epilogue.reads
-    stored = epilogue.outputs - min(loaded, 1)
+    stored = epilogue.outputs - min(loaded, 1) + kernel.operation.symmetric
     stages = loaded * _epilogue_stages(kernel) + stored * min(_epilogue_parts(kernel), 2)
     return m * n * stored_bytes(kernel) * stages
 
@@ -186,16 +186,20 @@ def _fusion_bytes(kernel: CutlassKernel) -> int:
         along = kernel.operation.bias.bytes * (epilogue.has_bias + epilogue.has_column_scale)
     if along:
         return kernel.tile[1] * along
-    if epilogue.matrices > epilogue.has_residual + bool(epilogue.backward):
+    stored = epilogue.matrices > epilogue.has_residual + bool(epilogue.backward)
+    if stored or kernel.operation.symmetric:
         return 0  # buffers for stored matrices are counted with D's, and the fusion is not empty
     factors = scales_rows(kernel) and stores_itself(kernel)
     return kernel.tile[1] * Element.F32.bytes if factors else 1
 
 
 def _swizzle_bytes(kernel: CutlassKernel) -> int:
-    """Alignment of the epilogue's buffers: eight rows of the widest swizzle that divides a row."""
+    """Alignment of the epilogue's buffers: eight rows of the widest swizzle that divides a row.
+
+    The transposed tiles of a symmetric D have the longer rows.
+    """
     m, n = epilogue_tile(kernel)
-    row = (m if kernel.swapped else n) * stored_bytes(kernel)
+    row = (m if kernel.swapped or kernel.operation.symmetric else n) * stored_bytes(kernel)
     return 8 * next(width for width in (128, 64, 32, 16) if row % width == 0)
 
 

@@ -88,7 +88,7 @@ def _generated(
 ) -> dict[str, tuple[CutlassKernel, GemmOperation]]:
     if not {operation.a, operation.b, operation.d} <= DATA_TYPES.keys():
         return {}
-    if operation.is_grouped or operation.is_fused:
+    if operation.is_grouped or operation.is_fused or operation.symmetric:
         return {}
     by_name: dict[str, tuple[CutlassKernel, GemmOperation]] = {}
     for described in _operations(arch.name):

@@ -51,6 +51,9 @@ def launches(kernel: CutlassKernel, problem: Problem, device: DeviceModel) -> li
     if _is_beyond_splitting(kernel, problem, device):
         return []
     grid = tile_grid(kernel, problem)
+    if problem.operation.symmetric:  # along N in bands of clusters' rows (`triangle.hpp`)
+        bands = [band for band in SWIZZLES if band <= grid.tiles_m // kernel.cluster[0]]
+        return [launch_of(RasterOrder.ALONG_N, band) for band in bands]
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         return _cluster_splits(grid, device.sm_count)
     blocks = kernel.cluster[0] * kernel.cluster[1]

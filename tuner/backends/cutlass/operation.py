@@ -15,7 +15,8 @@ That name leaves out a few fields, so these conventions hold:
   compute partial sums with a CUTLASS kernel and add them with one of ours, which stores D in the
   type that follows. `gemmsmith…_cluster_split_k` and `gemmsmith…_groups` kernels are our own
   around CUTLASS's mainloop. TMA kernels with `align1` copy operands that TMA cannot read.
-  `_scale_row` kernels apply factors per row and column, `_then_…` kernels the named epilogue.
+  `_scale_row` kernels apply factors per row and column, `_then_…` kernels the named epilogue;
+  `_symmetric` kernels compute half of the tiles and store them twice.
 * CUTLASS's library describes 2.x operations with column-major D, and its emitter transposes them
   back: the emitted kernel has the problem's own orientation, and is not swapped. Their names end
   with the architecture unless it is sm90.
@@ -219,6 +220,8 @@ def struct_suffix(kernel: CutlassKernel) -> str:
     """The part of the type's name that CUTLASS's names leave out: the epilogue."""
     if kernel.operation.is_fused:
         return f"_then_{kernel.operation.epilogue.value}"
+    if kernel.operation.symmetric:
+        return "_symmetric"
     return "_scale_row" if scales_rows(kernel) and stores_itself(kernel) else ""
 
 

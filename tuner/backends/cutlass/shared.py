@@ -41,6 +41,7 @@ class CutlassBackend(KernelBackend):
         scalings: further scalings by type of A and grouping. By default FP8 has one factor per
             operand, and other types have none.
         epilogues, grouped_epilogues: epilogues of products without and with groups.
+        symmetric: whether it has kernels of symmetric products.
     """
 
     name: Backend
@@ -53,6 +54,7 @@ class CutlassBackend(KernelBackend):
     groupings: frozenset[Grouping] = frozenset({Grouping.NONE})
     epilogues: frozenset[Epilogue] = frozenset({Epilogue.NONE})
     grouped_epilogues: frozenset[Epilogue] = frozenset({Epilogue.NONE})
+    symmetric: bool = False
 
     def supports(self, operation: Operation, arch: Architecture) -> bool:
         """Whether the backend has kernels of the operation on the architecture.
@@ -71,6 +73,7 @@ class CutlassBackend(KernelBackend):
             and operation.grouping in self.groupings
             and (operation.scaling is default or scaling in self.scalings)
             and operation.epilogue in epilogues
+            and (self.symmetric or not operation.symmetric)
             and (arch is SM90 or bool(generated.kernels(operation.of_kernels, arch)))
         )
 

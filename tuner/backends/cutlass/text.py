@@ -24,7 +24,7 @@ def emitted(
     An emitter knows CUTLASS's epilogue functors by enumerator. Ours are passed as templates of
     text.
     """
-    if kernel.operation.is_fused:
+    if kernel.operation.is_fused or kernel.operation.symmetric:
         emitter.builtin_epilogue_functor_template = fused_epilogue
     elif scales_rows(kernel) and stores_itself(kernel):
         emitter.builtin_epilogue_functor_template = row_scaled_epilogue

@@ -41,6 +41,10 @@ using {name} = cutlass::gemm::kernel::GemmUniversal<
     cutlass::gemm::PersistentScheduler>;
 """
 
+_SYMMETRIC_EPILOGUE = "gemmsmith::Mirrored<${element_d}, ${element_epilogue}>"
+
+_TRIANGLE_TAG = ("cutlass::gemm::PersistentScheduler>", "gemmsmith::TriangleScheduler>")
+
 _STREAM_K_TAG = ("cutlass::gemm::StreamKScheduler>", "gemmsmith::StreamKScheduler>")
 """CUTLASS's scheduler, and `stream_k.hpp`'s, which replaces it: CUTLASS's does not compile with
 programmatic dependent launch."""
@@ -67,6 +71,8 @@ def part(kernel: CutlassKernel) -> Part:
         )
     elif kernel.operation.epilogue.sums_rows:
         adapter = f"SummingGemm3x<{struct}, {traits}, {swapped}>"
+    elif kernel.operation.symmetric:
+        adapter = f"SymmetricGemm3x<{struct}, {traits}>"
     elif kernel.operation.is_fused:
         adapter = f"FusedGemm3x<{struct}, {traits}, {swapped}>"
     else:
@@ -86,7 +92,9 @@ def part(kernel: CutlassKernel) -> Part:
     return text.part(
         kernel,
         header=_header(kernel),
-        definition=definition.replace(*_STREAM_K_TAG),
+        definition=definition.replace(
+            *(_TRIANGLE_TAG if kernel.operation.symmetric else _STREAM_K_TAG)
+        ),
         adapter=adapter,
     )
 
@@ -125,6 +133,8 @@ def _fused_epilogue(kernel: CutlassKernel) -> str:
     """The fusion operation of `fused3x.hpp`. CUTLASS's emitter fills in the element types of D and
     of the computation.
     """
+    if kernel.operation.symmetric:
+        return _SYMMETRIC_EPILOGUE
     return _FUSED_EPILOGUE.format(
         expression=_expression(kernel.operation), swapped=text.boolean(kernel.swapped)
     )
@@ -182,6 +192,8 @@ def _header(kernel: CutlassKernel) -> str:
         return "differentiate"
     if kernel.operation.is_fused:
         return "fused3x"
+    if kernel.operation.symmetric:
+        return "symmetric"
     if is_padded(kernel):
         return "padded"
     return {

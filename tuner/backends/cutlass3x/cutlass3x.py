@@ -33,6 +33,8 @@ class Cutlass3x(CutlassBackend):
 
     def _like(self, problem: Problem, device: DeviceModel) -> CutlassKernel | None:
         """A kernel that has the fitted kernels' types, layout, alignment and epilogue."""
+        if problem.operation.symmetric:  # all its widths are in the list
+            return None
         kernels = self.kernels(problem, architecture(device.arch), Level.CORE)
         return kernels[0] if kernels and kernels[0].mainloop in TMA_MAINLOOPS else None
 
@@ -50,4 +52,5 @@ CUTLASS3X: Final = Cutlass3x(
     ),
     groupings=frozenset(Grouping),
     epilogues=frozenset(Epilogue),
+    symmetric=True,
 )

@@ -19,7 +19,7 @@ from tuner.backends.backend import Level
 from tuner.backends.cutlass import generated
 from tuner.backends.cutlass.alignment import cpasync_alignment, tma_reads, tma_stores
 from tuner.backends.cutlass.lines import suited
-from tuner.backends.cutlass3x import core, full, grouped
+from tuner.backends.cutlass3x import core, full, grouped, symmetric
 
 
 @lru_cache(maxsize=1024)
@@ -37,6 +37,8 @@ def _families(problem: Problem, level: Level) -> list[tuple[CutlassKernel, ...]]
     """The families in order of preference. All are listed at once: they are few, and cached."""
     if problem.operation.is_grouped:
         return [grouped.kernels(problem.operation, level)]
+    if problem.operation.symmetric:
+        return [symmetric.kernels(problem.operation, level)]
     source = core if level is Level.CORE else full
     operation = problem.operation
     aligned_d = tma_stores(problem)

@@ -85,6 +85,15 @@ def fused_kernels_leave_by_tma(kernel: CutlassKernel) -> str | None:
     return _not_whole_tiles_by_tma(kernel, "fused") if kernel.operation.is_fused else None
 
 
+def symmetric_kernels_leave_by_tma(kernel: CutlassKernel) -> str | None:
+    """The visitor tree that stores a tile twice needs the TMA epilogue (`symmetric.hpp`)."""
+    if not kernel.operation.symmetric:
+        return None
+    if kernel.swapped:
+        return "a symmetric result is its own transpose"
+    return _not_whole_tiles_by_tma(kernel, "symmetric")
+
+
 def _not_whole_tiles_by_tma(kernel: CutlassKernel, kind: str) -> str | None:
     """None if it is a persistent kernel that loads and stores by TMA, else the reason."""
     if kernel.mainloop not in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE):
@@ -159,6 +168,7 @@ RULES = rules.by_name(
     rules.epilogue_matches_mainloop,
     grouped_kernels_are_pointer_arrays,
     fused_kernels_leave_by_tma,
+    symmetric_kernels_leave_by_tma,
     gated_tile_is_two_halves,
     backward_kernels_are_not_swapped,
     wgmma.tf32_is_k_major,

@@ -240,10 +240,11 @@ int64_t settings() {
 
 struct Key {
   int64_t words[kWords] = {};
-  /* `groups` is 0 where there are none. */
-  Key(View const& left, View const& right, int32_t dtype, bool bias = false, int64_t groups = 0) {
+  /* `groups` is 0 where there are none; of a symmetric product, right is left transposed. */
+  Key(View const& left, View const& right, int32_t dtype, bool bias = false, int64_t groups = 0,
+      bool symmetric = false) {
     words[0] = left.dim | right.dim << 4 | int64_t{left.dtype} << 8 | int64_t{dtype} << 16 |
-               int64_t{bias} << 24 | groups << 32;
+               int64_t{bias} << 24 | int64_t{symmetric} << 25 | groups << 32;
     words[1] = left.device;
     words[kWords - 1] = settings() | int64_t{generation_[groups != 0].load()} << 32;
     put(2, left);
@@ -293,6 +294,19 @@ uint64_t address(Tensor tensor) {
   void* pointer = nullptr;
   torch_.get_data_ptr(tensor, &pointer);
   return reinterpret_cast<uint64_t>(pointer);
+}
+
+/* Whether b is a's transposed view, as `gemmsmith.program.calls.is_mirrored` knows it, and `out` elsewhere. */
+template <int kDim>
+bool is_mirrored(View const& left, Tensor a, View const& right, Tensor b, Tensor out) {
+  constexpr int kRow = kDim - 2, kColumn = kDim - 1;
+  if (left.sizes[kRow] != right.sizes[kColumn] || left.strides[kRow] != right.strides[kColumn] ||
+      left.strides[kColumn] != right.strides[kRow] ||
+      (kDim == 3 && left.strides[0] != right.strides[0])) {
+    return false;
+  }
+  const uint64_t at = address(a);
+  return at == address(b) && !(out && at == address(out));
 }
 
 /* Whether these are matrices, or with `dim` of 3 batches of them, that can be multiplied. */
@@ -498,8 +512,9 @@ template <int kDim>
 Tensor multiply(View const& left, View const& right, Tensor a, Tensor b, Tensor into,
                 int32_t dtype) {
   if (!may_be_ours(left)) return nullptr;
+  const bool symmetric = dtype == left.dtype && is_mirrored<kDim>(left, a, right, b, into);
   Decision* decision = nullptr;
-  const gs_plan* plan = decide(Key(left, right, dtype), &decision);
+  const gs_plan* plan = decide(Key(left, right, dtype, false, 0, symmetric), &decision);
   if (!plan) return nullptr;
   const Extents<kDim> extents(left, right);
   Owned made;

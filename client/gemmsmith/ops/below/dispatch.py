@@ -90,8 +90,8 @@ _SCHEMAS = {
 }
 """Of the operators that dispatch.cpp has entries for, as it calls them."""
 
-_BIASED = 1 << 24
-"""In the first word of a question from C: a row is added to the product."""
+_BIASED, _SYMMETRIC = 1 << 24, 1 << 25
+"""In the first word of a question from C: a row is added; b is a's transposed view."""
 
 _Resolve = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
 _Failed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
@@ -318,7 +318,11 @@ class Dispatch:
         if is_too_early:
             engine.refuse(form, a, b, other, groups)
             return _ASK_AGAIN
-        plan = engine.plan(form, a, b, other, groups, epilogue)
+        plan = None
+        if words[0] & _SYMMETRIC and not engine.is_invariant:
+            plan = engine.plan(Form.SYMMETRIC, a, b)
+        if plan is None:
+            plan = engine.plan(form, a, b, other, groups, epilogue)
         if plan is None:  # for good, unless TF32 was just forbidden
             return _ASK_AGAIN if dtype is torch.float32 and not allows_tf32() else None
         if isinstance(plan, CopyingPlan):

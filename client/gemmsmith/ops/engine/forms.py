@@ -32,6 +32,7 @@ class Form(Enum):
     SCALED_PRECISE = "scaled_precise"  # the same; the tensor core's sums are promoted to FP32
     ROW_SCALED = "row_scaled"  # a[M, K] · b[K, N], times a factor per row and one per column
     ROW_SCALED_PRECISE = "row_scaled_precise"  # the same in FP8; the sums are promoted to FP32
+    SYMMETRIC = "symmetric"  # a[..., N, K] · b[..., K, N], where b is a transposed view of a
     ADDED = "added"  # a MATMUL that is added to its output
     ADDED_GRADIENT = "added_gradient"  # a WEIGHT_GRADIENT that is added to its output
     # a[T, K] · b[E, K, N] by runs of rows, or a[M, T] · b[T, N] by runs of T, a matrix for each
@@ -115,9 +116,10 @@ def operation_of(
         out = Element.F32 if form.adds else Element.BF16
     scaling = _SCALINGS.get(form, Scaling.NONE)
     try:
-        return Operation.of(
+        operation = Operation.of(
             types, out=out, scaling=scaling, epilogue=epilogue, accumulate=form.adds
         )
+        return replace(operation, symmetric=form is Form.SYMMETRIC)
     except InvalidProblem:
         return None
 
@@ -324,7 +326,7 @@ def _operands(form: Form, a: Spec, b: Spec) -> tuple[Matrix, Matrix, tuple[int, 
         if form in (Form.LINEAR, Form.LINEAR_BIAS):
             right = right.transposed()
         return left, right, (*a.size[:-1], right.columns)
-    if form not in (Form.MATMUL, Form.ADDED) or a.size[:-2] != b.size[:-2]:
+    if form not in (Form.MATMUL, Form.SYMMETRIC, Form.ADDED) or a.size[:-2] != b.size[:-2]:
         return None
     left, right = batched(a.size, a.stride), batched(b.size, b.stride)
     if left is None or right is None:

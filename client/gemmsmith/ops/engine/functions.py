@@ -35,6 +35,7 @@ from gemmsmith.ops.engine.observers import (
 )
 from gemmsmith.ops.engine.operands import Operands
 from gemmsmith.ops.engine.plan import Plan
+from gemmsmith.ops.engine.symmetric import multiplied
 
 
 def engine_here() -> Engine | None:
@@ -130,7 +131,7 @@ def product(form: Form, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """A product without bias, by a kernel or by torch. Below autograd."""
     if unobserved():
         engine = current()
-        d = engine.product(form, a, b) if engine is not None else None
+        d = multiplied(engine, form, a, b) if engine is not None else None
         return fallback.product(form, a, b) if d is None else d
     if is_watched() or torch_computes(form, a, b):
         return fallback.product(form, a, b)

@@ -344,6 +344,11 @@ class Plan:
             self._launch(matrices, pointers)
         return d
 
+    def set_factors(self, alpha: float, beta: float) -> None:
+        """Of the product and of `c`, in this thread's next calls. By default 1, and 0 or 1."""
+        arguments = self._local.arguments
+        arguments.alpha, arguments.beta = alpha, beta
+
     def _launch(self, matrices: tuple[int, ...], pointers: list[tuple[str, int]]) -> None:
         local = self._local
         arguments = local.arguments

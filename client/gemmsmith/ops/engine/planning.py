@@ -112,7 +112,8 @@ class Planner:
                 break
             reasons.add(outcome)
         plan = outcome if isinstance(outcome, Plan) else None
-        if shapes and shapes[0].problem.operation.epilogue.is_torchs:
+        of = shapes[0].problem.operation if shapes else None
+        if of is not None and of.epilogue.is_torchs and not of.symmetric:
             is_untuned = plan is None and reasons == {NO_WINNER}
             self._untuned.decided(shapes[0].problem, has_winner=not is_untuned)
         return plan, True

@@ -11,8 +11,11 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
+from gemmsmith.ops.engine.in_use import current
+from gemmsmith.ops.engine.observers import unobserved
+from gemmsmith.ops.engine.symmetric import symmetric
 from gemmsmith.ops.products.operators import matmul
-from gemmsmith.ops.products.registry import are_torchs
+from gemmsmith.ops.products.registry import are_torchs, wants_gradient
 
 MOST_BYTES = 2**26
 """Stacked matrices in bf16. Eight of 1024 × 4096 have 512 tiles of X·Xᵀ, four waves of an H100;
@@ -115,8 +118,23 @@ def _orthogonalized(
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).to(x.dtype)
     x = x / norm.clamp(min=eps)
     for _ in range(steps):
-        gram = matmul(x, x.mT)
-        # On the CPU, baddbmm (2.13) is wrong in bf16 for an alpha of 0.
-        gram = add_product(gram, gram, gram, beta=b, alpha=c) if c else b * gram
-        x = add_product(x, gram, x, beta=a)
+        x = add_product(x, _polynomial(x, b, c), x, beta=a)
     return [x] if is_single else x.unbind()
+
+
+def _polynomial(x: torch.Tensor, b: float, c: float) -> torch.Tensor:
+    """`b · A + c · A²` with A = x · xᵀ, by kernels that compute half of it where there are winners.
+
+    Only those make A symmetric to the bit, as the second one needs it.
+    """
+    eager = not torch.compiler.is_compiling() and unobserved()
+    engine = current() if eager and are_torchs(x) and not wants_gradient(x) else None
+    half = None if engine is None else symmetric(engine, x)
+    gram = matmul(x, x.mT) if half is None else half
+    if not c:  # on the CPU, baddbmm (2.13) is wrong in bf16 for an alpha of 0
+        return b * gram
+    squared = None if engine is None or half is None else symmetric(engine, half, half, c, b)
+    if squared is not None:
+        return squared
+    add_product = torch.addmm if x.dim() == 2 else torch.baddbmm
+    return add_product(gram, gram, gram, beta=b, alpha=c)
