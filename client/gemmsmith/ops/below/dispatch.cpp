@@ -529,35 +529,6 @@ Tensor multiply(View const& left, View const& right, Tensor a, Tensor b, Tensor 
   return out;
 }
 
-/* stack: a, b, then an asked type and, with `kInto`, out. All handles on it are ours. */
-template <int kDim, bool kInto, Output kOutput = Output::kSame>
-void product(uint64_t* stack, uint64_t, uint64_t) {
-  Owned a(reinterpret_cast<Tensor>(stack[0])), b(reinterpret_cast<Tensor>(stack[1]));
-  constexpr int kAtOut = kOutput == Output::kAsked ? 3 : 2;
-  Owned out(kInto ? reinterpret_cast<Tensor>(stack[kAtOut]) : nullptr);
-  View left(a.get()), right(b.get());
-  check(left, right, kDim);
-  int32_t dtype = left.dtype;
-  if (kOutput == Output::kInt32) dtype = kInt;
-  if (kOutput == Output::kAsked) dtype = static_cast<int32_t>(stack[2]);
-  Tensor done = multiply<kDim>(left, right, a.get(), b.get(), out.get(), dtype);
-  if (!done) {
-    const Extents<kDim> extents(left, right);
-    if (!kInto && extents.empty(left, dtype, out.address()) != 0) {
-      const int64_t rows = kDim == 2 ? extents.size[0] : extents.size[0] * extents.size[1];
-      const int element = dtype == kFloat || dtype == kInt ? 4 : 2;
-      throw_out_of_memory(left.device_type,
-                          double(rows) * double(extents.size[kDim - 1]) * element);
-    }
-    if (fallback<kDim, kOutput>(out.get(), left, a.get(), right, b.get(), dtype) != 0) {
-      throw std::runtime_error("torch's own product failed; the reason is on standard error");
-    }
-    done = out.get();
-  }
-  out.release();
-  stack[0] = reinterpret_cast<uint64_t>(done);
-}
-
 /* Whether `bias` is one row, also an expanded one, of what the product of these gives. */
 bool is_row(View const& bias, View const& left, View const& right) {
   if (bias.dtype != left.dtype || bias.device_type != left.device_type ||
@@ -648,6 +619,7 @@ enum { kMm, kMmInto, kBmm, kBmmInto, kSum, kSumInto, kGrouped, kEntries };
 extern Entry entries_[kEntries];
 void* entered_ = nullptr; /* the library of their registrations */
 bool are_left_ = false;
+thread_local uint64_t keys_ = 0; /* of the present call, which the shim does not pass on */
 ScalarContent one_;
 
 bool is_one(ScalarContent const& factor) {
@@ -659,6 +631,11 @@ Result content(Tensor handle) {
   TensorContent content = *static_cast<TensorContent*>(handle);
   ::operator delete(handle);
   return Result(content);
+}
+
+/* A handle of a tensor, which the caller owns. */
+Tensor handle(Result const& tensor) {
+  return new (::operator new(sizeof(TensorContent))) TensorContent(tensor);
 }
 
 template <int kDim>
@@ -711,6 +688,7 @@ Result grouped(void*, uint64_t keys, Tensor a, Tensor b, OptionalTensor const& o
 template <int kEntry>
 void boxed(void*, const void* operation, uint64_t keys, void* stack) {
   KernelFunction const& override = entries_[kEntry].override;
+  keys_ = keys;
   reinterpret_cast<Boxed>(override.boxed)(override.functor, operation, keys, stack);
 }
 
@@ -741,6 +719,45 @@ void enter(Entry const& entry) {
   torch_.make_function(function, &entered, {}, &no_schema);
   torch_.add_function(entered_, entry.name, function, 0);
   torch_.delete_function(function);
+}
+
+/* stack: a, b, then an asked type and, with `kInto`, out. All handles on it are ours. */
+template <int kDim, bool kInto, Output kOutput = Output::kSame>
+void product(uint64_t* stack, uint64_t, uint64_t) {
+  Owned a(reinterpret_cast<Tensor>(stack[0])), b(reinterpret_cast<Tensor>(stack[1]));
+  constexpr int kAtOut = kOutput == Output::kAsked ? 3 : 2;
+  Owned out(kInto ? reinterpret_cast<Tensor>(stack[kAtOut]) : nullptr);
+  View left(a.get()), right(b.get());
+  constexpr int kEntry = (kDim == 2 ? kMm : kBmm) + kInto;
+  const bool is_entered = kOutput == Output::kSame && entered_ && entries_[kEntry].is_known;
+  if (!is_entered) check(left, right, kDim);
+  int32_t dtype = left.dtype;
+  if (kOutput == Output::kInt32) dtype = kInt;
+  if (kOutput == Output::kAsked) dtype = static_cast<int32_t>(stack[2]);
+  Tensor done = fits(left, right, kDim)
+                    ? multiply<kDim>(left, right, a.get(), b.get(), out.get(), dtype)
+                    : nullptr;
+  if (!done && is_entered) { /* torch's own kernel says what is wrong */
+    KernelFunction const& torchs = entries_[kEntry].original;
+    done = kInto ? reinterpret_cast<ProductInto>(torchs.unboxed)(torchs.functor, keys_, a.get(),
+                                                                 b.get(), out.get())
+                 : handle(reinterpret_cast<Product>(torchs.unboxed)(torchs.functor, keys_, a.get(),
+                                                                    b.get()));
+  } else if (!done) {
+    const Extents<kDim> extents(left, right);
+    if (!kInto && extents.empty(left, dtype, out.address()) != 0) {
+      const int64_t rows = kDim == 2 ? extents.size[0] : extents.size[0] * extents.size[1];
+      const int element = dtype == kFloat || dtype == kInt ? 4 : 2;
+      throw_out_of_memory(left.device_type,
+                          double(rows) * double(extents.size[kDim - 1]) * element);
+    }
+    if (fallback<kDim, kOutput>(out.get(), left, a.get(), right, b.get(), dtype) != 0) {
+      throw std::runtime_error("torch's own product failed; the reason is on standard error");
+    }
+    done = out.get();
+  }
+  out.release();
+  stack[0] = reinterpret_cast<uint64_t>(done);
 }
 
 struct Polymorphic {
