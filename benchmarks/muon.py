@@ -2,8 +2,8 @@
 
     python -m benchmarks.muon -o muon.json [--winners FILE]
 
-The sides alternate in one process, with torch against itself. The updates of equal shape are computed at
-once, and winners of configs/suites/muon.toml run kernels of half the work.
+The sides alternate in one process, with torch against itself. The updates of equal shape are
+computed at once, and winners of configs/suites/muon.toml run kernels of half the work.
 A line of JSON for each model is printed and saved at once. Parameters are FP32.
 """
 
