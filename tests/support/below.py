@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
 from gemmsmith.answers.snapshot import Row
 from gemmsmith.core.config import Use
 from gemmsmith.core.problem import Problem
+from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.planning import Chooser as Chooses
 from tests.support.stand_in import Chooser, Host, Packs, installed
@@ -35,6 +37,19 @@ def of_types(*dtypes: str, weights: Iterable[tuple[int, int]] = ((8, 8),)) -> Ch
         snapshot = SimpleNamespace(rows=rows)
 
     return Pinned(answers=lambda problem: problem.dtype in dtypes)
+
+
+def only_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the end of a test of torch's operators, as where the binding cannot be loaded."""
+    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
+    leave(left=True)
+
+
+def leave(*, left: bool) -> None:
+    """`Dispatch.leave` of the binding that this process has, if it has any."""
+    for dispatch in Dispatch._made.values():
+        if dispatch is not None:
+            dispatch.leave(left=left)
 
 
 @contextmanager

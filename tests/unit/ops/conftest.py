@@ -19,7 +19,7 @@ from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models.patching import _Patches
 from tests.gpu.support.choosing import Ground
-from tests.support import fake_nvcc, stand_in
+from tests.support import below, fake_nvcc, stand_in
 from tests.support.serving import H200, own_signer
 from tests.support.stand_in import Chooser, Host, Packs
 from tuner.compile import ArtifactStore
@@ -28,6 +28,13 @@ from tuner.compile import ArtifactStore
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(20261121)
+
+
+@pytest.fixture(autouse=True)
+def _entered() -> Iterator[None]:
+    """What an earlier test has left is entered again."""
+    yield
+    below.leave(left=False)
 
 
 @pytest.fixture
@@ -70,7 +77,7 @@ def mesh() -> Iterator[dist.DeviceMesh]:
 def without_binding(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Winners are of the host, and only Python replaces products."""
     host.kind = "cpu"
-    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
+    below.only_python(monkeypatch)
 
 
 @pytest.fixture

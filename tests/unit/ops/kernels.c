@@ -164,7 +164,10 @@ GS_API int32_t gs_can_implement(int32_t i, const gs_arguments *g) {
 GS_API int64_t gs_workspace_bytes(int32_t i, const gs_arguments *g) {
   return i == kSplit ? 1000 : 0;
 }
+GS_API int32_t computes_nothing = 0; /* for measuring a launch alone */
+
 GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *stream) {
+  if (computes_nothing) return 0;
   if (i == kFails) return 1009;
   if ((i == kSplit) != (workspace != 0) || stream != (void *)77) return 6;
   if (g->beta != 0 && !symmetric(i) && (i < kF32 || i >= kRowsTn || g->beta != 1)) return 6;

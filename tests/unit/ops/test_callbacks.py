@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import gemmsmith
 from gemmsmith.integrations.switching import Switch
-from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
+from tests.support.below import only_python
 from tests.support.patched import is_patched
 from tests.support.stand_in import Host
 
@@ -28,7 +28,7 @@ WIDTH, ROWS, STEPS = 16, 8, 3
 @pytest.fixture(autouse=True)
 def _on_the_host(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without the compiled binding; theirs warn of much that is not ours."""
-    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
+    only_python(monkeypatch)
     for name in ("lightning.pytorch", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():

@@ -23,7 +23,17 @@ from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.below.prospects import may_add_biases
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
-from tests.support.below import BF16, Swapping, close, layers, made, of_types, operands, trains
+from tests.support.below import (
+    BF16,
+    Swapping,
+    close,
+    layers,
+    leave,
+    made,
+    of_types,
+    operands,
+    trains,
+)
 from tests.support.processes import in_threads
 from tests.support.stand_in import Chooser, Host, Packs, deterministic
 
@@ -116,6 +126,7 @@ def test_what_is_not_ours_is_torchs(patched: Engine, runs: Runs) -> None:
     ],
 )
 def test_errors_are_torchs(patched: Engine, a: torch.Tensor, b: torch.Tensor, message: str) -> None:
+    leave(left=True)
     with pytest.raises(RuntimeError, match=message):
         torch.mm(a, b)
 
@@ -123,6 +134,7 @@ def test_errors_are_torchs(patched: Engine, a: torch.Tensor, b: torch.Tensor, me
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_too_little_memory_is_torchs_own_error(patched: Engine, batch: tuple[int, ...]) -> None:
     """Programs catch it, and try again with a smaller batch."""
+    leave(left=True)
     rows = torch.empty(1, 16, dtype=BF16).expand(*batch, 1 << 22, 16)
     columns = torch.empty(16, 1, dtype=BF16).expand(*batch, 16, 1 << 22)
     gibibytes = 2 * 2**14 * (batch or (1,))[0]

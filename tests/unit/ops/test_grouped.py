@@ -27,6 +27,7 @@ from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.engine.in_use import install
 from gemmsmith.winners.lookup import Lookup
+from tests.support.below import leave, only_python
 from tests.support.replacing import replace
 from tests.support.stand_in import Chooser, Host, Packs, config
 
@@ -41,7 +42,7 @@ E, T, K, N = len(ENDS), 22, 16, 24
 def _on_the_host(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below autograd, and without the binding, unless a test is `bound`."""
     host.kind = "cpu"
-    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
+    only_python(monkeypatch)
 
 
 @pytest.fixture(params=["python", "binding"])
@@ -51,6 +52,7 @@ def bound(
     """Without the binding, and with it."""
     if request.param == "binding":
         monkeypatch.setattr(Dispatch, "of", lambda kind: binding)
+        leave(left=False)
 
 
 def ends(*values: int) -> torch.Tensor:
@@ -239,26 +241,42 @@ def test_what_no_kernel_takes_is_torchs(engine: Engine, runs: Runs) -> None:
 
 
 def test_the_binding_leaves_the_rest_to_torch(
-    engine: Engine, binding: Dispatch, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
+    chooser: Chooser,
+    binding: Dispatch,
+    monkeypatch: pytest.MonkeyPatch,
+    runs: Runs,
 ) -> None:
     monkeypatch.setattr(Dispatch, "of", lambda kind: binding)
+    leave(left=False)
+    chooser.answers = lambda problem: problem.operation.is_grouped  # torch's loop calls mm here
     x, w, offs = tokens().detach(), experts().detach(), ends()
     shifted = torch.randn(T * K + 1).to(BF16)[1:].view(T, K)
+    rest = (
+        (x.half(), w, offs),
+        (x.view(1, T, K), w, offs),
+        (x, w.half(), offs),
+        (x, w[:3], offs),
+        (shifted, w, offs),
+        (x[:0], w, offs),
+        (x, w, offs.long()),
+        (x, w, offs[:0]),
+        (x, w, offs[0]),
+        (x, w, torch.stack((offs, offs), 1)[:, 0]),
+    )
+
+    def outcome(a: torch.Tensor, b: torch.Tensor, cut: torch.Tensor) -> object:
+        try:
+            return torch._grouped_mm(a, b, offs=cut).shape
+        except (RuntimeError, ValueError, IndexError) as error:
+            return str(error)
+
+    expected = [outcome(*operands) for operands in rest]
     with gemmsmith.patch():
-        assert binding.grouped(x, w, offs) is not None
-        for a, b, cut in (
-            (x.half(), w, offs),
-            (x.view(1, T, K), w, offs),
-            (x, w.half(), offs),
-            (x, w[:3], offs),
-            (shifted, w, offs),
-            (x[:0], w, offs),
-            (x, w, offs.long()),
-            (x, w, offs[:0]),
-            (x, w, offs[0]),
-            (x, w, torch.stack((offs, offs), 1)[:, 0]),
-        ):
-            assert binding.grouped(a, b, cut) is None
+        torch._grouped_mm(x, w, offs=offs)
+        assert runs() == 1
+        assert [outcome(*operands) for operands in rest] == expected
+    assert runs() == 0
 
 
 @pytest.mark.parametrize(

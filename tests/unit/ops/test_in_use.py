@@ -24,6 +24,7 @@ from gemmsmith.ops.engine import settings
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import install
 from tests.support import stand_in
+from tests.support.below import only_python
 from tests.support.stand_in import Chooser, Host, Packs
 from tests.unit.ops.test_layers import FeedForward
 
@@ -87,7 +88,7 @@ def engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Engine]:
     if request.param == "python":
-        monkeypatch.setattr(Dispatch, "of", lambda kind: None)
+        only_python(monkeypatch)
     made = engine_of(chooser, pack)
     with stand_in.installed(made), torch.no_grad():
         yield made

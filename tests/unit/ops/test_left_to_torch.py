@@ -456,6 +456,24 @@ def test_few_rows_cost_no_look_up(engine: Engine, chooser: Swapping, runs: Runs,
         assert any(not problem.operation.epilogue.is_torchs for problem in captured.problems)
 
 
+def test_few_tokens_of_experts_cost_no_look_up(
+    engine: Engine, chooser: Swapping, runs: Runs
+) -> None:
+    net, given = NETS["experts"]()
+    problems = asked_by(chooser, net, given)
+    of_more = [
+        replace(of, **{of.operation.free_extent: 64 * getattr(of, of.operation.free_extent)})
+        for of in problems
+    ]
+    for winners, wins in ((of_more, False), (problems, True)):
+        with installed(pinned(engine, *winners)), gemmsmith.patch(net), counted(net) as decided:
+            runs()
+            for gradients in (False, True):
+                with torch.set_grad_enabled(gradients):
+                    step(net, given)
+            assert (decided[0] > 0, runs() > 0) == (wins, wins)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in FUSED if kind != "experts"])
 def test_few_rows_cost_no_look_up_until_winners_of_a_service_change(
     engine: Engine, chooser: Swapping, runs: Runs, kind: str
@@ -565,14 +583,14 @@ def test_the_binding_is_used_where_a_layers_products_may_win(
 
     for products in ([(INNER, WIDTH)], [(WIDTH, INNER)], [(9, 9), (INNER, WIDTH)]):
         with installed(engine((9, 9))), gemmsmith.patch(net):
-            assert not binding.is_on
+            assert binding._engine is None
             net(x)
             assert runs() == 0
             with installed(engine(*products)):  # others come into use
-                assert binding.is_on
+                assert binding._engine is not None
                 net(x)
                 assert runs() == 1
-        assert not binding.is_on
+        assert binding._engine is None
 
 
 @pytest.mark.parametrize("dtype", ["bf16.group_rows", "bf16.group_depth", "bf16"])

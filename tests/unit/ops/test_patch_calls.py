@@ -89,11 +89,11 @@ def test_the_binding_is_left_to_what_is_still_open(
     wide, narrow = (nn.Linear(16, n, bias=False, dtype=BF16) for n in (24, 8))
     gemmsmith.patch(wide)
     gemmsmith.patch(narrow)
-    sizes.append(dispatch._blocks.only)
+    sizes.append(dispatch._blocks[0].only)
     gemmsmith.unpatch(wide)
-    sizes.append(dispatch._blocks.only)
+    sizes.append(dispatch._blocks[0].only)
     gemmsmith.unpatch(narrow)
-    sizes.append(dispatch._blocks.only)
+    sizes.append(dispatch._blocks[0].only)
     assert sizes == [{(24, 16), (8, 16)}, {(8, 16)}, set()]
 
 

@@ -9,9 +9,11 @@ installed once and switched on and off.
 A kernel adds with alpha and beta of 1 alone. torch computes with other factors, and with an addend
 that is broadcast or not FP32.
 
-Linear layers with a bias become plain `addmm` of a row. Python passes it on to the binding, which
-decides and launches as for `mm`. This costs every such layer some microseconds, so `addmm` is only
-overridden when a winner adds a bias for the sizes of a layer that is replaced.
+Linear layers with a bias become plain `addmm` of a row. Compiled callers, as torch's own layers,
+enter the binding instead of the override in Python (`gs_dispatch_enter`): it decides and launches
+as for `mm`. Where this torch does not allow that, the override costs every such layer some
+microseconds. So `addmm` is only overridden when a winner adds a bias for the sizes of a layer that
+is replaced.
 
 While rows must have the same bits at every M, torch must not compute any of these, nor add in place
 or multiply vectors. Then a sum with other factors is added after the product.
@@ -27,7 +29,7 @@ import torch
 
 from gemmsmith.core.operation import Epilogue
 from gemmsmith.errors import NotInvariant
-from gemmsmith.ops.below.overriding import override
+from gemmsmith.ops.below.overriding import Enter, override
 from gemmsmith.ops.engine.copying import written
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
@@ -39,10 +41,6 @@ PRODUCTS = (("mm", 2, False), ("bmm", 3, False), ("addmm", 2, True), ("baddbmm",
 
 Takes = Callable[[torch.Tensor, torch.Tensor], bool]
 """Whether a product of these is replaced."""
-Biased = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor | None
-]
-"""`added + a · b` for a row, perhaps in `out`. Returns None if torch must compute it."""
 
 
 def by_kernel(
@@ -76,22 +74,21 @@ class _Active:
     """The replacements that are on in this process."""
 
     takes: Takes | None = None
-    biased: Biased | None = None
     installed: set[str] = set()  # noqa: RUF012 - one a process
 
 
-def switch(takes: Takes | None, biased: Biased | None) -> None:
+def switch(takes: Takes | None) -> None:
     """Replace the products that `takes` accepts by kernels of the engine in use."""
-    _Active.takes, _Active.biased = takes, biased
+    _Active.takes = takes
 
 
-def install_biases(kind: str) -> None:
+def install_biases(kind: str, enter: Enter) -> None:
     """Override torch's `addmm` of a row too. Does nothing the second time."""
     key = f"{kind} biases"
     if key not in _Active.installed:
         _Active.installed.add(key)
         for name in ("addmm", "addmm.out"):
-            override(kind, name, _over_bias)
+            override(kind, name, _over_bias, enter)
 
 
 def install_sums(kind: str) -> None:
@@ -103,7 +100,6 @@ def install_sums(kind: str) -> None:
         NotInvariant: this torch cannot call its own kernel of one of them.
     """
     key = f"{kind} sums"
-    install_biases(kind)
     if key not in _Active.installed:
         names = [name for name in _SUMS if not override(kind, name, _SUMS[name])]
         if names:
@@ -150,13 +146,19 @@ def _over(name: str, dims: int, adds: bool, original: Any) -> Callable[..., torc
     return call
 
 
-def _demanding(a: torch.Tensor, b: torch.Tensor) -> Engine | None:
-    """The engine, if it must multiply these in one order. Returns None if they do not fit."""
+def _replacing(a: torch.Tensor, b: torch.Tensor) -> Engine | None:
+    """The engine, if products of these are replaced. Returns None if they do not fit."""
     engine, takes = in_use(), _Active.takes
-    if engine is None or not engine.is_invariant or takes is None or not takes(a, b):
+    if engine is None or takes is None or not takes(a, b):
         return None
     fits = a.dim() == b.dim() and a.shape[-1] == b.shape[-2] and a.dtype is b.dtype
     return engine if fits else None
+
+
+def _demanding(a: torch.Tensor, b: torch.Tensor) -> Engine | None:
+    """As `_replacing`, if the engine must multiply in one order."""
+    engine = _replacing(a, b)
+    return engine if engine is not None and engine.is_invariant else None
 
 
 def _in_order(
@@ -167,14 +169,15 @@ def _in_order(
     factors: Mapping[str, Any],
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | None:
-    """The sum of a product in one order and of what is added, rounded in between.
+    """A row added by the kernel of a product, if a winner does so.
 
-    A row is added by the kernel, if a winner does so. `added` of one dimension less than the
-    product is added to each of its rows, or to each element of a product with a vector.
+    Else, if rows must have the same bits at every M, the sum of the product and of what is added,
+    rounded in between. `added` of one dimension less than the product is added to each of its rows,
+    or to each element of a product with a vector.
 
-    Returns None if rows need not have the same bits at every M.
+    Returns None if torch must compute it.
     """
-    engine = _demanding(a, b)
+    engine = _replacing(a, b)
     if engine is None:
         return None
     alpha, beta = factors.get("alpha", 1), factors.get("beta", 1)
@@ -182,6 +185,8 @@ def _in_order(
     if row is not None and engine.plan(Form.MATMUL, a, b, epilogue=Epilogue.BIAS) is not None:
         d = engine.product(Form.MATMUL, a, b, {"bias": row}, epilogue=Epilogue.BIAS)
         return d if d is None else written(d, out)
+    if not engine.is_invariant:
+        return None
     d = engine.product(Form.MATMUL, a, b, output=out_dtype)
     if d is None:
         return None
@@ -211,11 +216,6 @@ def _over_bias(original: Any, *, in_place: bool = False) -> Callable[..., torch.
         out: torch.Tensor | None = None,
         **factors: Any,
     ) -> Any:
-        biased = None if in_place else _Active.biased
-        if biased is not None and all(value == 1 for value in factors.values()):
-            d = biased(added, a, b, out)
-            if d is not None:
-                return d
         d = _in_order(added, a, b, added if in_place else out, factors)
         if d is not None:
             return d

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,16 +11,20 @@ from gemmsmith.ops.engine.forms import Spec
 
 Weights = frozenset[tuple[int, int]]
 """Sizes of linear layers' weights: (out_features, in_features)."""
+Includes = Callable[[Weights, Sequence[int], Sequence[int]], bool]
 
 
 class Blocks:
     """The open blocks, each for the products with some weights, or for all products.
 
+    `includes(weights, sizes of a, sizes of b)`: whether the product may be one with such weights.
+
     Attributes:
         only: weights of all of them; None: every product is replaced. Empty without open blocks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, includes: Includes | None = None) -> None:
+        self._includes = includes or of_layers
         self._open: list[Weights | None] = []
         self.only: Weights | None = frozenset()
 
@@ -40,7 +44,7 @@ class Blocks:
         self.only = frozenset().union(*weights) if len(weights) == len(self._open) else None
 
     def hold(self, a: torch.Tensor | Spec, b: torch.Tensor | Spec) -> bool:
-        return self.only is None or of_layers(self.only, a.shape, b.shape)
+        return self.only is None or self._includes(self.only, a.shape, b.shape)
 
 
 def of_layers(weights: Weights, a: Sequence[int], b: Sequence[int]) -> bool:
@@ -53,3 +57,9 @@ def of_layers(weights: Weights, a: Sequence[int], b: Sequence[int]) -> bool:
         return False
     (m, k), n = a, b[1]
     return not weights.isdisjoint(((n, k), (k, n), (k, m), (m, n), (n, m)))
+
+
+def of_experts(weights: Weights, a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether a grouped product may be an output or a gradient of experts with these weights."""
+    rows, columns = b[-2:] if len(b) == 3 else (a[0], b[-1])
+    return len(a) == 2 and ((rows, columns) in weights or (columns, rows) in weights)

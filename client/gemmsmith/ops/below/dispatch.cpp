@@ -1,5 +1,5 @@
-/* torch's `mm`, `bmm` and `_int_mm` by tuned kernels, below autograd and without Python, and, as far
- * as it can be, `addmm` of a bias and `_grouped_mm`.
+/* torch's `mm`, `bmm`, `_int_mm`, `addmm` of a bias and `_grouped_mm` by tuned kernels, below autograd
+ * and without Python.
  *
  * Takes the place of their kernels for one dispatch key, so that forward and backward products of
  * unchanged code come here, from any thread. Whatever has no plan goes on to the kernel that was
@@ -10,11 +10,12 @@
  *
  * Of torch its C shim is used (torch/csrc/inductor/aoti_torch/c/shim.h) and functions that tell its
  * settings, by addresses that Python looks up: the shared object is linked to nothing and outlives
- * torch's versions. The shim passes no Scalar, so operators with
- * alpha and beta begin in Python (`gemmsmith.ops.below.adding`), and so do grouped ones, of which it
- * cannot call torch's everywhere. It hands the tensors on to `gs_dispatch_biased` and
- * `gs_dispatch_grouped`, which cost less than the same in Python.
+ * torch's versions. The shim passes no Scalar, and cannot call torch's grouped products everywhere, so
+ * these operators are overridden in Python (`gemmsmith.ops.below.adding`, `experts`). An override gets
+ * a second entry here, for compiled callers (`gs_dispatch_enter`). It never enters Python, and makes no
+ * handles, which in a small model cost more than the decision.
  */
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -29,7 +30,7 @@
 namespace {
 
 using Tensor = void*;                                           /* AtenTensorHandle */
-using Boxed = void (*)(uint64_t* stack, uint64_t, uint64_t);    /* StableIValue is 64 bits */
+using Stable = void (*)(uint64_t* stack, uint64_t, uint64_t);   /* StableIValue is 64 bits */
 
 constexpr int kDims = 3;
 constexpr int kWords = 3 + 4 * kDims;
@@ -38,7 +39,7 @@ constexpr int64_t kMostDecisions = 1 << 16; /* sizes without end must not fill t
 constexpr int64_t kMostGroups = 1 << 16;
 constexpr int kArgumentsBytes = 1024;       /* room for gs_arguments, whatever it grows to */
 /* c10::ScalarType */
-constexpr int32_t kByte = 0, kInt = 3, kFloat = 6;
+constexpr int32_t kByte = 0, kInt = 3, kLong = 4, kFloat = 6, kDouble = 7;
 /* at::Float32Backend::CUDA, at::Float32Op::MATMUL, at::Float32Precision::TF32 */
 constexpr int32_t kCudaBackend = 1, kMatmulOp = 3, kTf32Precision = 2;
 constexpr int32_t kCpu = 0, kCuda = 1; /* c10::DeviceType */
@@ -47,6 +48,48 @@ struct SourceLocation { /* c10's */
   const char* function;
   const char* file;
   uint32_t line;
+};
+
+/* c10::KernelFunction begins so, and is smaller. `layouts_hold` checks it. */
+struct KernelFunction {
+  void *functor, *boxed, *unboxed, *symbolic;
+  void* further[28];
+};
+
+struct NoSignature { /* std::nullopt of a c10::impl::CppSignature, which is one pointer */
+  const void* type;
+  bool is_there;
+};
+
+/* What C++ returns by an address that the caller passes. */
+template <class Content>
+struct Returned : Content {
+  Returned() = default;
+  explicit Returned(Content content) : Content(content) {}
+  Returned(Returned const&) = delete;
+  ~Returned() {}
+};
+
+struct TensorContent { /* at::Tensor's */
+  void* pointer;
+};
+
+struct OptionalTensor { /* std::optional<at::Tensor> */
+  TensorContent content;
+  bool is_there;
+  Tensor handle() const { return is_there ? const_cast<TensorContent*>(&content) : nullptr; }
+};
+
+struct OptionalType { /* std::optional<c10::ScalarType> */
+  int8_t type;
+  bool is_there;
+};
+
+struct alignas(16) ScalarContent { /* c10::Scalar's, which is smaller. `layouts_hold` checks it. */
+  int32_t type;
+  int64_t padding;
+  int64_t value;
+  int64_t further[5];
 };
 
 }  // namespace
@@ -67,7 +110,7 @@ struct gs_torch {
   int32_t (*delete_tensor)(Tensor);
   int32_t (*new_handle)(Tensor, Tensor*); /* a further one of the same tensor */
   int32_t (*library_init)(const char*, const char*, const char*, uint32_t, void**);
-  int32_t (*library_impl)(void*, const char*, Boxed);
+  int32_t (*library_impl)(void*, const char*, Stable);
   int32_t (*mm_out)(Tensor, Tensor, Tensor);
   int32_t (*bmm_out)(Tensor, Tensor, Tensor);
   /* Of torch's C++: at::globalContext, and of at::Context what forbids kernels. The last two are
@@ -80,7 +123,6 @@ struct gs_torch {
   /* Null where this torch has no such function: then what needs it stays torch's. */
   int32_t (*int_mm_out)(Tensor, Tensor, Tensor);
   int32_t (*mm_dtype_out)(Tensor, Tensor, Tensor, int32_t);
-  int32_t (*addmm_out)(Tensor, Tensor, Tensor, Tensor, double beta, double alpha);
   /* Of torch's C++: at::Context::float32Precision and at::NoTF32Guard's. */
   int32_t (*float32_precision)(const void* context, int32_t backend, int32_t op);
   bool (*no_tf32)();
@@ -89,7 +131,14 @@ struct gs_torch {
   void (*make_error)(void* self, SourceLocation, std::string);
   const void* const* out_of_memory_functions;
   std::type_info* out_of_memory_type;
-  void* (*pointer_of)(void* capsule, const char* name); /* Python's PyCapsule_GetPointer */
+  /* Of torch's C++: c10::KernelFunction's dumpState, torch::CppFunction's constructor and destructor,
+   * torch::Library's _impl, and the reader of a tensor's only element; the shim's end of a library. */
+  std::string (*state_of)(KernelFunction const*);
+  void (*make_function)(void* self, KernelFunction* moved, NoSignature, void** no_schema);
+  void (*delete_function)(void* self);
+  void* (*add_function)(void* library, const char* name, void* function, int32_t registers);
+  Returned<ScalarContent> (*element_of)(Tensor);
+  int32_t (*delete_library)(void*);
 };
 
 /* A product's kernel and everything of its launch that does not change. Python keeps it alive. */
@@ -111,6 +160,8 @@ typedef const gs_plan* (*gs_resolve)(const int64_t words[kWords]);
 /* Computes a product by Python, in `out`. All handles are Python's. 0: done; 1: torch computes it; 2:
  * it is refused. */
 typedef int32_t (*gs_by_python)(Tensor a, Tensor b, Tensor out, int32_t dtype);
+/* A grouped product by Python, which reports it; null: torch computes it. All handles are the taker's. */
+typedef Tensor (*gs_grouped_by_python)(Tensor a, Tensor b, Tensor offs);
 typedef void (*gs_failed)(const gs_plan*, int32_t status);
 
 }  // extern "C"
@@ -127,13 +178,17 @@ gs_torch torch_;
 gs_resolve resolve_;
 gs_failed failed_;
 gs_by_python by_python_;
+gs_grouped_by_python grouped_by_python_;
+const int32_t* watched_; /* Python's: whether products are reported, which Python alone does */
 int32_t device_type_;
-std::atomic<bool> enabled_{false};
+std::string dispatch_key_;
+/* Of plain products and of grouped ones, as they are switched on and decided apart. */
+std::atomic<bool> enabled_[2] = {};
+std::atomic<uint32_t> generation_[2] = {}; /* of decisions: a key finds those of its own alone */
 std::atomic<bool> strict_{false}; /* torch must not compute what has a plan */
 thread_local std::string refusal_;
 std::atomic<Decision*> decisions_[kBuckets];
 std::atomic<int64_t> decided_{0};
-std::atomic<uint32_t> generation_{0}; /* of decisions: a key finds those of its own alone */
 
 /* An owned tensor handle. */
 class Owned {
@@ -191,7 +246,7 @@ struct Key {
     words[0] = left.dim | right.dim << 4 | int64_t{left.dtype} << 8 | int64_t{dtype} << 16 |
                int64_t{bias} << 24 | int64_t{symmetric} << 25 | groups << 32;
     words[1] = left.device;
-    words[kWords - 1] = settings() | int64_t{generation_.load()} << 32;
+    words[kWords - 1] = settings() | int64_t{generation_[groups != 0].load()} << 32;
     put(2, left);
     put(2 + 2 * kDims, right);
   }
@@ -230,8 +285,8 @@ bool allows_tf32() {
          torch_.float32_precision(torch_.context(), kCudaBackend, kMatmulOp) == kTf32Precision;
 }
 
-bool may_be_ours(View const& left) {
-  return enabled_.load(std::memory_order_relaxed) && left.device_type == device_type_ &&
+bool may_be_ours(View const& left, bool is_grouped = false) {
+  return enabled_[is_grouped].load(std::memory_order_relaxed) && left.device_type == device_type_ &&
          (left.dtype != kFloat || allows_tf32());
 }
 
@@ -254,7 +309,14 @@ bool is_mirrored(View const& left, Tensor a, View const& right, Tensor b, Tensor
   return at == address(b) && !(out && at == address(out));
 }
 
-/* What torch's own kernel would say first, in its words; the shim tells no reason. */
+/* Whether these are matrices, or with `dim` of 3 batches of them, that can be multiplied. */
+bool fits(View const& a, View const& b, int dim) {
+  return a.dim == dim && b.dim == dim && a.sizes[dim - 1] == b.sizes[dim - 2] &&
+         (dim == 2 || a.sizes[0] == b.sizes[0]) && a.dtype == b.dtype &&
+         a.device_type == b.device_type && a.device == b.device;
+}
+
+/* If they do not fit, what torch's own kernel would say first; the shim tells no reason. */
 void check(View const& a, View const& b, int dim) {
   auto matrix = [dim](const char* flat, const char* batch, View const& view) {
     if (view.dim == dim) return;
@@ -427,6 +489,46 @@ int32_t fallback(Tensor out, View const& left, Tensor a, View const& right, Tens
                    reinterpret_cast<void (*)(void*)>(const_cast<void*>(functions[0])));
 }
 
+/* Sizes and strides of the product of these, contiguous as torch's are, also where there is nothing. */
+template <int kDim>
+struct Extents {
+  int64_t size[kDims], stride[kDims];
+  Extents(View const& left, View const& right) {
+    size[0] = left.sizes[0];
+    size[1] = kDim == 2 ? right.sizes[1] : left.sizes[1];
+    size[2] = right.sizes[kDim - 1];
+    stride[2] = 1;
+    stride[1] = kDim == 2 ? 1 : std::max<int64_t>(size[2], 1);
+    stride[0] = stride[1] * std::max<int64_t>(size[1], 1);
+  }
+  int32_t empty(View const& left, int32_t dtype, Tensor* made) const {
+    return torch_.empty_strided(kDim, size, stride, dtype, left.device_type, left.device, made);
+  }
+};
+
+/* `a · b` in `into` or, where that is null, in a new tensor, which is the caller's. Null: torch is to
+ * compute it. */
+template <int kDim>
+Tensor multiply(View const& left, View const& right, Tensor a, Tensor b, Tensor into,
+                int32_t dtype) {
+  if (!may_be_ours(left)) return nullptr;
+  const bool symmetric = dtype == left.dtype && is_mirrored<kDim>(left, a, right, b, into);
+  Decision* decision = nullptr;
+  const gs_plan* plan = decide(Key(left, right, dtype, false, 0, symmetric), &decision);
+  if (!plan) return nullptr;
+  const Extents<kDim> extents(left, right);
+  Owned made;
+  if (!into && extents.empty(left, dtype, made.address()) != 0) return nullptr;
+  Tensor out = into ? into : made.get();
+  const bool is_launched =
+      plan != kByPython &&
+      (!into || writable(View(into), left, extents.size, extents.stride, kDim, plan->dtype)) &&
+      launch(plan, decision, a, b, out, left.device);
+  if (!is_launched && !by_python(a, b, out, dtype)) return nullptr;
+  made.release();
+  return out;
+}
+
 /* stack: a, b, then an asked type and, with `kInto`, out. All handles on it are ours. */
 template <int kDim, bool kInto, Output kOutput = Output::kSame>
 void product(uint64_t* stack, uint64_t, uint64_t) {
@@ -438,34 +540,22 @@ void product(uint64_t* stack, uint64_t, uint64_t) {
   int32_t dtype = left.dtype;
   if (kOutput == Output::kInt32) dtype = kInt;
   if (kOutput == Output::kAsked) dtype = static_cast<int32_t>(stack[2]);
-  int64_t size[kDims] = {left.sizes[0], left.sizes[1], right.sizes[kDim - 1]};
-  if (kDim == 2) size[1] = right.sizes[1];
-  int64_t stride[kDims] = {kDim == 2 ? size[1] : size[1] * size[2], kDim == 2 ? 1 : size[2], 1};
-  const gs_plan* plan = nullptr;
-  Decision* decision = nullptr;
-  if (may_be_ours(left)) {
-    const bool symmetric = kOutput == Output::kSame &&
-                           is_mirrored<kDim>(left, a.get(), right, b.get(), out.get());
-    plan = decide(Key(left, right, dtype, false, 0, symmetric), &decision);
-  }
-  if (!kInto && torch_.empty_strided(kDim, size, stride, dtype, left.device_type, left.device,
-                                     out.address()) != 0) {
-    const int64_t rows = kDim == 2 ? size[0] : size[0] * size[1];
-    const int element = dtype == kFloat || dtype == kInt ? 4 : 2;
-    throw_out_of_memory(left.device_type, double(rows) * double(size[kDim - 1]) * element);
-  }
-  const bool is_writable =
-      !kInto || !plan || plan == kByPython ||
-      writable(View(out.get()), left, size, stride, kDim, plan->dtype);
-  const bool is_done =
-      plan && plan != kByPython && is_writable &&
-      launch(plan, decision, a.get(), b.get(), out.get(), left.device);
-  if (!is_done && !(plan && by_python(a.get(), b.get(), out.get(), dtype))) {
+  Tensor done = multiply<kDim>(left, right, a.get(), b.get(), out.get(), dtype);
+  if (!done) {
+    const Extents<kDim> extents(left, right);
+    if (!kInto && extents.empty(left, dtype, out.address()) != 0) {
+      const int64_t rows = kDim == 2 ? extents.size[0] : extents.size[0] * extents.size[1];
+      const int element = dtype == kFloat || dtype == kInt ? 4 : 2;
+      throw_out_of_memory(left.device_type,
+                          double(rows) * double(extents.size[kDim - 1]) * element);
+    }
     if (fallback<kDim, kOutput>(out.get(), left, a.get(), right, b.get(), dtype) != 0) {
       throw std::runtime_error("torch's own product failed; the reason is on standard error");
     }
+    done = out.get();
   }
-  stack[0] = reinterpret_cast<uint64_t>(out.release());
+  out.release();
+  stack[0] = reinterpret_cast<uint64_t>(done);
 }
 
 /* Whether `bias` is one row, also an expanded one, of what the product of these gives. */
@@ -479,53 +569,218 @@ bool is_row(View const& bias, View const& left, View const& right) {
   return n == right.sizes[1] && (n == 1 || bias.strides[bias.dim - 1] == 1);
 }
 
-/* `row + a · b` in `out`, a new tensor where it is none; false: torch is to compute it. Where there
- * is no winner torch's kernel is called from here, which costs half of what Python's way does. */
-bool add_row(Owned const& row, Owned const& a, Owned const& b, Owned& out) {
-  View left(a.get()), right(b.get());
-  if (left.dim != 2 || right.dim != 2 || left.sizes[1] != right.sizes[0] ||
-      left.dtype != right.dtype || left.device_type != right.device_type ||
-      left.device != right.device || !may_be_ours(left) ||
-      !is_row(View(row.get()), left, right)) {
-    return false;
-  }
+/* `row + a · b` in `into` or, where that is null, in a new tensor, which is the caller's. Null: torch is
+ * to compute it. */
+Tensor add_row(Tensor row, Tensor a, Tensor b, Tensor into) {
+  View left(a), right(b);
+  if (!fits(left, right, 2) || !may_be_ours(left) || !is_row(View(row), left, right)) return nullptr;
   Decision* decision = nullptr;
   const gs_plan* plan = decide(Key(left, right, left.dtype, true), &decision);
-  const int64_t size[2] = {left.sizes[0], right.sizes[1]}, stride[2] = {right.sizes[1], 1};
+  if (!plan || plan == kByPython) return nullptr;
+  const Extents<2> extents(left, right);
+  Owned made;
   const bool is_there =
-      out.get() ? writable(View(out.get()), left, size, stride, 2, left.dtype)
-                : torch_.empty_strided(2, size, stride, left.dtype, left.device_type, left.device,
-                                       out.address()) == 0;
-  if (!is_there) return false;
-  const bool is_done = plan && plan != kByPython &&
-                       launch(plan, decision, a.get(), b.get(), out.get(), left.device,
-                              {&gs_plan::at_bias, row.get()});
-  if (is_done || strict_.load()) return is_done; /* Python raises, or adds the row to a product */
-  return (torch_.addmm_out &&
-          torch_.addmm_out(out.get(), row.get(), a.get(), b.get(), 1.0, 1.0) == 0);
+      into ? writable(View(into), left, extents.size, extents.stride, 2, left.dtype)
+           : extents.empty(left, left.dtype, made.address()) == 0;
+  Tensor out = into ? into : made.get();
+  if (!is_there || !launch(plan, decision, a, b, out, left.device, {&gs_plan::at_bias, row})) {
+    return nullptr;
+  }
+  made.release();
+  return out;
 }
 
-/* `a · b` by the groups that end at `offs`, in `out`; false: torch is to compute it. */
-bool multiply_groups(Owned const& a, Owned const& b, Owned const& offs, Owned& out) {
-  View left(a.get()), right(b.get()), ends(offs.get());
+/* `a · b` by the groups that end at `offs`, which the caller owns. Null: torch is to compute it. */
+Tensor multiply_groups(Tensor a, Tensor b, Tensor offs) {
+  View left(a), right(b), ends(offs);
   if (left.dim != 2 || right.dim < 2 || right.dim > 3 || left.dtype != right.dtype ||
       left.device_type != right.device_type || left.device != right.device ||
       ends.device_type != left.device_type || ends.device != left.device || ends.dtype != kInt ||
       ends.dim != 1 || ends.sizes[0] < 1 || ends.sizes[0] > kMostGroups ||
-      (ends.sizes[0] > 1 && ends.strides[0] != 1) || !may_be_ours(left)) {
-    return false;
+      (ends.sizes[0] > 1 && ends.strides[0] != 1) || !may_be_ours(left, true)) {
+    return nullptr;
+  }
+  if (*watched_) {
+    Owned handles[3];
+    const Tensor tensors[3] = {a, b, offs};
+    for (int i = 0; i < 3; ++i) {
+      if (torch_.new_handle(tensors[i], handles[i].address()) != 0) return nullptr;
+    }
+    return grouped_by_python_(handles[0].release(), handles[1].release(), handles[2].release());
   }
   const int64_t groups = ends.sizes[0], m = left.sizes[0], n = right.sizes[right.dim - 1];
   Decision* decision = nullptr;
   const gs_plan* plan = decide(Key(left, right, left.dtype, false, groups), &decision);
-  if (!plan || plan == kByPython) return false;
+  if (!plan || plan == kByPython) return nullptr;
   /* By rows one matrix of all tokens, by depth one for each group. */
   const int64_t size[kDims] = {groups, m, n}, stride[kDims] = {m * n, n, 1};
   const int first = right.dim == 3 ? 1 : 0;
-  return torch_.empty_strided(kDims - first, size + first, stride + first, plan->dtype,
-                              left.device_type, left.device, out.address()) == 0 &&
-         launch(plan, decision, a.get(), b.get(), out.get(), left.device,
-                {&gs_plan::at_offsets, offs.get()});
+  Owned out;
+  const bool is_done =
+      torch_.empty_strided(kDims - first, size + first, stride + first, plan->dtype,
+                           left.device_type, left.device, out.address()) == 0 &&
+      launch(plan, decision, a, b, out.get(), left.device, {&gs_plan::at_offsets, offs});
+  return is_done ? out.release() : nullptr;
+}
+
+/* Functions that torch calls for operators, as compiled code calls them. Tensors come by reference: a
+ * handle is the address of one. `keys` is a c10::DispatchKeySet. */
+using Result = Returned<TensorContent>;
+using Product = Result (*)(void* functor, uint64_t keys, Tensor a, Tensor b);
+using ProductInto = Tensor (*)(void* functor, uint64_t keys, Tensor a, Tensor b, Tensor out);
+using Sum = Result (*)(void* functor, uint64_t keys, Tensor row, Tensor a, Tensor b,
+                       ScalarContent const& beta, ScalarContent const& alpha);
+using SumInto = Tensor (*)(void* functor, uint64_t keys, Tensor row, Tensor a, Tensor b,
+                           ScalarContent const& beta, ScalarContent const& alpha, Tensor out);
+using Grouped = Result (*)(void* functor, uint64_t keys, Tensor a, Tensor b,
+                           OptionalTensor const& offs, OptionalTensor const& bias, OptionalType);
+
+using Boxed = void (*)(void* functor, const void* operation, uint64_t keys, void* stack);
+
+/* An operator whose compiled callers come here. */
+struct Entry {
+  const char* name;
+  void *compiled, *boxed;             /* its functions here */
+  KernelFunction original, override;  /* torch's own kernel, and the one in its place */
+  bool is_known;
+};
+enum { kMm, kMmInto, kBmm, kBmmInto, kSum, kSumInto, kGrouped, kEntries };
+extern Entry entries_[kEntries];
+void* entered_ = nullptr; /* the library of their registrations */
+bool are_left_ = false;
+ScalarContent one_;
+
+bool is_one(ScalarContent const& factor) {
+  return factor.type == one_.type && factor.value == one_.value;
+}
+
+/* The tensor of a handle, which ends. */
+Result content(Tensor handle) {
+  TensorContent content = *static_cast<TensorContent*>(handle);
+  ::operator delete(handle);
+  return Result(content);
+}
+
+template <int kDim>
+Tensor multiply(Tensor a, Tensor b, Tensor into) {
+  View left(a), right(b);
+  return fits(left, right, kDim) ? multiply<kDim>(left, right, a, b, into, left.dtype) : nullptr;
+}
+
+template <int kDim>
+Result product_of(void*, uint64_t keys, Tensor a, Tensor b) {
+  Tensor made = multiply<kDim>(a, b, nullptr);
+  if (made) return content(made);
+  KernelFunction const& torchs = entries_[kDim == 2 ? kMm : kBmm].original;
+  return reinterpret_cast<Product>(torchs.unboxed)(torchs.functor, keys, a, b);
+}
+
+template <int kDim>
+Tensor product_into(void*, uint64_t keys, Tensor a, Tensor b, Tensor out) {
+  if (multiply<kDim>(a, b, out)) return out;
+  KernelFunction const& torchs = entries_[kDim == 2 ? kMmInto : kBmmInto].original;
+  return reinterpret_cast<ProductInto>(torchs.unboxed)(torchs.functor, keys, a, b, out);
+}
+
+Result sum(void*, uint64_t keys, Tensor row, Tensor a, Tensor b, ScalarContent const& beta,
+           ScalarContent const& alpha) {
+  Tensor made = is_one(beta) && is_one(alpha) ? add_row(row, a, b, nullptr) : nullptr;
+  if (made) return content(made);
+  KernelFunction const& torchs = entries_[kSum].original;
+  return reinterpret_cast<Sum>(torchs.unboxed)(torchs.functor, keys, row, a, b, beta, alpha);
+}
+
+Tensor sum_into(void*, uint64_t keys, Tensor row, Tensor a, Tensor b, ScalarContent const& beta,
+                ScalarContent const& alpha, Tensor out) {
+  if (is_one(beta) && is_one(alpha) && add_row(row, a, b, out)) return out;
+  KernelFunction const& torchs = entries_[kSumInto].original;
+  return reinterpret_cast<SumInto>(torchs.unboxed)(torchs.functor, keys, row, a, b, beta, alpha, out);
+}
+
+Result grouped(void*, uint64_t keys, Tensor a, Tensor b, OptionalTensor const& offs,
+               OptionalTensor const& bias, OptionalType type) {
+  const bool is_plain =
+      offs.is_there && !bias.is_there && (!type.is_there || type.type == View(a).dtype);
+  Tensor made = is_plain ? multiply_groups(a, b, offs.handle()) : nullptr;
+  if (made) return content(made);
+  KernelFunction const& torchs = entries_[kGrouped].original;
+  return reinterpret_cast<Grouped>(torchs.unboxed)(torchs.functor, keys, a, b, offs, bias, type);
+}
+
+/* Other callers than compiled ones, which pass operands on a stack, go on to the override. */
+template <int kEntry>
+void boxed(void*, const void* operation, uint64_t keys, void* stack) {
+  KernelFunction const& override = entries_[kEntry].override;
+  reinterpret_cast<Boxed>(override.boxed)(override.functor, operation, keys, stack);
+}
+
+template <class Compiled>
+Entry entry(const char* name, Compiled compiled, Boxed boxed) {
+  return {name, reinterpret_cast<void*>(compiled), reinterpret_cast<void*>(boxed), {}, {}, false};
+}
+
+Entry entries_[kEntries] = {entry("mm", product_of<2>, boxed<kMm>),
+                            entry("mm.out", product_into<2>, boxed<kMmInto>),
+                            entry("bmm", product_of<3>, boxed<kBmm>),
+                            entry("bmm.out", product_into<3>, boxed<kBmmInto>),
+                            entry("addmm", sum, boxed<kSum>),
+                            entry("addmm.out", sum_into, boxed<kSumInto>),
+                            entry("_grouped_mm", grouped, boxed<kGrouped>)};
+
+void enter(Entry const& entry) {
+  constexpr size_t kFunctionBytes = 4096; /* room for a torch::CppFunction, of about 120 bytes */
+  alignas(16) unsigned char function[kFunctionBytes] = {};
+  if (!entered_ && torch_.library_init("aten", dispatch_key_.c_str(), __FILE__, __LINE__,
+                                       &entered_) != 0) {
+    throw std::runtime_error("torch made no library");
+  }
+  KernelFunction entered = {};
+  entered.boxed = entry.boxed;
+  entered.unboxed = entry.compiled;
+  void* no_schema = nullptr;
+  torch_.make_function(function, &entered, {}, &no_schema);
+  torch_.add_function(entered_, entry.name, function, 0);
+  torch_.delete_function(function);
+}
+
+struct Polymorphic {
+  virtual ~Polymorphic() = default;
+};
+
+/* Whether torch's classes lie in memory as assumed here. `override` is in Python, or of the shim. */
+bool layouts_hold(KernelFunction const& original, KernelFunction const& override) {
+  if (!torch_.state_of || !torch_.make_function || !torch_.delete_function ||
+      !torch_.add_function || !torch_.element_of || !torch_.delete_library) {
+    return false;
+  }
+  KernelFunction empty = {}, boxed = {}, unboxed = {};
+  boxed.boxed = unboxed.unboxed = &empty;
+  if (torch_.state_of(&empty) != "" || torch_.state_of(&boxed) != "boxed " ||
+      torch_.state_of(&unboxed) != "unboxed " || torch_.state_of(&override) != "boxed " ||
+      torch_.state_of(&original) != "boxed unboxed " || original.symbolic || override.symbolic) {
+    return false;
+  }
+  const char* name = typeid(*static_cast<Polymorphic*>(override.functor)).name();
+  if (!std::strstr(name, "PythonKernelHolder") && !std::strstr(name, "StableIValueBoxedKernel")) {
+    return false;
+  }
+  /* Reads back two integers of a tensor, and a double. */
+  Owned integer, real;
+  if (torch_.empty_strided(0, nullptr, nullptr, kLong, kCpu, 0, integer.address()) != 0 ||
+      torch_.empty_strided(0, nullptr, nullptr, kDouble, kCpu, 0, real.address()) != 0) {
+    return false;
+  }
+  int64_t seven = 7, one = 1;
+  double half = 0.5;
+  std::memcpy(reinterpret_cast<void*>(address(integer.get())), &seven, sizeof seven);
+  const Returned<ScalarContent> first(torch_.element_of(integer.get()));
+  std::memcpy(reinterpret_cast<void*>(address(integer.get())), &one, sizeof one);
+  const Returned<ScalarContent> second(torch_.element_of(integer.get()));
+  std::memcpy(reinterpret_cast<void*>(address(real.get())), &half, sizeof half);
+  const Returned<ScalarContent> third(torch_.element_of(real.get()));
+  one_ = second;
+  return first.type == second.type && first.type != third.type && first.value == seven &&
+         second.value == one && std::memcmp(&third.value, &half, sizeof half) == 0;
 }
 
 }  // namespace
@@ -538,12 +793,17 @@ GS_API uint64_t gs_dispatch_bytes(void) { return sizeof(gs_plan) + sizeof(gs_tor
 /* Puts the products in the place of torch's for `dispatch_key`. Once a process; a torch status. */
 GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,
                                    const char* dispatch_key, gs_resolve resolve, gs_failed failed,
-                                   gs_by_python by_python) {
+                                   gs_by_python by_python,
+                                   gs_grouped_by_python grouped_by_python,
+                                   const int32_t* watched) {
   torch_ = *torch;
   device_type_ = device_type;
   resolve_ = resolve;
   failed_ = failed;
   by_python_ = by_python;
+  grouped_by_python_ = grouped_by_python;
+  watched_ = watched;
+  dispatch_key_ = dispatch_key;
   void* library = nullptr; /* torch keeps it for ever */
   int32_t status = torch_.library_init("aten", dispatch_key, __FILE__, __LINE__, &library);
   const bool ints = torch_.int_mm_out != nullptr;
@@ -552,7 +812,7 @@ GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,
   const struct {
     bool wanted;
     const char* name;
-    Boxed function;
+    Stable function;
   } kernels[] = {{true, "mm", product<2, false>},
                  {true, "mm.out", product<2, true>},
                  {true, "bmm", product<3, false>},
@@ -569,27 +829,44 @@ GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,
   return status;
 }
 
-/* `bias + a · b`, of matrices, in `into` or, where that is null, in a new tensor; null: torch is to
- * compute it. Called by Python with its lock held. The first three handles come in capsules, as
- * torch gives them to Python. All are ours from then on; the one that is returned is the caller's. */
-GS_API Tensor gs_dispatch_biased(void* bias, void* a, void* b, Tensor into) {
-  Owned row(torch_.pointer_of(bias, nullptr)), left(torch_.pointer_of(a, nullptr)),
-      right(torch_.pointer_of(b, nullptr)), out(into);
+/* Has compiled callers of an operator come here instead of to its override, which keeps all others: by
+ * the shim, which makes handles and boxes, or in Python. Both kernels are torch's, by the addresses of their c10::KernelFunction; they and what they
+ * own must live for ever. Returns 0, or another number if this torch's kernels are not as assumed: then
+ * nothing has changed. */
+GS_API int32_t gs_dispatch_enter(const char* name, KernelFunction const* original,
+                                 KernelFunction const* override) {
   try {
-    return add_row(row, left, right, out) ? out.release() : nullptr;
-  } catch (std::exception const&) { /* ctypes passes none on: Python raises the same */
-    return nullptr;
+    if (!layouts_hold(*original, *override)) return 1;
+    for (Entry& entry : entries_) {
+      if (std::strcmp(name, entry.name) != 0) continue;
+      std::memcpy(&entry.original, original, 4 * sizeof(void*));
+      std::memcpy(&entry.override, override, 4 * sizeof(void*));
+      if (!are_left_) enter(entry);
+      entry.is_known = true;
+      return 0;
+    }
+    return 2;
+  } catch (std::exception const&) {
+    return 3;
   }
 }
 
-/* `a · b` by groups, whose ends are `offs`; null and handles as of gs_dispatch_biased. */
-GS_API Tensor gs_dispatch_grouped(void* a, void* b, void* offs) {
-  Owned left(torch_.pointer_of(a, nullptr)), right(torch_.pointer_of(b, nullptr)),
-      ends(torch_.pointer_of(offs, nullptr)), out;
+/* Has all callers of these operators go to the overrides, or compiled ones come here again. */
+GS_API int32_t gs_dispatch_leave(int32_t left) {
+  if (are_left_ == (left != 0)) return 0;
+  are_left_ = left != 0;
   try {
-    return multiply_groups(left, right, ends, out) ? out.release() : nullptr;
+    if (!left) {
+      for (Entry const& entry : entries_) {
+        if (entry.is_known) enter(entry);
+      }
+    } else if (entered_) {
+      torch_.delete_library(entered_);
+      entered_ = nullptr;
+    }
+    return 0;
   } catch (std::exception const&) {
-    return nullptr;
+    return 3;
   }
 }
 
@@ -599,11 +876,13 @@ GS_API void gs_dispatch_strict(int32_t strict) { strict_.store(strict != 0); }
 /* Why the product that this thread's `resolve` is asked for must not be computed. */
 GS_API void gs_dispatch_refuse(const char* reason) { refusal_ = reason; }
 
-GS_API void gs_dispatch_enable(int32_t enabled) { enabled_.store(enabled != 0); }
+GS_API void gs_dispatch_enable(int32_t grouped, int32_t enabled) {
+  enabled_[grouped].store(enabled != 0);
+}
 
 /* Decide everything anew. Decisions in use elsewhere stay in memory: there are few, and few times. */
-GS_API void gs_dispatch_forget(void) {
-  generation_.fetch_add(1);
+GS_API void gs_dispatch_forget(int32_t grouped) {
+  generation_[grouped].fetch_add(1);
   for (auto& bucket : decisions_) bucket.store(nullptr, std::memory_order_release);
   decided_.store(0);
 }

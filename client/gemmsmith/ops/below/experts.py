@@ -8,18 +8,18 @@ dimensions, a bias, and everything else that no kernel takes. Where one order of
 two operands of three dimensions are a plain batch, and the others raise.
 
 Offsets stay on the device, unread: nothing waits for them, and a CUDA graph may be replayed with
-others. The decision depends on the numbers of tokens and experts, not on tokens per expert. The
-binding decides and launches plain products, which costs the host less than Python does.
+others. The decision depends on the numbers of tokens and experts, not on tokens per expert.
+Compiled callers of `_grouped_mm` enter the binding, which decides and launches as for `mm`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import torch
 
-from gemmsmith.ops.below.blocks import Weights
+from gemmsmith.ops.below.blocks import Weights, of_experts
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.below.overriding import Overrides
 from gemmsmith.ops.below.scaling import ROWS, recipe
@@ -64,16 +64,21 @@ def by_kernel(
 
 def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether torch's own grouped product of these is replaced at present."""
-    only, engine = _overrides.blocks.only, in_use()
+    engine = in_use()
     if engine is None or b.dim() not in (2, 3) or not (a.dim() == 2 or engine.is_invariant):
         return False
-    return only is None or (a.dim() == 2 and _of(only, a, b))
+    return _overrides.blocks.hold(a, b)
 
 
-def on(kind: str, only: Weights | None) -> AbstractContextManager[None]:
+@contextmanager
+def on(kind: str, only: Weights | None) -> Iterator[None]:
     """See `Overrides.on`; `only` is sizes of one expert's weights."""
-    _Binding.dispatch = Dispatch.of(kind)
-    return _overrides.on(kind, only)
+    dispatch = Dispatch.of(kind)
+    with ExitStack() as stack:
+        stack.enter_context(_overrides.on(kind, only, dispatch.enter if dispatch else None))
+        if dispatch is not None:
+            stack.enter_context(dispatch.on(frozenset(), groups=only))
+        yield
 
 
 def weights_of(model: torch.nn.Module) -> Weights:
@@ -83,18 +88,6 @@ def weights_of(model: torch.nn.Module) -> Weights:
         for weight in model.parameters()
         if weight.dim() in (2, 3)
     )
-
-
-class _Binding:
-    """What launches plain products."""
-
-    dispatch: Dispatch | None = None
-
-
-def _of(weights: Weights, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the product may be an output or a gradient of experts with these weights."""
-    rows, columns = b.shape[-2:] if b.dim() == 3 else (a.shape[0], b.shape[-1])
-    return (rows, columns) in weights or (columns, rows) in weights
 
 
 def _grouped(
@@ -110,11 +103,6 @@ def _grouped(
     if offs is None or a.dim() == 3:
         is_batch = engine.is_invariant and offs is None and a.dim() == b.dim() == 3
         return engine.product(Form.MATMUL, a, b) if is_batch else None
-    dispatch = _Binding.dispatch
-    if dispatch is not None and dispatch.is_on and engine.watcher is None:
-        d = dispatch.grouped(a, b, offs)
-        if d is not None or not engine.is_invariant:
-            return d
     return by_kernel(engine, a, b, offs)
 
 
@@ -185,4 +173,5 @@ _overrides = Overrides(
         "_scaled_grouped_mm_v2": _scaled_v2,
     },
     takes,
+    of_experts,
 )

@@ -14,28 +14,35 @@ from typing import Any
 
 import torch
 
-from gemmsmith.ops.below.blocks import Blocks, Weights
+from gemmsmith.ops.below.blocks import Blocks, Includes, Weights
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.in_use import in_use
 
 ByKernel = Callable[..., torch.Tensor | None]
 """Takes the engine and an operator's arguments. Returns None if torch must compute the result."""
 
+Enter = Callable[[str, Any, Any], None]
+"""Has compiled code call something else than an override in Python. Takes the operator's name,
+torch's own kernel and the override, as `torch.library.get_kernel` gives them."""
+
 _libraries: dict[str, Any] = {}  # by kind of device; torch drops overrides with their library
 
 
-def override(kind: str, name: str, make: Callable[[Any], Callable[..., Any]]) -> bool:
+def override(
+    kind: str, name: str, make: Callable[[Any], Callable[..., Any]], enter: Enter | None = None
+) -> bool:
     """Have `make(original)` called instead of `aten::name` for `kind` tensors.
 
     It gets the keys of the call, which `original.call_boxed` takes first, and the operator's
-    arguments. Operators that this torch lacks, or cannot call, stay as they are. The CPU lacks some
-    operators that CUDA has: there `original` is None, for stand-in kernels.
+    arguments. With `enter`, compiled code need not call it. Operators that this torch lacks, or
+    cannot call, stay as they are. The CPU lacks some operators that CUDA has: there `original` is
+    None, for stand-in kernels.
     """
     packet, _, overload = name.partition(".")
     if not hasattr(getattr(torch.ops.aten, packet, None), overload or "default"):
         return True
     key = kind.upper()
-    original = _original(f"aten::{name}", key)
+    original = kernel_of(name, kind)
     if original is None and kind == "cuda":
         return False
     if kind not in _libraries:
@@ -43,6 +50,8 @@ def override(kind: str, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of every override
         _libraries[kind].impl(name, make(original), with_keyset=True)
+    if enter is not None and original is not None:
+        enter(name, original, kernel_of(name, kind))
     return True
 
 
@@ -52,28 +61,33 @@ class Overrides:
     Args:
         by_kernel: by the names of the operators.
         takes: whether the products of two operands are replaced while blocks are open for them.
+        includes: as of `Blocks`.
     """
 
     def __init__(
         self,
         by_kernel: Mapping[str, ByKernel],
         takes: Callable[[torch.Tensor, torch.Tensor], bool],
+        includes: Includes | None = None,
     ) -> None:
-        self.blocks = Blocks()
+        self.blocks = Blocks(includes)
         self._by_kernel, self._takes = by_kernel, takes
         self._kinds: set[str] = set()
 
-    def on(self, kind: str, only: Weights | None) -> AbstractContextManager[None]:
+    def on(
+        self, kind: str, only: Weights | None, enter: Enter | None = None
+    ) -> AbstractContextManager[None]:
         """Replace them in every thread, until the end of the block.
 
         Args:
             kind: of the device: `cuda`.
             only: sizes of the weights whose products are replaced; None: all.
+            enter: as of `override`.
         """
         if kind not in self._kinds:
             self._kinds.add(kind)
             for name in self._by_kernel:
-                override(kind, name, partial(self._made, name))
+                override(kind, name, partial(self._made, name), enter)
         return self.blocks.opened(only)
 
     def _made(self, name: str, original: Any) -> Callable[..., torch.Tensor]:
@@ -98,10 +112,10 @@ class Overrides:
         return call
 
 
-def _original(name: str, key: str) -> Any:
-    """Torch's own kernel. Returns None if torch has no kernel, or no way to call it."""
+def kernel_of(name: str, kind: str) -> Any:
+    """The present kernel of `aten::name`. Returns None if torch has none, or cannot call it."""
     get = getattr(torch.library, "get_kernel", None)
     try:
-        return None if get is None else get(name, key)
+        return None if get is None else get(f"aten::{name}", kind.upper())
     except RuntimeError:
         return None

@@ -59,10 +59,26 @@ def fewest_rows(engine: Engine, weights: frozenset[tuple[int, int]]) -> float:
     Returns 0 if that is not known. `weights` are sizes [N, K].
     """
     _, answers = _known(engine)
-    if (weights, False) not in answers:
+    if (weights, "plain") not in answers:
         fewest = _fewest(engine, lambda problem: (problem.n, problem.k) in weights)
-        answers[weights, False] = fewest
-    return answers[weights, False]
+        answers[weights, "plain"] = fewest
+    return answers[weights, "plain"]
+
+
+def fewest_of_experts(engine: Engine, weights: frozenset[tuple[int, int]]) -> float:
+    """As `fewest_rows`, of all experts' rows together, for any product of their two passes.
+
+    `weights` are one expert's. Neighbours' kernels run between two numbers of rows that won.
+    """
+    extents = {extent for pair in weights for extent in pair}
+
+    def has(problem: Problem) -> bool:
+        return problem.operation.is_grouped and problem.n in extents
+
+    _, answers = _known(engine)
+    if (weights, "experts") not in answers:
+        answers[weights, "experts"] = _fewest(engine, has)
+    return answers[weights, "experts"]
 
 
 def fewest_fused(engine: Engine, weights: frozenset[tuple[int, int]]) -> float:
@@ -73,21 +89,21 @@ def fewest_fused(engine: Engine, weights: frozenset[tuple[int, int]]) -> float:
     (`gemmsmith.core.neighbours`).
     """
     _, answers = _known(engine)
-    if (weights, True) not in answers:
+    if (weights, "fused") not in answers:
         pairs = [pair for n, k in weights for pair in ((n, k), (k, n), (n // 2, k), (k // 2, n))]
         exact, smaller, larger = (
             _fewest(engine, partial(_reaches, [pair for pair in pairs if 0 not in pair], way))
             for way in (0, -1, 1)
         )
-        answers[weights, True] = exact if larger == inf else min(exact, smaller)
-    return answers[weights, True]
+        answers[weights, "fused"] = exact if larger == inf else min(exact, smaller)
+    return answers[weights, "fused"]
 
 
 class _Prospects(NamedTuple):
     """The problems on which kernels won, None if they are not known, and answers for layers."""
 
     problems: tuple[Problem, ...] | None
-    answers: dict[tuple[frozenset[tuple[int, int]], bool], float]
+    answers: dict[tuple[frozenset[tuple[int, int]], str], float]
 
 
 _snapshots: WeakKeyDictionary[Engine, tuple[object, _Prospects]] = WeakKeyDictionary()
@@ -107,7 +123,8 @@ def _fewest(engine: Engine, has: Callable[[Problem], bool]) -> float:
     problems, _ = _known(engine)
     if engine.is_invariant or problems is None:
         return 0
-    return min((problem.m for problem in problems if has(problem)), default=inf)
+    rows = (getattr(of, of.operation.free_extent) for of in problems if has(of))
+    return min(rows, default=inf)
 
 
 def _reaches(pairs: list[tuple[int, int]], way: int, problem: Problem) -> bool:

@@ -35,7 +35,6 @@ MM_DTYPE = "aoti_torch_{kind}_mm_dtype_out"
 _OPTIONAL = (
     "aoti_torch_{kind}__int_mm_out",
     MM_DTYPE,
-    "aoti_torch_{kind}_addmm_out",
     # at::Context::float32Precision(Float32Backend, Float32Op) const, since torch 2.10
     "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE",
     "_ZN2at11NoTF32Guard19should_disable_tf32Ev",  # at::NoTF32Guard::should_disable_tf32()
@@ -44,30 +43,57 @@ _OPTIONAL = (
     "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
     "_ZTVN3c1016OutOfMemoryErrorE",
     "_ZTIN3c1016OutOfMemoryErrorE",
+    "_ZNK3c1014KernelFunction9dumpStateB5cxx11Ev",  # c10::KernelFunction::dumpState() const
+    # torch::CppFunction::CppFunction(KernelFunction, optional<CppSignature>, unique_ptr<Schema>)
+    "_ZN5torch11CppFunctionC1EN3c1014KernelFunctionESt8optionalINS1_4impl12CppSignatureEE"
+    "St10unique_ptrINS1_14FunctionSchemaESt14default_deleteIS8_EE",
+    "_ZN5torch11CppFunctionD1Ev",
+    # torch::Library::_impl(char const*, torch::CppFunction&&, torch::_RegisterOrVerify) &
+    "_ZNR5torch7Library5_implEPKcONS_11CppFunctionENS_17_RegisterOrVerifyE",
+    "_ZN2at3cpu19_local_scalar_denseERKNS_6TensorE",  # at::cpu::_local_scalar_dense(Tensor const&)
+    "aoti_torch_delete_library_object",
 )
-"""Further functions, which a torch may lack. Then it computes the products that need them, and an
-error for too little memory is a plain RuntimeError."""
+"""Further functions, which a torch may lack. Then it computes the products that need them, an error
+for too little memory is a plain RuntimeError, and Python computes what overrides in Python do."""
 
 
-capsules_of = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+_capsules_of = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
 # Not the one for a single tensor, which keeps it for ever (torch 2.13).
 tensors_of = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
-pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 capsule_of = ctypes.pythonapi.PyCapsule_New
 capsule_of.restype = ctypes.py_object
 capsule_of.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class ShimTable(ctypes.Structure):
-    _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1 + len(_OPTIONAL) + 1)]
+    _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1 + len(_OPTIONAL))]
 
     def has(self, optional: str) -> bool:
         return bool(getattr(self, f"f{len(_SHIM) + 1 + _OPTIONAL.index(optional)}"))
 
 
-def owned(handle: int | None) -> torch.Tensor | None:
-    return None if handle is None else tensors_of([capsule_of(handle, None, None)])[0]
+def handle_of(tensor: torch.Tensor) -> int:
+    """A handle that the caller owns."""
+    handle: int = _pointer_of(_capsules_of([tensor])[0], None)
+    return handle
+
+
+def owned(handle: int) -> torch.Tensor:
+    tensor: torch.Tensor = tensors_of([capsule_of(handle, None, None)])[0]
+    return tensor
+
+
+def address_of(kernel: Any) -> int | None:
+    """The address of the c10::KernelFunction in a kernel of `torch.library.get_kernel`, for ever.
+
+    Returns None if this torch's kernels are not pybind11's objects, whose content follows Python's.
+    """
+    if getattr(type(kernel).__base__, "__name__", "") != "pybind11_object":
+        return None
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kernel))
+    return ctypes.c_void_p.from_address(id(kernel) + object.__basicsize__).value
 
 
 def functions_for(kind: str, stream: Any) -> ShimTable:
@@ -100,4 +126,4 @@ def functions_for(kind: str, stream: Any) -> ShimTable:
     else:
         addresses.append(ctypes.cast(stream, ctypes.c_void_p).value)
     addresses += [find(name.format(kind=kind)) for name in _OPTIONAL]
-    return ShimTable(*addresses, ctypes.cast(pointer_of, ctypes.c_void_p))
+    return ShimTable(*addresses)

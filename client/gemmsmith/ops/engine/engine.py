@@ -24,8 +24,9 @@ from gemmsmith.ops.engine.forms import Form, Shape, Spec
 from gemmsmith.ops.engine.numerics import in_order, is_demanded, refusal
 from gemmsmith.ops.engine.operands import NO_OPERANDS, Operands
 from gemmsmith.ops.engine.plan import Plan
-from gemmsmith.ops.engine.planning import Chooser, PackSource, Planner, Watcher, ways
+from gemmsmith.ops.engine.planning import Chooser, PackSource, Planner, ways
 from gemmsmith.ops.engine.platform import Cuda, Platform
+from gemmsmith.ops.engine.watching import Watcher, Watching
 from gemmsmith.program.calls import recording
 
 CAPACITY = 16_384
@@ -115,8 +116,8 @@ class Engine:
         Raises:
             NotInvariant: torch would have to, and must not.
         """
-        if _Watching.watcher is not None:
-            _Watching.watcher.saw(form, a, b, plan, _groups(operands))
+        if Watching.watcher is not None:
+            Watching.watcher.saw(form, a, b, plan, _groups(operands))
         if plan is None:
             if self.is_invariant:
                 self.refuse(form, Spec.of(a), Spec.of(b), reason="its operands do not suit kernels")
@@ -231,7 +232,7 @@ class Engine:
         """
         if self._refreshing is not None and self._refreshing.snapshot is not self._snapshot:
             self._forget()
-        if _Watching.watcher is not None or _recorders:
+        if Watching.watcher is not None or _recorders:
             return set()
         if self._left[0] is not self._plans:
             self._left = self._plans, set()
@@ -299,7 +300,7 @@ class Engine:
 
     @property
     def watcher(self) -> Watcher | None:
-        return _Watching.watcher
+        return Watching.watcher
 
     def outcomes(self) -> dict[Problem, Plan | str]:
         """How each problem that was decided runs, or why torch computes it.
@@ -381,15 +382,3 @@ def _key(
 def _groups(operands: Operands) -> int:
     offsets = operands.get("offsets")
     return 0 if offsets is None else int(offsets.shape[0])
-
-
-class _Watching:
-    """What sees the products of this process."""
-
-    watcher: Watcher | None = None
-
-
-def watch(watcher: Watcher | None) -> Watcher | None:
-    """Have `watcher` see every product of any engine. Returns the previous watcher."""
-    before, _Watching.watcher = _Watching.watcher, watcher
-    return before

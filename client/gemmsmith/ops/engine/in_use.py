@@ -18,9 +18,9 @@ from gemmsmith.core.numerics import demands_order
 from gemmsmith.errors import NotInvariant
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.plan import Plan
-from gemmsmith.ops.engine.planning import Watcher
 from gemmsmith.ops.engine.recomputing import as_computed, saved_tensors_hooks
 from gemmsmith.ops.engine.settings import PERMISSIONS
+from gemmsmith.ops.engine.watching import Watcher
 
 
 class _Pinned(Engine):

@@ -65,15 +65,6 @@ class PackSource(Protocol):
         """The checked pack of that hash, which may be fetched first."""
 
 
-class Watcher(Protocol):
-    """Sees every product; see `gemmsmith.patch(report=True)`."""
-
-    def saw(
-        self, form: Form, a: torch.Tensor, b: torch.Tensor, plan: Plan | None, groups: int
-    ) -> None:
-        """Called for each product. `plan` is None if torch computes it."""
-
-
 class Planner:
     """Makes plans. Each fault is logged once per pack and reason, and torch computes the product.
 

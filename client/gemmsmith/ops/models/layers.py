@@ -19,7 +19,9 @@ import torch
 from torch import nn
 
 from gemmsmith.core.epilogue import GATES
-from gemmsmith.ops.below.prospects import fewest_fused, fewest_rows, may_group
+from gemmsmith.ops.below.blocks import Weights
+from gemmsmith.ops.below.experts import weights_of
+from gemmsmith.ops.below.prospects import fewest_fused, fewest_of_experts, fewest_rows
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.models import heads
@@ -105,7 +107,9 @@ def take_over_linear(
 
 def _least_of(module: nn.Module, recipe: Recipe) -> Least:
     if isinstance(recipe, ExpertsRecipe):
-        return lambda engine: 0 if may_group(engine) else inf
+        opens: Any = module.gate_up_proj
+        number, _, width = opens.shape
+        return partial(_least_of_experts, weights_of(module), width / number)
     if isinstance(recipe, HeadRecipe):
         return _unknown
     if isinstance(recipe, NormRecipe):
@@ -124,6 +128,11 @@ def _least_of_fused(weights: frozenset[tuple[int, int]], keeps_rows: bool, engin
 
 def _least_of_linear(weights: frozenset[tuple[int, int]], engine: Engine) -> float:
     return fewest_rows(engine, weights) * min(k for _, k in weights)
+
+
+def _least_of_experts(weights: Weights, of_row: float, engine: Engine) -> float:
+    """`of_row`: how much of a token's elements stand for a row: it may choose all experts."""
+    return fewest_of_experts(engine, weights) * of_row
 
 
 def _unknown(_: Engine) -> float:

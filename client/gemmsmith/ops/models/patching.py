@@ -7,8 +7,8 @@ A patch replaces products in three ways.
    a fraction of a microsecond per call (`gemmsmith.ops.below.dispatch`). This includes products
    with FP32 output or added to FP32 sums, INT8 products, and FP32 products while torch may compute
    them in TF32. Experts' grouped products and the FP8 products of `torch._scaled_mm` are replaced
-   with or without the binding. `addmm` with a bias is replaced, in Python, if there are winners
-   that add a bias, with a model for the sizes of its layers.
+   with or without the binding. `addmm` with a bias is replaced if there are winners that add a
+   bias, with a model for the sizes of its layers.
 2. Some modules of a model get another forward while the patch is open
    (`gemmsmith.ops.models.forwards`): linear layers with a bias that no winner adds; layers that
    end in an activation, a gate or a residual, which run everything in a single kernel if it won
@@ -59,9 +59,10 @@ from gemmsmith.ops.below.prospects import (
     may_replace,
     may_scale,
 )
-from gemmsmith.ops.engine.engine import Engine, watch
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import current, demanded, in_use, on_install, why_none
 from gemmsmith.ops.engine.recomputing import Again, remember
+from gemmsmith.ops.engine.watching import watch
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
