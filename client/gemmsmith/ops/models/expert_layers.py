@@ -24,7 +24,8 @@ from gemmsmith.ops.models.forwards import LEFT, DependsOn, has_no_global_hooks, 
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.products import recording
 from gemmsmith.ops.products.grouped import grouped_mm
-from gemmsmith.ops.products.mixture import computed, experts, refusal
+from gemmsmith.ops.products.mixture import computed, experts
+from gemmsmith.ops.products.mixture_operands import Operands, refusal
 from gemmsmith.ops.products.registry import ours
 
 _FORWARD = (
@@ -91,7 +92,7 @@ def run_experts(recipe: ExpertsRecipe, module: Any, arguments: tuple[Any, ...]) 
         wins = any(engine.plan(form, a, b, groups=groups) for form, a, b, groups in products)
         if not wins and all(engine.lacks(*product) for product in products):
             return LEFT
-    return computed(*arguments, gate_up, down) if wins else NotImplemented
+    return computed(Operands(*arguments, gate_up, down)) if wins else NotImplemented
 
 
 def _matches(recipe: ExpertsRecipe, module: Any, tokens: Any, index: Any, shares: Any) -> bool:
