@@ -105,7 +105,8 @@ def take_over_linear(
 
 def _least_of(module: nn.Module, recipe: Recipe) -> Least:
     if isinstance(recipe, ExpertsRecipe):
-        return lambda engine: 0 if may_group(engine) else inf
+        wins = may_group if recipe.is_swiglu else has_winners
+        return lambda engine: 0 if wins(engine) else inf
     if isinstance(recipe, HeadRecipe):
         return _unknown
     if isinstance(recipe, NormRecipe):

@@ -21,7 +21,7 @@ import torch
 from gemmsmith.ops.engine.by_triton import is_derived
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.engine.observers import is_traced
+from gemmsmith.ops.engine.observers import is_traced, only_torch_differentiates
 from gemmsmith.ops.products import passes
 from gemmsmith.ops.products.gates import (
     Saved,
@@ -152,8 +152,8 @@ def _open(
 
 def _differentiate(
     needs: Sequence[bool],
-    gradient: torch.Tensor | None,
-    of_opened: torch.Tensor | None,
+    gradient: Any,
+    of_opened: Any,
     saved: Saved,
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of tokens, shares, gate_up, down and bias; None for those that are not needed.
@@ -167,7 +167,8 @@ def _differentiate(
     needs_tokens, needs_shares, needs_gate_up, needs_down, needs_bias = needs
     opens, ends, places = needs_tokens or needs_gate_up or needs_bias, saved.ends, saved.places
     hidden: Any
-    again = is_derived(gradient, of_opened, *saved)
+    received = of_opened if gradient is None else gradient
+    again = is_derived(gradient, of_opened, *saved) or only_torch_differentiates(received)
     multiply = derivable if again else _product
     of_tokens = of_shares = of_gate_up = of_down = of_bias = None
     # Rows are the largest tensors of a step: none is kept longer than it is read.
@@ -178,6 +179,8 @@ def _differentiate(
             rows, (through, of_shares, hidden) = differentiate(
                 multiply, gradient, saved, of, fuses=not again
             )
+            if needs_bias:  # which is not in what `opened` holds
+                of_bias = _column_sums(multiply, through, ends)
             of_opened = through if of_opened is None or through is None else of_opened + through
             del through
         else:
@@ -195,11 +198,15 @@ def _differentiate(
         rows = passes.scatter(saved.tokens, places)
         of_gate_up = _of_weight(multiply, of_opened, rows, ends, saved.turned[0])
         del rows
-    if of_opened is not None and needs_bias:
-        # Sums of each expert's rows: a product with ones, of the fewest columns that it may have.
-        ones = of_opened.new_ones(of_opened.shape[0], BEGIN // of_opened.element_size())
-        of_bias = multiply(of_opened.mT, ones, ends)[..., 0]
     return of_tokens, of_shares, of_gate_up, of_down, of_bias
+
+
+def _column_sums(
+    multiply: Callable[..., torch.Tensor], rows: Any, ends: torch.Tensor
+) -> torch.Tensor:
+    """Sums of each expert's rows: a product with ones, of the fewest columns that it may have."""
+    ones = rows.new_ones(rows.shape[0], BEGIN // rows.element_size())
+    return multiply(rows.mT, ones, ends)[..., 0]
 
 
 def _of_weight(

@@ -155,8 +155,8 @@ def activate_backward(
         of_gate = dy * share * up * opened * (1 + alpha * gate * (1 - opened))
         of_up = dy * share * gate * opened
         both = of_gate.where(passes_gate, 0), of_up.where(passes_up, 0)
-        of_gate_up = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
-        of_gate_up = of_gate_up.to(gate_up.dtype)
+        of_gate_up = torch.stack(both, -1) if interleaved else torch.cat(both, -1)
+        of_gate_up = of_gate_up.reshape(gate_up.shape).to(gate_up.dtype)
     if needs[1]:
         sums = (hidden * dy).sum(dim=-1).to(shares.dtype)
         of_shares = sums.new_empty(len(slots)).index_put((slots,), sums).view(shares.shape)
