@@ -81,7 +81,8 @@ def grouped_below(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch
 def _run(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     engine = current()
     # While `patch` replaces torch's operator, that runs the same kernel and is counted once.
-    if engine is not None and not experts.takes(a, b):
+    is_here = observers.is_dense(a) and observers.is_dense(b)  # no batch of gradients
+    if engine is not None and is_here and not experts.takes(a, b):
         d = experts.by_kernel(engine, a, b, offs)
         if d is not None:
             return d

@@ -21,7 +21,7 @@ import torch
 from gemmsmith.ops.engine.by_triton import is_derived
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.engine.observers import is_traced, only_torch_differentiates
+from gemmsmith.ops.engine.observers import is_traced
 from gemmsmith.ops.products import passes
 from gemmsmith.ops.products.gates import (
     Saved,
@@ -152,8 +152,8 @@ def _open(
 
 def _differentiate(
     needs: Sequence[bool],
-    gradient: Any,
-    of_opened: Any,
+    gradient: torch.Tensor | None,
+    of_opened: torch.Tensor | None,
     saved: Saved,
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of tokens, shares, gate_up, down and bias; None for those that are not needed.
@@ -167,8 +167,7 @@ def _differentiate(
     needs_tokens, needs_shares, needs_gate_up, needs_down, needs_bias = needs
     opens, ends, places = needs_tokens or needs_gate_up or needs_bias, saved.ends, saved.places
     hidden: Any
-    received = of_opened if gradient is None else gradient
-    again = is_derived(gradient, of_opened, *saved) or only_torch_differentiates(received)
+    again = is_derived(gradient, of_opened, *saved)
     multiply = derivable if again else _product
     of_tokens = of_shares = of_gate_up = of_down = of_bias = None
     # Rows are the largest tensors of a step: none is kept longer than it is read.
