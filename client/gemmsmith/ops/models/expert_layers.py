@@ -8,8 +8,8 @@ The experts' own forward runs if hooks would be skipped, or if a program has rep
 it calls.
 
 With `GEMMSMITH_PREVIEW=1`, experts may also be transposed, have biases, and a clamped gate, which
-is recognized by its source. They save passes, and run while any winners are in use, but not in
-graphs, or where one order of sums is demanded.
+is recognized by its source, if their implementation is `grouped_mm`. They save passes, and run
+while any winners are in use, but not in graphs, or where one order of sums is demanded.
 """
 
 from __future__ import annotations
@@ -45,9 +45,6 @@ _FORWARD = (
     "transformers.integrations.moe",
     "use_experts_implementation.<locals>.wrapper.<locals>.forward",
 )
-_PLAIN = ("eager", "grouped_mm")
-"""transformers' default implementations. Others were chosen by the user, and are kept."""
-
 
 _WEIGHTS = DependsOn(weights=((None, "gate_up_proj"), (None, "down_proj")))
 
@@ -126,11 +123,15 @@ def run_experts(recipe: ExpertsRecipe, module: Any, arguments: tuple[Any, ...]) 
 
 
 def _is_own(recipe: ExpertsRecipe, module: Any) -> bool:
-    """Whether the layer runs a default implementation of transformers."""
+    """Whether the layer runs a default implementation of transformers.
+
+    `eager` of experts with other gates may be of another precision: it stays.
+    """
     config: Any = module.config
     name = config._experts_implementation
-    own = recipe.grouped if name == "grouped_mm" else None
-    return name in _PLAIN and recipe.interface.get(name) is own
+    if name == "grouped_mm":
+        return recipe.interface.get(name) is recipe.grouped
+    return name == "eager" and recipe.is_swiglu and recipe.interface.get(name) is None
 
 
 def _operands(module: Any, tokens: Any, numbers: Any, shares: Any) -> Operands | None:

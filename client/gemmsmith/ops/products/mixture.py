@@ -205,7 +205,7 @@ def _column_sums(
 ) -> torch.Tensor:
     """Sums of each expert's rows: a product with ones, of the fewest columns that it may have."""
     ones = rows.new_ones(rows.shape[0], BEGIN // rows.element_size())
-    return multiply(rows.mT, ones, ends)[..., 0]
+    return multiply(rows.mT, ones, ends)[..., 0].contiguous()
 
 
 def _of_weight(
