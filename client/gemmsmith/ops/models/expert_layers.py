@@ -36,7 +36,7 @@ from gemmsmith.ops.models.reading import parsed
 from gemmsmith.ops.products import recording
 from gemmsmith.ops.products.grouped import aligned, grouped_mm
 from gemmsmith.ops.products.mixture import computed, experts
-from gemmsmith.ops.products.mixture_operands import Operands, refusal
+from gemmsmith.ops.products.mixture_operands import ExpertsOperands, refusal
 from gemmsmith.ops.products.passes import Gate
 from gemmsmith.ops.products.registry import CallWay, way_of
 from gemmsmith.program.variables import uses_previews
@@ -134,7 +134,7 @@ def _is_own(recipe: ExpertsRecipe, module: Any) -> bool:
     return name == "eager" and recipe.is_swiglu and recipe.interface.get(name) is None
 
 
-def _operands(module: Any, tokens: Any, numbers: Any, shares: Any) -> Operands | None:
+def _operands(module: Any, tokens: Any, numbers: Any, shares: Any) -> ExpertsOperands | None:
     """The operands of `computed`. Returns None if it does not compute what the module does."""
     has_swiglu = is_swiglu(module)
     gate = Gate() if has_swiglu else gate_of(module)
@@ -154,7 +154,7 @@ def _operands(module: Any, tokens: Any, numbers: Any, shares: Any) -> Operands |
         return None
     if module.is_transposed:  # what observes operators would see this one
         gate_up, down = gate_up.mT, down.mT
-    operands = Operands(tokens, numbers, shares, gate_up, down, biases[0], gate, biases[1])
+    operands = ExpertsOperands(tokens, numbers, shares, gate_up, down, biases[0], gate, biases[1])
     is_taken = refusal(*operands[:5]) is None
     if not has_swiglu:
         is_taken = is_taken and all(map(_fits, biases, (gate_up, down)))

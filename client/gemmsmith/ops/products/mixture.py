@@ -32,7 +32,7 @@ from gemmsmith.ops.products.gates import (
     gated_plan,
 )
 from gemmsmith.ops.products.grouped import BEGIN, aligned, derivable, grouped_below
-from gemmsmith.ops.products.mixture_operands import Operands, refusal
+from gemmsmith.ops.products.mixture_operands import ExpertsOperands, refusal
 from gemmsmith.ops.products.recording import Multiplied, is_recording, record
 from gemmsmith.ops.products.registry import CallWay, ours, register, wants_gradient
 from gemmsmith.ops.products.routing import Routing, route
@@ -62,7 +62,7 @@ def experts(
     Raises:
         ValueError: sizes, types or devices do not match; the message names them.
     """
-    operands = Operands(hidden_states, top_k_index, top_k_weights, gate_up, down)
+    operands = ExpertsOperands(hidden_states, top_k_index, top_k_weights, gate_up, down)
     reason = refusal(*operands[:5])
     if reason is not None:
         raise ValueError(reason)
@@ -71,7 +71,7 @@ def experts(
     return computed(operands)
 
 
-def computed(operands: Operands) -> torch.Tensor:
+def computed(operands: ExpertsOperands) -> torch.Tensor:
     """The layer of operands that are `ours` and have no `refusal`.
 
     In a compiled graph it is SwiGLU without biases.
@@ -84,7 +84,7 @@ def computed(operands: Operands) -> torch.Tensor:
     return result if operands.down_bias is None else _add_biases(result, operands)
 
 
-def _add_biases(result: torch.Tensor, operands: Operands) -> torch.Tensor:
+def _add_biases(result: torch.Tensor, operands: ExpertsOperands) -> torch.Tensor:
     """Adds the biases of each token's experts, times its shares: one more product, of depth E."""
     index, shares, bias = operands.numbers, operands.shares, operands.down_bias
     assert bias is not None  # noqa: S101 - the caller has asked
@@ -107,7 +107,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tens
 
 
 def _compute(
-    operands: Operands, keep: bool = True, multiply: Callable[..., torch.Tensor] = _product
+    operands: ExpertsOperands, keep: bool = True, multiply: Callable[..., torch.Tensor] = _product
 ) -> Computed:
     routing = route(operands.numbers, operands.gate_up.shape[0])
     opened, hidden = _open(operands, routing, keep, multiply)
@@ -116,13 +116,13 @@ def _compute(
     return result, opened if keep else opened.new_empty(0), *routing
 
 
-def _opening(operands: Operands) -> passes.Opening:
+def _opening(operands: ExpertsOperands) -> passes.Opening:
     bias = operands.bias
     return passes.Opening(operands.gate, bias, None if bias is None else operands.numbers)
 
 
 def _open(
-    operands: Operands, routing: Routing, keep: bool, multiply: Callable[..., torch.Tensor]
+    operands: ExpertsOperands, routing: Routing, keep: bool, multiply: Callable[..., torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gate and up of each row, which may be empty if not kept, and the second product's operand.
 
@@ -230,13 +230,13 @@ def _gradients(
 class Experts(torch.autograd.Function):
     """A layer of experts without down's bias, and with its backward pass.
 
-    Takes the fields of `Operands` before that, all or the first five.
+    Takes the fields of `ExpertsOperands` before that, all or the first five.
     """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
         """The result first; the rest is for the backward pass alone."""
-        operands = Operands(*arguments)
+        operands = ExpertsOperands(*arguments)
         tokens, index, shares, gate_up, down, bias, *_ = operands
         needs_tokens, _, needs_shares, needs_gate_up, needs_down, *of_bias = ctx.needs_input_grad
         needs_bias = any(of_bias)
@@ -279,16 +279,16 @@ class Experts(torch.autograd.Function):
 
 
 def _autograd(_way: CallWay, _engine: Engine | None, *arguments: Any) -> Any:
-    return _run(Operands(*arguments[:5]), keep=arguments[5:] != (False,))
+    return _run(ExpertsOperands(*arguments[:5]), keep=arguments[5:] != (False,))
 
 
-def _run(operands: Operands, *, keep: bool) -> Any:
+def _run(operands: ExpertsOperands, *, keep: bool) -> Any:
     if wants_gradient(*operands[:6]):
         return Experts.apply(*operands[:7])  # type: ignore[no-untyped-call]
     return _below(operands, keep=keep)
 
 
-def _below(operands: Operands, *, keep: bool) -> Any:
+def _below(operands: ExpertsOperands, *, keep: bool) -> Any:
     """The layer below autograd: one operator where a graph is made of it."""
     if _opening(operands).is_swiglu and _is_traced(operands.tokens):
         with torch._C._AutoDispatchBelowAutograd():
@@ -372,7 +372,7 @@ def products_of_gradients(arguments: dict[str, Any]) -> Iterator[Multiplied]:
 register(
     "experts(Tensor tokens, Tensor index, Tensor shares, Tensor gate_up, Tensor down, "
     "bool keep=True) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    lambda *arguments: _compute(Operands(*arguments[:5]), *arguments[5:]),
+    lambda *arguments: _compute(ExpertsOperands(*arguments[:5]), *arguments[5:]),
     _fake,
     _autograd,
 )

@@ -12,7 +12,7 @@ from gemmsmith.ops.products.passes import Gate
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class Operands(NamedTuple):
+class ExpertsOperands(NamedTuple):
     """Those of `experts`, and what models of other activations have.
 
     Attributes:
