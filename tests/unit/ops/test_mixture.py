@@ -250,11 +250,11 @@ def test_the_gradients_of_a_gate_are_those_of_its_value(gate: passes.Gate, biase
     leaves = (opened, shares)
     of_opened, of_shares = torch.autograd.grad(value[:used], leaves, gradient[:used])
     with torch.no_grad():
-        found = passes.activate_backward(*read, gradient, (True, True, True), opening)
-    assert found.gate_up is not None
-    torch.testing.assert_close(found.gate_up[:used], of_opened[:used], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.shares, of_shares, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.again, value, rtol=0, atol=0)
+        gradients = passes.activate_backward(*read, gradient, (True, True, True), opening)
+    assert gradients.gate_up is not None
+    torch.testing.assert_close(gradients.gate_up[:used], of_opened[:used], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients.shares, of_shares, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients.again, value, rtol=0, atol=0)
     assert passes.Opening(gate, bias).is_swiglu is (gate == passes.Gate() and not biased)
 
 

@@ -99,11 +99,11 @@ def test_gpt_oss_as_a_preview(
     expected = tiny.step(model)
     only_fused(chooser)
     with gemmsmith.patch(model):
-        found = tiny.step(model)
+        result = tiny.step(model)
     assert runs() == 2 * (6 + 1)  # and one that adds up the gradient of a bias
-    for name, one in expected.items():
-        bound = 0.06 * max(float(one.abs().max()), 1e-2)
-        torch.testing.assert_close(found[name], one, rtol=0, atol=bound, msg=name)
+    for name, exact in expected.items():
+        bound = 0.06 * max(float(exact.abs().max()), 1e-2)
+        torch.testing.assert_close(result[name], exact, rtol=0, atol=bound, msg=name)
 
 
 def test_the_documented_table_is_what_is_recognized() -> None:

@@ -213,6 +213,7 @@ CLAMPED: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m3_vl.MiniMaxM3VL": ("MiniMaxM3VLTextConfig", {"intermediate_size": FEED}),
     "deepseek_v4.DeepseekV4": ("DeepseekV4Config", {"moe_intermediate_size": FEED}),
     "hy_v4.HYV4": ("HYV4Config", {"moe_intermediate_size": FEED}),
+    "glm5_next.Glm5NextText": ("Glm5NextTextConfig", {"moe_intermediate_size": FEED}),
 }  # fmt: skip
 """Experts with a gate that is clamped, by module and class."""
 
@@ -247,13 +248,13 @@ def test_clamped_experts_are_as_exact_as_transformers_own(
     for preview in ("0", "1"):
         monkeypatch.setenv("GEMMSMITH_PREVIEW", preview)
         with gemmsmith.patch(net):
-            found = run(net, implementation, x, index, share)
+            result = run(net, implementation, x, index, share)
             run(net, "eager", x, index, share)  # which may be of another precision
         assert len(calls) == int(preview)
-    for mine, his, exactly in zip(found, own, exact, strict=True):
-        assert mine.stride() == his.stride()
+    for mine, other, exactly in zip(result, own, exact, strict=True):
+        assert mine.stride() == other.stride()
         size = exactly.norm()
-        assert (mine - exactly).norm() / size <= 1.1 * (his - exactly).norm() / size + 1e-3
+        assert (mine - exactly).norm() / size <= 1.1 * (other - exactly).norm() / size + 1e-3
 
 
 def test_transformers_is_not_imported_before_it_is_needed() -> None:

@@ -34,7 +34,7 @@ from gemmsmith.ops.models.norms import kind_in_use
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import parsed
 from gemmsmith.ops.products import recording
-from gemmsmith.ops.products.grouped import aligned, grouped_mm
+from gemmsmith.ops.products.grouped import grouped_mm, is_aligned
 from gemmsmith.ops.products.mixture import computed, experts
 from gemmsmith.ops.products.mixture_operands import ExpertsOperands, refusal
 from gemmsmith.ops.products.passes import Gate
@@ -144,8 +144,8 @@ def _operands(module: Any, tokens: Any, numbers: Any, shares: Any) -> ExpertsOpe
     weights = gate_up, down = module.gate_up_proj, module.down_proj
     if module.has_bias:
         biases = module.gate_up_proj_bias, module.down_proj_bias
-    tensors = [one for one in (tokens, numbers, shares, *weights, *biases) if one is not None]
-    if not all(isinstance(one, torch.Tensor) for one in tensors):
+    tensors = [tokens, numbers, shares, *weights, *(bias for bias in biases if bias is not None)]
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         return None
     if torch.is_autocast_enabled(tokens.device.type):
         return None
@@ -163,7 +163,7 @@ def _operands(module: Any, tokens: Any, numbers: Any, shares: Any) -> ExpertsOpe
 
 def _fits(bias: torch.Tensor | None, weight: torch.Tensor) -> bool:
     """Whether torch's grouped product reads the weight as it lies, and the bias is one of it."""
-    if aligned(weight) is not weight:
+    if not is_aligned(weight):
         return False
     if bias is None:
         return True
@@ -207,12 +207,12 @@ def experts_forward(
     Returns:
         [T, width], of the tokens' type.
     """
-    given = hidden_states, top_k_index, top_k_weights
+    arguments = hidden_states, top_k_index, top_k_weights
     if is_swiglu(module):
         if _is_replaceable(module) and not torch.is_autocast_enabled(hidden_states.device.type):
-            return experts(*given, module.gate_up_proj, module.down_proj)
+            return experts(*arguments, module.gate_up_proj, module.down_proj)
     elif not torch.compiler.is_compiling():
-        engine, operands = current(), _operands(module, *given)
+        engine, operands = current(), _operands(module, *arguments)
         if operands is not None and not (engine is not None and engine.is_invariant):
             return computed(operands)
     number, order = top_k_index.flatten().sort()
