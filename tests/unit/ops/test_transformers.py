@@ -219,7 +219,7 @@ CLAMPED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def clamped_experts(name: str) -> Any:
-    """In bf16, of which a tenth of gate and up lies beyond the limit."""
+    """In bf16, with some of gate and up beyond the limit."""
     module, _, kind = name.partition(".")
     config, fields = CLAMPED[name]
     made = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
