@@ -226,38 +226,6 @@ def test_weights_of_another_order_are_opened_by_a_product_and_a_pass(
     close(found, wanted)
 
 
-GATES = (
-    passes.Gate(),
-    passes.Gate(alpha=1.702, limit=1.0, offset=1.0, interleaved=True),
-    passes.Gate(limit=0.5),
-)
-
-
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("gate", GATES)
-def test_the_gradients_of_a_gate_are_those_of_its_value(gate: passes.Gate, biased: bool) -> None:
-    """In FP32, where torch differentiates what `activate` computes."""
-    chosen = index(3)
-    routing = route(chosen, EXPERTS)
-    bias = torch.randn(EXPERTS, 2 * INNER) if biased else None
-    opening = passes.Opening(gate, bias, chosen if biased else None)
-    opened = torch.randn(TOKENS * CHOSEN, 2 * INNER).requires_grad_()
-    shares = torch.rand(TOKENS, CHOSEN).requires_grad_()
-    read = (opened, shares, routing.slots, routing.used)
-    value = passes.activate(*read, opening)
-    gradient = torch.randn_like(value)
-    used = int(routing.used)
-    leaves = (opened, shares)
-    of_opened, of_shares = torch.autograd.grad(value[:used], leaves, gradient[:used])
-    with torch.no_grad():
-        gradients = passes.activate_backward(*read, gradient, (True, True, True), opening)
-    assert gradients.gate_up is not None
-    torch.testing.assert_close(gradients.gate_up[:used], of_opened[:used], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(gradients.shares, of_shares, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(gradients.again, value, rtol=0, atol=0)
-    assert passes.Opening(gate, bias).is_swiglu is (gate == passes.Gate() and not biased)
-
-
 @pytest.mark.parametrize("number", [5, 255, 256, 700])
 def test_routing_sorts_slots_by_expert(number: int) -> None:
     chosen = torch.randint(number + 2, (50, 4))
