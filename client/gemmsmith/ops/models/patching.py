@@ -66,7 +66,7 @@ from gemmsmith.ops.engine.watching import watch
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
-from gemmsmith.ops.models.norms import NormRecipe, kind_in_use
+from gemmsmith.ops.models.norms import kind_in_use
 from gemmsmith.ops.models.optimizers import muon_in_batches
 from gemmsmith.ops.models.recipes import may_be_head
 from gemmsmith.ops.models.reporting import ProductsReport
@@ -170,7 +170,7 @@ class Patch(AbstractContextManager[None]):
         self._report = ProductsReport() if report else None
         self._engine: Engine | None = None
         self._why_none = ""
-        self._has_passes = False  # norms or rotary embeddings, which need no winners of their own
+        self._has_passes = False  # norms, rotary embeddings: what needs no winners of its own
         self._is_block = self._is_bound = False
         self._is_idle = False  # no product of the model's layers may win
         self._linears, self._overridden = Forwards(), set[ModuleType]()
@@ -299,7 +299,7 @@ class Patch(AbstractContextManager[None]):
         recognized = [*layers.recognized(model)]
         rotary = functions.take_over(model.modules())
         self._has_passes = bool(rotary) or any(
-            isinstance(layer.recipe, NormRecipe) for layer in recognized
+            layers.saves_passes(layer.recipe) for layer in recognized
         )
         layers.take_over(forwards, recognized)
         if self._report is not None:
