@@ -571,7 +571,7 @@ def test_checkpoints() -> None:
 def test_captured(engine: Any, chunks: Callable[[int], None]) -> None:
     """Products of chunks are products of the step."""
     chunks(8)
-    x, weight, labels, _ = operands(16, width=4)
+    x, weight, labels, _ = operands(24, width=4)
     with gemmsmith.capture() as shapes:
         linear_cross_entropy(x, weight, labels).backward()
     sizes = {(problem.m, problem.n, problem.k) for problem in shapes.problems}
