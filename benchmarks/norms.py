@@ -8,7 +8,6 @@ model are replaced, as `gemmsmith.patch(model)` does. First come steps of models
 benchmarks/programs/hugging.py, with and without fused norms, in blocks that alternate as those of
 `gemmsmith.compare`, and torch against itself in the same way. Then come single norms of many sizes,
 and sums of columns, as of a bias's gradient, which the gradient of a norm's weight is made of too.
-With `GEMMSMITH_PREVIEW=1`, steps also have their rotary embeddings by one kernel.
 A line of JSON for each is printed and saved at once, so a run that is cut off keeps its results.
 """
 
@@ -35,11 +34,9 @@ from benchmarks.programs import hugging
 from benchmarks.turns import Side, compared, described, in_turns, keep, settle
 from gemmsmith.ops.engine import functions
 from gemmsmith.ops.models import norms as recipes
-from gemmsmith.ops.models import rotary
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.layers import recognized, take_over
 from gemmsmith.ops.models.norms import NormRecipe
-from gemmsmith.ops.models.rotary import Functions
 from gemmsmith.ops.products import norms
 
 MODELS = ("llama", "qwen3", "qwen3-moe", "decode")
@@ -104,23 +101,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def fused(model: torch.nn.Module, device: str) -> Iterator[None]:
-    """Replace the norms of a model, and rotary embeddings in previews, and nothing else."""
-    kind, forwards, rotations = torch.device(device).type, Forwards(), Functions()
+    """Replace the norms of a model, and nothing else."""
+    kind, forwards = torch.device(device).type, Forwards()
     layers = [layer for layer in recognized(model) if isinstance(layer.recipe, NormRecipe)]
 
     def kind_in_use() -> str:
         return kind
 
-    with (
-        mock.patch.object(recipes, "kind_in_use", kind_in_use),
-        mock.patch.object(rotary, "kind_in_use", kind_in_use),
-    ):
+    with mock.patch.object(recipes, "kind_in_use", kind_in_use):
         take_over(forwards, layers)
-        rotations.take_over(model.modules())
         try:
             yield
         finally:
-            rotations.undo()
             forwards.undo()
 
 

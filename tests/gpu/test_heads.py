@@ -25,7 +25,7 @@ KINDS = ("LlamaConfig", "Qwen3Config", "Gemma2Config")
 BATCH, TOKENS = 8, 1024
 
 
-pytestmark = pytest.mark.usefixtures("previews_in_use")
+pytestmark = pytest.mark.usefixtures("in_use")
 
 
 def made(kind: str) -> Any:

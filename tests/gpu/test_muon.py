@@ -26,7 +26,7 @@ MODELS = {
 
 
 @pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch, previews_in_use: None) -> list[int]:
+def batches(monkeypatch: pytest.MonkeyPatch, in_use: None) -> list[int]:
     """Winners are in use, though none of a product here. The sizes of batches so far."""
     seen: list[int] = []
     own = optimizers.newton_schulz

@@ -74,7 +74,7 @@ def test_both_passes(dtype: torch.dtype, layout: str, rest: str) -> None:
             assert torch.equal(mine, again)
 
 
-@pytest.mark.usefixtures("previews_in_use")
+@pytest.mark.usefixtures("in_use")
 @pytest.mark.parametrize("module", [modeling_llama, modeling_cohere, modeling_glm, modeling_phi3])
 def test_functions_of_models(module: Any) -> None:
     """One launch a pass; as near to FP64 as the function's own, in the order of the operands."""
@@ -110,7 +110,7 @@ def test_functions_of_models(module: Any) -> None:
         assert (mine - exactly).norm() <= 1.001 * (theirs - exactly).norm()
 
 
-@pytest.mark.usefixtures("previews_in_use")
+@pytest.mark.usefixtures("in_use")
 def test_a_captured_graph() -> None:
     model = type("Attention", (nn.Module,), {"__module__": modeling_llama.__name__})()
     q, k, cos, sin = operands(ROTATIONS[0]._replace(half=32), 0, BF16, "one product")

@@ -11,14 +11,35 @@ BOUND = 1.5e-2
 """Relative error in the Frobenius norm of a few consecutive roundings to bf16."""
 
 
-def reference(x: torch.Tensor, index: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-    """The output [T, width], from tokens, experts' indices [T, chosen], shares and weights."""
-    shares, gate_up, down = weights
+def swiglu(both: torch.Tensor) -> torch.Tensor:
+    gate, up = both.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def clamped(both: torch.Tensor, limit: float = 1.0) -> torch.Tensor:
+    """As gpt-oss, whose limit is 7."""
+    gate, up = both[..., ::2].clamp(max=limit), both[..., 1::2].clamp(-limit, limit)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
+def reference(
+    x: torch.Tensor,
+    index: torch.Tensor,
+    *weights: torch.Tensor,
+    gate: Callable[[torch.Tensor], torch.Tensor] = swiglu,
+) -> torch.Tensor:
+    """The output [T, width], from tokens, experts' indices [T, chosen], shares and weights.
+
+    gate_up's bias may come after the weights.
+    """
+    shares, gate_up, down, *biases = weights
     total = torch.zeros_like(x)
     for expert in range(len(down)):
         token, place = (index == expert).nonzero(as_tuple=True)
-        gate, up = (x[token] @ gate_up[expert].T).chunk(2, dim=-1)
-        out = (functional.silu(gate) * up) @ down[expert].T * shares[token, place, None]
+        both = x[token] @ gate_up[expert].T
+        for bias in biases:
+            both = both + bias[expert]
+        out = gate(both) @ down[expert].T * shares[token, place, None]
         total = total.index_add(0, token, out)
     return total
 

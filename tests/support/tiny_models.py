@@ -92,6 +92,19 @@ def _without(*names: str, of: dict[str, Any] = TEXT, **more: Any) -> dict[str, A
     return {name: value for name, value in of.items() if name not in names} | more
 
 
+_SHARED: dict[str, Any] = {
+    **MOE,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+}
 _GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
 
 MODELS = (
@@ -132,21 +145,16 @@ MODELS = (
     Tiny(name="Mixtral", config="MixtralConfig", fields={**MOE, "num_local_experts": 4}),
     Tiny(name="OLMoE", config="OlmoeConfig", fields={**MOE, "num_experts": 4}),
     Tiny(
+        name="DeepSeek-V2",
+        config="DeepseekV2Config",
+        fields={**_SHARED, **_LATENT, "num_experts": 4, "q_lora_rank": None, "head_dim": 8},
+    ),
+    Tiny(
         name="DeepSeek-V3",
         config="DeepseekV3Config",
-        fields={
-            **MOE,
-            "n_routed_experts": 4,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "q_lora_rank": 16,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 16,
-        },
+        fields={**_SHARED, **_LATENT, "q_lora_rank": 16},
     ),
+    Tiny(name="GLM-4.5", config="Glm4MoeConfig", fields={**_SHARED, "head_dim": 16}),
     Tiny(
         name="gpt-oss",
         config="GptOssConfig",

@@ -34,6 +34,9 @@ advise` sets it."""
 PREVIEW_VARIABLE = "GEMMSMITH_PREVIEW"
 """If it is 1, a patch also uses what was tested on the host only, and not timed on a GPU so far."""
 
+DEFER_LOGITS_VARIABLE = "GEMMSMITH_DEFER_LOGITS"
+"""If it is 0, heads of patched models compute their logits, also where only a loss reads them."""
+
 SEEN = ".seen"
 """Suffix of the file that each Python process writes to the capture's folder when it starts."""
 
@@ -55,6 +58,10 @@ STOPPED = "stopped"
 
 def uses_previews() -> bool:
     return os.environ.get(PREVIEW_VARIABLE) == "1"
+
+
+def defers_logits() -> bool:
+    return os.environ.get(DEFER_LOGITS_VARIABLE) != "0"
 
 
 def is_first_rank() -> bool:

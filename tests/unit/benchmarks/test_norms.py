@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from benchmarks import norms
-from gemmsmith.ops.models import rotary
-from gemmsmith.program.variables import PREVIEW_VARIABLE
 
 TINY = ("--tiny", "--device", "cpu")
 
@@ -30,22 +28,6 @@ def test_steps_with_and_without(
         assert row["same_tokens"] > 0.5
     else:
         assert row["losses"]["fused"] == pytest.approx(row["losses"]["torch"], rel=1e-2)
-
-
-def test_steps_with_rotary_embeddings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
-    before, ran = rotary.rotary, list[object]()
-
-    def counted(*operands: Any) -> Any:
-        ran.append(operands)
-        return before(*operands)
-
-    monkeypatch.setattr(rotary, "rotary", counted)
-    (row,) = measured(tmp_path, capsys, "--only", "steps", "--model", "llama")["steps"]
-    assert ran
-    assert row["losses"]["fused"] == pytest.approx(row["losses"]["torch"], rel=1e-2)
 
 
 def test_norms_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,8 @@ def test_what_is_derived_or_looked_at_is_torchs(kernels: SimpleNamespace) -> Non
         assert float(total(x)) == 3
         dual = total(forward_ad.make_dual(x, torch.ones(3)))
         assert float(forward_ad.unpack_dual(dual).tangent) == 3
-    assert is_final(x, None, 3)
+    assert is_final(x, None, (3, x))
+    assert not is_final(x, (3, torch.ones(3).requires_grad_()))
     assert total(x) == (x,)
 
 

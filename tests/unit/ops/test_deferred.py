@@ -291,7 +291,7 @@ def test_addresses_are_those_of_the_values(name: str) -> None:
 def test_sizes_do_not_change_in_place(name: str) -> None:
     logits = deferring(*operands()).detach()
     logits = logits.view(-1, VOCABULARY) if name == "t_" else logits[:1]
-    with pytest.raises(gemmsmith.GemmsmithError, match="GEMMSMITH_PREVIEW=0"):
+    with pytest.raises(gemmsmith.GemmsmithError, match="GEMMSMITH_DEFER_LOGITS=0"):
         getattr(logits, name)()
 
 

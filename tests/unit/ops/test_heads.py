@@ -28,7 +28,7 @@ from gemmsmith.ops.models import deferred, heads
 from gemmsmith.ops.models.automatic import every_model
 from gemmsmith.ops.models.deferred_logits import DeferredLogits
 from gemmsmith.program.built import remember
-from gemmsmith.program.variables import PREVIEW_VARIABLE
+from gemmsmith.program.variables import DEFER_LOGITS_VARIABLE
 from tests.support.patched import is_patched
 from tests.support.stand_in import Host, installed
 from tests.support.tiny_models import MODELS, Tiny
@@ -43,8 +43,7 @@ Sizes = list[tuple[int, ...]]
 
 
 @pytest.fixture(autouse=True)
-def _preview(engine: Engine, without_binding: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
+def _narrow(engine: Engine, without_binding: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "LEAST", VOCABULARY)
 
 
@@ -245,18 +244,18 @@ def test_every_model_of_a_process() -> None:
     assert not is_deferred(model[0])
 
 
-def test_only_with_the_preview_and_with_winners(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_with_winners_and_where_the_variable_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     model = made(bias=False)
     with gemmsmith.patch(model):
         assert is_deferred(model)
         with installed(None):
             assert not is_deferred(model)
-        monkeypatch.delenv(PREVIEW_VARIABLE)
+        monkeypatch.setenv(DEFER_LOGITS_VARIABLE, "0")
         with gemmsmith.patch(model):
             pass
     with gemmsmith.patch(model):
         assert not is_deferred(model)
-    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
+    monkeypatch.delenv(DEFER_LOGITS_VARIABLE)
     monkeypatch.setattr(heads, "LEAST", VOCABULARY + 1)
     with gemmsmith.patch(model):
         assert not is_deferred(model)
@@ -410,7 +409,7 @@ def test_logits_of_a_changed_weight_are_an_error() -> None:
         logits, _ = model(*batch())
         with torch.no_grad():
             model.head.weight.mul_(2)
-        with pytest.raises(gemmsmith.GemmsmithError, match="GEMMSMITH_PREVIEW=0"):
+        with pytest.raises(gemmsmith.GemmsmithError, match="GEMMSMITH_DEFER_LOGITS=0"):
             logits.sum()
 
 

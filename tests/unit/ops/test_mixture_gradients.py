@@ -13,8 +13,12 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn import functional
 
 import gemmsmith
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.products import passes
+from gemmsmith.ops.products.routing import route
 from tests.support.mixtures import close, compared, reference
-from tests.unit.ops.test_mixture import EXPERTS, Layer, index, layer
+from tests.support.stand_in import Host
+from tests.unit.ops.test_mixture import CHOSEN, EXPERTS, INNER, TOKENS, Layer, index, layer
 
 torch._dynamo.config.recompile_limit = 64
 
@@ -32,6 +36,38 @@ def test_the_gradients_that_are_needed(needs: tuple[bool, ...], compiled: bool) 
         compute = torch.compile(compute, fullgraph=True, dynamic=True, backend="aot_eager")
     for found, exactly in compared(compute, operands, index(2)):
         close(found, exactly)
+
+
+GATES = (
+    passes.Gate(),
+    passes.Gate(alpha=1.702, limit=1.0, offset=1.0, interleaved=True),
+    passes.Gate(limit=0.5),
+)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("gate", GATES)
+def test_the_gradients_of_a_gate_are_those_of_its_value(gate: passes.Gate, biased: bool) -> None:
+    """In FP32, where torch differentiates what `activate` computes."""
+    chosen = index(3)
+    routing = route(chosen, EXPERTS)
+    bias = torch.randn(EXPERTS, 2 * INNER) if biased else None
+    opening = passes.Opening(gate, bias, chosen if biased else None)
+    opened = torch.randn(TOKENS * CHOSEN, 2 * INNER).requires_grad_()
+    shares = torch.rand(TOKENS, CHOSEN).requires_grad_()
+    read = (opened, shares, routing.slots, routing.used)
+    value = passes.activate(*read, opening)
+    gradient = torch.randn_like(value)
+    used = int(routing.used)
+    leaves = (opened, shares)
+    of_opened, of_shares = torch.autograd.grad(value[:used], leaves, gradient[:used])
+    with torch.no_grad():
+        gradients = passes.activate_backward(*read, gradient, (True, True, True), opening)
+    assert gradients.gate_up is not None
+    torch.testing.assert_close(gradients.gate_up[:used], of_opened[:used], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients.shares, of_shares, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients.again, value, rtol=0, atol=0)
+    assert passes.Opening(gate, bias).is_swiglu is (gate == passes.Gate() and not biased)
 
 
 def derived(compute: Callable[..., torch.Tensor], operands: Layer) -> list[torch.Tensor | None]:
@@ -217,3 +253,23 @@ def test_transforms(transform: str) -> None:
     for mine, exactly in zip(*results, strict=True):
         bound = 1e-5 * float(exactly.abs().max())
         torch.testing.assert_close(mine, exactly, rtol=1e-4, atol=bound)
+
+
+def test_batches_of_gradients_where_kernels_have_won(
+    engine: Engine, host: Host, runs: Callable[[], int]
+) -> None:
+    """In bf16, for which there are kernels, and without a patch of torch's product."""
+    host.kind = "cpu"
+    operands, chosen = layer(), index(2)
+    rows = operands[0].detach()[:12]
+    out = gemmsmith.grouped_mm(rows, operands[2].mT, route(chosen[:4], EXPERTS).ends)
+    runs()
+    directions = torch.randn(3, *out.shape).bfloat16()
+    batch = torch.autograd.grad(
+        out, operands[2], directions, retain_graph=True, is_grads_batched=True
+    )
+    assert runs() == 0
+    for at, direction in enumerate(directions):
+        (alone,) = torch.autograd.grad(out, operands[2], direction, retain_graph=True)
+        torch.testing.assert_close(batch[0][at], alone, rtol=2e-2, atol=2e-2)
+    assert runs() == len(directions)

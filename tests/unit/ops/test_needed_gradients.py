@@ -5,6 +5,7 @@ Every function of ours is tried with every choice of operands that want a gradie
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,8 +27,9 @@ from gemmsmith.ops.products.loss_passes import LossOptions
 from gemmsmith.ops.products.losses import LinearCrossEntropy
 from gemmsmith.ops.products.mixture import Experts
 from gemmsmith.ops.products.norms import RMSNorm
+from gemmsmith.ops.products.passes import Gate
 from gemmsmith.ops.products.rotary import Rotary, Rotation
-from tests.support.mixtures import reference
+from tests.support.mixtures import clamped, reference
 
 BF16 = torch.bfloat16
 M, K, N, INNER, GROUPS = 6, 16, 32, 24, 3
@@ -95,7 +97,7 @@ def multiplied_by_runs(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> 
 
 
 def experts_products(needs: Needs) -> int:
-    return bool(needs - {"down"}) + len(needs & {"tokens", "gate_up", "down"})
+    return bool(needs - {"down"}) + len(needs & {"tokens", "gate_up", "down", "bias"})
 
 
 def mlp_products(needs: Needs) -> int:
@@ -134,6 +136,14 @@ def cases() -> dict[str, Case]:
     assert gate is not None
     ends = torch.tensor([2, 2, M], dtype=torch.int32)
     index = torch.randint(GROUPS + 1, (M, 2))
+    routed = {
+        "tokens": x,
+        "index": index,
+        "shares": random(M, 2),
+        "gate_up": random(GROUPS, 2 * INNER, K),
+        "down": random(GROUPS, K, INNER),
+    }
+    every = "tokens shares gate_up down bias"
     dense = rules(x="weight", weight="x")
     return {
         "linear": Case(
@@ -192,15 +202,23 @@ def cases() -> dict[str, Case]:
         ),
         "experts": Case(
             function=Experts,
-            operands={
-                "tokens": x, "index": index, "shares": random(M, 2),
-                "gate_up": random(GROUPS, 2 * INNER, K), "down": random(GROUPS, K, INNER),
-            },
+            operands=routed,
             call=of(Experts),
             exact=reference,
             kept=rules(
                 tokens="gate_up", gate_up="tokens", down="tokens shares gate_up",
                 shares="tokens shares gate_up down",
+            ),
+            products=experts_products,
+        ),
+        "experts with biases": Case(
+            function=Experts,
+            operands={**routed, "bias": random(GROUPS, 2 * INNER)},
+            call=of(Experts, Gate(alpha=1.702, limit=1.0, offset=1.0, interleaved=True)),
+            exact=functools.partial(reference, gate=clamped),
+            kept=rules(
+                tokens="gate_up", gate_up="tokens", down="tokens shares gate_up bias",
+                shares=every, bias=every, index=every,
             ),
             products=experts_products,
         ),

@@ -26,7 +26,6 @@ from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import install
 from gemmsmith.ops.models import optimizers
 from gemmsmith.ops.products import newton_schulz
-from gemmsmith.program.variables import PREVIEW_VARIABLE
 from tests.gpu.support.choosing import Ground
 from tests.gpu.support.counting import launches
 from tests.support.stand_in import Host
@@ -46,7 +45,6 @@ def batches(
     engine: Engine, without_binding: None, no_other_patch: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[int]]:
     """Sizes of the batches that are computed in place of torch's loop."""
-    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
     seen: list[int] = []
     own = optimizers.newton_schulz
 
@@ -346,7 +344,6 @@ def test_one_order_of_sums_is_torchs(
 ) -> None:
     """Batches would be other products than those of the program."""
     host.kind = "cpu"
-    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
     monkeypatch.setattr(optimizers, "newton_schulz", None)
     with gemmsmith.patch(numerics="invariant"):
         assert _muon._single_tensor_muon is not OWN
@@ -421,16 +418,6 @@ def test_another_source_is_not_recognized(monkeypatch: pytest.MonkeyPatch) -> No
             assert optimizers._recognized() is None
 
 
-def test_without_previews_nothing_changes(
-    batches: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(PREVIEW_VARIABLE)
-    with gemmsmith.patch():
-        assert _muon._single_tensor_muon is OWN
-        trained(Muon)
-    assert not batches
-
-
 def test_a_program_that_does_not_use_gemmsmith(
     ground: Ground,
     host: Host,
@@ -442,7 +429,6 @@ def test_a_program_that_does_not_use_gemmsmith(
     """By `GEMMSMITH=`."""
     host.kind = "cpu"
     monkeypatch.setattr(autouse, "Engine", partial(Engine, platform=host))
-    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
     theirs, their_state = trained(Muon)
     gram = Problem(m=32, n=32, k=48, batch=4, layout=Layout.TN)
     autouse.start(str(baked(ground, tmp_path / "winners.gspack", [gram])))

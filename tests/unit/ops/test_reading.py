@@ -36,6 +36,10 @@ class Known:
         gate, up = torch.chunk(up, 2, dim=-1)
         return self.w2(up * F.gelu(gate, approximate="tanh"))
 
+    def indexed(self, x):
+        both = self.w13(x).chunk(2, dim=-1)
+        return self.w2(F.silu(both[0]) * both[1])
+
     def squared(self, x):
         x = self.w1(x)
         x = F.relu(x).square()
@@ -47,6 +51,13 @@ class Known:
 
 class Unknown:
     """Each has something that none of ours would do."""
+
+    def third_part(self, x):
+        both = self.w13(x).chunk(2, dim=-1)
+        return self.w2(F.silu(both[0]) * both[-1])
+
+    def row(self, x):
+        return self.w2(F.silu(self.w1(x)[0]))
 
     def branch(self, x):
         if self.training:
@@ -117,6 +128,15 @@ def test_what_is_understood() -> None:
     assert isinstance(halved, Called)
     assert isinstance(halved.argument, Combined)
     up, gate = halved.argument.left, halved.argument.right
+    indexed = computed(Known.indexed)
+    assert isinstance(indexed, Called)
+    assert isinstance(indexed.argument, Combined)
+    first, second = indexed.argument.left, indexed.argument.right
+    assert isinstance(first, Activated)
+    assert isinstance(first.argument, Half)
+    assert isinstance(second, Half)
+    assert (first.argument.second, second.second) == (False, True)
+    assert first.argument.of is second.of
     assert isinstance(up, Half)
     assert up.second
     assert isinstance(gate, Activated)

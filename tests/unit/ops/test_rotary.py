@@ -33,12 +33,11 @@ import gemmsmith
 from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models import rotary as recipes
-from gemmsmith.ops.models.automatic import every_model, every_norm
+from gemmsmith.ops.models.automatic import every_norm
 from gemmsmith.ops.models.patching import open_patch
 from gemmsmith.ops.models.rotary_forms import rotary_recipe
 from gemmsmith.ops.products import rotary as products
 from gemmsmith.program.built import remember
-from gemmsmith.program.variables import PREVIEW_VARIABLE
 from tests.support.stand_in import Chooser, Host
 from tests.support.tiny_models import MODELS
 
@@ -142,11 +141,6 @@ class Layer(nn.Module):
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.inner = type("Attention", (nn.Module,), {"__module__": case.module.__name__})()
-
-
-@pytest.fixture(autouse=True)
-def _previews(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
 
 
 @pytest.fixture
@@ -283,16 +277,11 @@ def test_torchs_functions_must_be_the_originals(
     assert calls() == 0
 
 
-def test_only_with_previews_and_winners(
+def test_only_with_winners(
     calls: Callable[[], int], engine: Engine, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operands, own = LLAMA.operands(BF16, BF16), LLAMA.function
+    operands = LLAMA.operands(BF16, BF16)
     expected = step(LLAMA, operands)
-    for value in ("0", ""):
-        monkeypatch.setenv(PREVIEW_VARIABLE, value)
-        with gemmsmith.patch(Layer(LLAMA)), every_model():
-            assert LLAMA.function is own
-    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
     engine._chooser.snapshot = Snapshot.of("h200", [])  # type: ignore[attr-defined]
     with gemmsmith.patch(Layer(LLAMA)):
         assert equal(step(LLAMA, operands), expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import importlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, GptOssConfig, NemotronHConfig, Qwen3MoeConfig
 from transformers.integrations.moe import ExpertsInterface
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
@@ -201,6 +203,58 @@ class Poisoned(torch.autograd.Function):
         da = torch._grouped_mm(grads[0], b.mT, offs=offs)
         da[last:] = torch.nan
         return da, torch._grouped_mm(a[:last].mT, grads[0][:last], offs=offs), None
+
+
+CLAMPED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_oss.GptOss": ("GptOssConfig", {"intermediate_size": FEED}),
+    "openai_privacy_filter.OpenAIPrivacyFilter": (
+        "OpenAIPrivacyFilterConfig", {"intermediate_size": FEED},
+    ),
+    "minimax_m3_vl.MiniMaxM3VL": ("MiniMaxM3VLTextConfig", {"intermediate_size": FEED}),
+    "deepseek_v4.DeepseekV4": ("DeepseekV4Config", {"moe_intermediate_size": FEED}),
+    "hy_v4.HYV4": ("HYV4Config", {"moe_intermediate_size": FEED}),
+    "glm5_next.Glm5NextText": ("Glm5NextTextConfig", {"moe_intermediate_size": FEED}),
+}  # fmt: skip
+"""Experts with a gate that is clamped, by module and class."""
+
+
+def clamped_experts(name: str) -> Any:
+    """In bf16, with some of gate and up beyond the limit."""
+    module, _, kind = name.partition(".")
+    config, fields = CLAMPED[name]
+    made = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    sizes = {"hidden_size": WIDTH, "num_local_experts": EXPERTS, "num_experts": EXPERTS, **fields}
+    net = getattr(made, f"{kind}Experts")(getattr(transformers, config)(**sizes)).to(BF16)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    for limit in {"limit", "swiglu_limit"} & vars(net).keys():
+        setattr(net, limit, 1.5)
+    return net
+
+
+@pytest.mark.parametrize("implementation", ["grouped_mm", "gemmsmith"])
+@pytest.mark.parametrize("name", CLAMPED)
+def test_clamped_experts_are_as_exact_as_transformers_own(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str, implementation: str
+) -> None:
+    net, x = clamped_experts(name), torch.randn(T, WIDTH).to(BF16)
+    index = torch.stack([torch.randperm(EXPERTS)[:CHOSEN] for _ in range(T)])
+    share = torch.rand(T, CHOSEN).to(BF16)
+    exact = run(copy.deepcopy(net).double(), "eager", x.double(), index, share.double())
+    own = run(net, "grouped_mm", x, index, share)
+    calls: list[None] = []
+    computed = expert_layers.computed
+    monkeypatch.setattr(expert_layers, "computed", lambda of: (calls.append(None), computed(of))[1])
+    for preview in ("0", "1"):
+        monkeypatch.setenv("GEMMSMITH_PREVIEW", preview)
+        with gemmsmith.patch(net):
+            result = run(net, implementation, x, index, share)
+            run(net, "eager", x, index, share)  # which may be of another precision
+        assert len(calls) == int(preview)
+    for mine, other, exactly in zip(result, own, exact, strict=True):
+        assert mine.stride() == other.stride()
+        size = exactly.norm()
+        assert (mine - exactly).norm() / size <= 1.1 * (other - exactly).norm() / size + 1e-3
 
 
 def test_transformers_is_not_imported_before_it_is_needed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import ModuleType
 from typing import ParamSpec, TypeVar
@@ -50,20 +50,23 @@ def is_final(*arguments: object) -> bool:
     """Whether the tensors are dense, and no graph, mode or transform observes operators on them."""
     if torch.compiler.is_compiling() or not unobserved() or is_derived(*arguments):
         return False
-    return all(
-        type(tensor) in _PLAIN and is_dense(tensor)
-        for tensor in arguments
-        if isinstance(tensor, torch.Tensor)
-    )
+    return all(type(tensor) in _PLAIN and is_dense(tensor) for tensor in _tensors(arguments))
 
 
 def is_derived(*arguments: object) -> bool:
     """Whether results of these have a gradient, a tangent, or take part in another transform."""
     if forward_ad._current_level >= 0 or _transforms() is not None:
         return True
-    return torch.is_grad_enabled() and any(
-        tensor.requires_grad for tensor in arguments if isinstance(tensor, torch.Tensor)
-    )
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(arguments))
+
+
+def _tensors(arguments: Iterable[object]) -> Iterator[torch.Tensor]:
+    """The tensors among these, and in tuples among these."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, tuple):
+            yield from _tensors(argument)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections.abc import Container
 
 
 class Canonical(ast.NodeTransformer):
@@ -35,3 +36,25 @@ class Canonical(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         return ast.Name(id=self._renamed(node.id), ctx=node.ctx)
+
+
+class OfModule(Canonical):
+    """Renames the module's attributes as well, but those that are kept.
+
+    Attributes:
+        attributes: their names in the order of their appearance, after `text()`.
+    """
+
+    def __init__(self, tree: ast.FunctionDef, kept: Container[str]) -> None:
+        super().__init__(tree)
+        self._self = tree.args.args[0].arg if tree.args.args else None
+        self._kept = kept
+        self.attributes: list[str] = []
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        is_own = isinstance(node.value, ast.Name) and node.value.id == self._self
+        if is_own and node.attr not in self._kept:
+            if node.attr not in self.attributes:
+                self.attributes.append(node.attr)
+            node.attr = f"attribute_{self.attributes.index(node.attr)}"
+        return self.generic_visit(node)

@@ -61,7 +61,7 @@ class HeadCall:
         if not self.is_unchanged():
             raise GemmsmithError(
                 "these logits were not computed before their layer's weight or input was changed: "
-                "read them before that, or set GEMMSMITH_PREVIEW=0"
+                "read them before that, or set GEMMSMITH_DEFER_LOGITS=0"
             )
         return _linear(self.x, self.weight, self.bias)
 

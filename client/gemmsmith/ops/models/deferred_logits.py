@@ -114,7 +114,7 @@ def _written(logits: DeferredLogits, values: torch.Tensor) -> DeferredLogits:
     if (values.shape, values.stride()) != (like.shape, like.stride()):
         raise GemmsmithError(
             "deferred logits cannot change their size in place: use the operator that returns a "
-            "new tensor, or set GEMMSMITH_PREVIEW=0"
+            "new tensor, or set GEMMSMITH_DEFER_LOGITS=0"
         )
     return logits
 
@@ -183,7 +183,7 @@ def _check_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if type(tensor) is DeferredLogits and tensor.deferred.head.has_loss:
             raise GemmsmithError(
                 "the loss was computed without its logits, so they have no gradient: call "
-                "retain_grad or register_hook before the loss, or set GEMMSMITH_PREVIEW=0"
+                "retain_grad or register_hook before the loss, or set GEMMSMITH_DEFER_LOGITS=0"
             )
 
 

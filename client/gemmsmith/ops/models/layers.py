@@ -85,6 +85,13 @@ def recognized(model: nn.Module) -> Iterator[Recognized]:
             yield Recognized(name=name, module=module, recipe=recipe)
 
 
+def saves_passes(recipe: Recipe) -> bool:
+    """Whether a layer runs while any winners are in use, because it saves passes by itself."""
+    if isinstance(recipe, ExpertsRecipe):
+        return not recipe.is_swiglu
+    return isinstance(recipe, NormRecipe)
+
+
 def take_over(forwards: Forwards, layers: Iterable[Recognized]) -> None:
     for layer in layers:
         run, least = _RUNS[type(layer.recipe)], _least_of(layer.module, layer.recipe)
@@ -106,15 +113,15 @@ def take_over_linear(
 
 
 def _least_of(module: nn.Module, recipe: Recipe) -> Least:
+    if saves_passes(recipe):
+        fewest = norms.LEAST if isinstance(recipe, NormRecipe) and recipe.is_fused else 0
+        return lambda engine: fewest if has_winners(engine) else inf
     if isinstance(recipe, ExpertsRecipe):
         opens: Any = module.gate_up_proj
         number, _, width = opens.shape
         return partial(_least_of_experts, weights_of(module), width / number)
     if isinstance(recipe, HeadRecipe):
         return _unknown
-    if isinstance(recipe, NormRecipe):
-        fewest = norms.LEAST if recipe.is_fused else 0
-        return lambda engine: fewest if has_winners(engine) else inf
     names = [name for name, _ in recipe.depends_on.weights if name is not None]
     sizes = frozenset(pair for name in names for pair in sizes_of(module._modules[name]))
     keeps_rows = not isinstance(recipe, SequenceRecipe) or recipe.is_sized

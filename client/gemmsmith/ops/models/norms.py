@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import current
-from gemmsmith.ops.models.canonical import Canonical
+from gemmsmith.ops.models.canonical import OfModule
 from gemmsmith.ops.models.forwards import LEFT, OWN_WEIGHT, DependsOn
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import parsed
@@ -125,26 +125,10 @@ _KEPT = ("weight", "_norm", "with_scale")
 """Attributes of the module that must have exactly these names."""
 
 
-class _Canonical(Canonical):
-    """Renames unknown attributes of the module to `epsilon` as well."""
-
-    def __init__(self, tree: ast.FunctionDef) -> None:
-        super().__init__(tree)
-        self._self = tree.args.args[0].arg if tree.args.args else None
-        self.others: set[str] = set()
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:  # noqa: N802 - a name of `ast`
-        is_own = isinstance(node.value, ast.Name) and node.value.id == self._self
-        if is_own and node.attr not in _KEPT:
-            self.others.add(node.attr)
-            node.attr = "epsilon"
-        return self.generic_visit(node)
-
-
 def _written(source: str) -> str:
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.FunctionDef)  # noqa: S101 - the source is a form above
-    return _Canonical(tree).text()
+    return OfModule(tree, _KEPT).text()
 
 
 _KNOWN = {_written(forward): norm and _written(norm) for forward, norm in _FORMS}
@@ -161,9 +145,9 @@ def _text(function: object, others: set[str]) -> str | None:
         return None
     if function.__closure__ or function.__globals__.get("torch", torch) is not torch:
         return None
-    canonical = _Canonical(tree)
+    canonical = OfModule(tree, _KEPT)
     text = canonical.text()
-    others |= canonical.others
+    others.update(canonical.attributes)
     return text
 
 

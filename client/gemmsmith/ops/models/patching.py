@@ -13,9 +13,9 @@ A patch replaces products in three ways.
    (`gemmsmith.ops.models.forwards`): linear layers with a bias that no winner adds; layers that
    end in an activation, a gate or a residual, which run everything in a single kernel if it won
    (`gemmsmith.ops.models.layers`); and RMS norms, which run torch's fused kernel
-   (`gemmsmith.ops.models.norms`). With `GEMMSMITH_PREVIEW=1`, heads compute no logits where a
-   loss alone reads them (`gemmsmith.ops.models.heads`), and a kernel rotates Q and K in place of a
-   function of the model's Python module (`gemmsmith.ops.models.rotary`). Without the binding, and
+   (`gemmsmith.ops.models.norms`). Heads compute no logits where a loss alone reads them
+   (`gemmsmith.ops.models.heads`), and a kernel rotates Q and K in place of a function of the
+   model's Python module (`gemmsmith.ops.models.rotary`). Without the binding, and
    for a report, all `nn.Linear` modules get such a forward. It costs a call some microseconds,
    about two where nothing wins, and none where no pinned winner fits the layer: such layers are not
    patched.
@@ -26,7 +26,7 @@ All three work with autograd and `torch.compile`: graphs have guards on forwards
 and a compiled graph calls torch's operators, which the binding replaces. If a compiler merges a
 product and a sum into an `addmm`, as with a residual of two dimensions, it stays torch's.
 
-Without a model, `torch.optim.Muon` computes matrices of equal shape at once, for now as a preview
+Without a model, `torch.optim.Muon` computes matrices of equal shape at once
 (`gemmsmith.ops.models.optimizers`).
 
 Products without a tuned kernel stay torch's, and so does everything that kernels do not support
@@ -66,13 +66,12 @@ from gemmsmith.ops.engine.watching import watch
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
-from gemmsmith.ops.models.norms import NormRecipe, kind_in_use
+from gemmsmith.ops.models.norms import kind_in_use
 from gemmsmith.ops.models.optimizers import muon_in_batches
 from gemmsmith.ops.models.recipes import may_be_head
 from gemmsmith.ops.models.reporting import ProductsReport
 from gemmsmith.ops.models.rotary import Functions
 from gemmsmith.ops.products import recording
-from gemmsmith.program.variables import uses_previews
 
 
 def patch(
@@ -171,7 +170,7 @@ class Patch(AbstractContextManager[None]):
         self._report = ProductsReport() if report else None
         self._engine: Engine | None = None
         self._why_none = ""
-        self._has_passes = False  # norms or rotary embeddings, which need no winners of their own
+        self._has_passes = False  # norms, rotary embeddings: what needs no winners of its own
         self._is_block = self._is_bound = False
         self._is_idle = False  # no product of the model's layers may win
         self._linears, self._overridden = Forwards(), set[ModuleType]()
@@ -233,7 +232,7 @@ class Patch(AbstractContextManager[None]):
             if self._report is not None:
                 stack.callback(watch, watch(self._report))
             has_binding = self._replace_below(stack)
-            if model is None and uses_previews():
+            if model is None:
                 stack.enter_context(muon_in_batches())
             if model is not None:
                 forwards, functions = Forwards(), Functions()
@@ -300,7 +299,7 @@ class Patch(AbstractContextManager[None]):
         recognized = [*layers.recognized(model)]
         rotary = functions.take_over(model.modules())
         self._has_passes = bool(rotary) or any(
-            isinstance(layer.recipe, NormRecipe) for layer in recognized
+            layers.saves_passes(layer.recipe) for layer in recognized
         )
         layers.take_over(forwards, recognized)
         if self._report is not None:

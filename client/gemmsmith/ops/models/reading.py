@@ -200,7 +200,7 @@ class _Reader:
         (target,) = statement.targets
         value = self._value(statement.value)
         match target:
-            case ast.Name(id=name) if not isinstance(value, Halved):
+            case ast.Name(id=name):
                 self._names[name] = value
             case ast.Tuple(elts=[ast.Name(id=first), ast.Name(id=second)]) if isinstance(
                 value, Halved
@@ -220,6 +220,10 @@ class _Reader:
                     left=self._value(left),
                     right=self._value(right),
                 )
+            case ast.Subscript(value=of, slice=ast.Constant(value=0 | 1 as at)) if isinstance(
+                halved := self._value(of), Halved
+            ):
+                return Half(of=halved, second=at == 1)
             case ast.Call(func=called, args=given, keywords=named) if all(one.arg for one in named):
                 return self._call(called, given, {str(one.arg): one.value for one in named})
             case _:

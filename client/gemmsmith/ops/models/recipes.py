@@ -26,7 +26,7 @@ from gemmsmith.ops.models.forwards import NOTHING, OWN_WEIGHT, DependsOn, has_ow
 from gemmsmith.ops.models.norms import NormRecipe, norm_recipe
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import Activated, Called, Combined, Expression, Given, Half, read
-from gemmsmith.program.variables import uses_previews
+from gemmsmith.program.variables import defers_logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +280,7 @@ def head_recipe(module: nn.Module) -> HeadRecipe | None:
 def may_be_head(module: nn.Module) -> bool:
     """Whether a patch defers the outputs of the module in training."""
     is_wide = type(module) is nn.Linear and module.out_features >= heads.LEAST
-    return is_wide and uses_previews()
+    return is_wide and defers_logits()
 
 
 def _sequence(module: nn.Module) -> SequenceRecipe | None:

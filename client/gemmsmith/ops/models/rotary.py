@@ -34,7 +34,6 @@ from gemmsmith.ops.models.rotary_forms import (
 )
 from gemmsmith.ops.products.registry import CallWay, wants_gradient, way_of
 from gemmsmith.ops.products.rotary import CONTIGUOUS, Rotation, Strides, dense_strides, rotary
-from gemmsmith.program.variables import uses_previews
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -242,20 +241,14 @@ def _stand_in_of(own: Any) -> StandIn | None:
 
 
 class Functions:
-    """The functions of Python modules that a patch has replaced.
-
-    It replaces them only with `GEMMSMITH_PREVIEW`: the kernel has not run on a GPU so far.
-    """
+    """The functions of Python modules that a patch has replaced."""
 
     def __init__(self) -> None:
-        self._is_on = uses_previews()
         self._read: set[str] = set()
         self._put: dict[tuple[str, str], tuple[StandIn, ModuleType]] = {}
 
     def take_over(self, layers: Iterable[nn.Module]) -> list[str]:
         """Replace what the classes of these may call. Returns a description of all so far."""
-        if not self._is_on:
-            return []
         with _lock:
             classes = {kind for layer in layers for kind in type(layer).__mro__}
             owners = {kind.__module__ for kind in classes} - self._read

@@ -6,7 +6,7 @@ Each is one kernel where that wins, instead of a product and a pass over memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -110,13 +110,38 @@ def _run(
     return Decided(engine, plan, Form.GROUPED, rows, weight, operands).run()
 
 
+class Saved(NamedTuple):
+    """What the backward pass of a layer of experts reads.
+
+    Attributes:
+        tokens: None if gate_up's gradient is not needed.
+        shares: of the layer.
+        gate_up: None if the tokens' gradient is not needed.
+        down: [E, width, inner]. None if only its own gradient is needed.
+        opened: result of the first product.
+        slots: of the routing.
+        places: of the routing.
+        ends: of the routing.
+        opening: what follows the first product.
+        turned: whether gate_up, and down, lie in memory as [E, K, N]: their gradients then do, too.
+    """
+
+    tokens: Any
+    shares: torch.Tensor
+    gate_up: Any
+    down: Any
+    opened: torch.Tensor
+    slots: torch.Tensor
+    places: torch.Tensor
+    ends: torch.Tensor
+    opening: passes.Opening = passes.SWIGLU
+    turned: tuple[bool, bool] = (False, False)
+
+
 def differentiate(
     multiply: Callable[..., torch.Tensor],
     gradient: torch.Tensor,
-    down: torch.Tensor,
-    opened: torch.Tensor,
-    shares: torch.Tensor,
-    routing: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    saved: Saved,
     needs: tuple[bool, bool, bool],
     *,
     fuses: bool,
@@ -128,20 +153,18 @@ def differentiate(
     Args:
         multiply: a grouped product.
         gradient: of the layer's result, [T, width].
-        down: [E, width, inner].
-        opened: gate and up of each row.
-        shares: of the layer.
-        routing: slots, places and ends.
+        saved: of the layer.
         needs: of `passes.activate_backward`.
         fuses: whether one kernel may compute all of it.
     """
-    slots, places, ends = routing
+    _, shares, _, down, opened, slots, places, ends, opening, _ = saved
     needs_opened, needs_shares, needs_value = needs
     epilogue = backward_epilogue(activated=needs_value)
+    fuses = fuses and needs_opened and opening.is_swiglu
     size = (slots.shape[0], gradient.shape[1])
     of_rows = Spec(gradient.dtype, gradient.device, size, (size[1], 1))
     plan = None
-    if fuses and needs_opened:
+    if fuses:
         plan = _fused_plan(of_rows, down, epilogue, down, moved=5 + needs_value)
     if plan is None:
         rows = passes.scatter(gradient, places)
@@ -161,9 +184,10 @@ def differentiate(
                 of_shares = passes.gather_shares(sums, places, ends[-1:]).to(shares.dtype)
             gradients = passes.ActivateGradients(of_opened, of_shares, written.get("activated"))
             return rows if needs_value else None, gradients
-    if needs_opened and is_recording():
+    if fuses and is_recording():
         record(rows, down, epilogue, down.shape[0])
     of_hidden = multiply(rows, down, ends)
     kept = rows if needs_value else None
     del rows  # among the largest tensors of a step
-    return kept, passes.activate_backward(opened, shares, slots, ends[-1:], of_hidden, needs)
+    used = ends[-1:]
+    return kept, passes.activate_backward(opened, shares, slots, used, of_hidden, needs, opening)

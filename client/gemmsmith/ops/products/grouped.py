@@ -81,7 +81,8 @@ def grouped_below(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch
 def _run(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     engine = current()
     # While `patch` replaces torch's operator, that runs the same kernel and is counted once.
-    if engine is not None and not experts.takes(a, b):
+    is_here = observers.is_dense(a) and observers.is_dense(b)  # no batch of gradients
+    if engine is not None and is_here and not experts.takes(a, b):
         d = experts.by_kernel(engine, a, b, offs)
         if d is not None:
             return d
@@ -111,17 +112,20 @@ def derivable(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Ten
 
 def aligned(weight: torch.Tensor) -> torch.Tensor:
     """Experts' weights, or a copy that grouped products can read."""
-    if not observers.is_dense(weight):
+    if not observers.is_dense(weight) or is_aligned(weight):
         return weight
+    return weight.clone(memory_format=torch.contiguous_format)
+
+
+def is_aligned(weight: torch.Tensor) -> bool:
+    """Whether grouped products can read experts' weights, which are dense."""
     step = BEGIN // weight.element_size()
     (number, rows, columns), (between, *strides) = weight.shape, weight.stride()
     lies = (
         (strides[1] == 1 and strides[0] % step == 0 and strides[0] >= columns)
         or (strides[0] == 1 and strides[1] % step == 0 and strides[1] >= rows)
     ) and (number == 1 or (between > 0 and between % step == 0))
-    if lies and weight.data_ptr() % BEGIN == 0:
-        return weight
-    return weight.clone(memory_format=torch.contiguous_format)
+    return lies and weight.data_ptr() % BEGIN == 0
 
 
 class GroupedMm(torch.autograd.Function):

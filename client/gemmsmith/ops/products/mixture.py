@@ -14,7 +14,6 @@ and for gradients of gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.observers import is_traced
 from gemmsmith.ops.products import passes
 from gemmsmith.ops.products.gates import (
+    Saved,
     backward_epilogue,
     differentiate,
     gate_epilogue,
@@ -32,14 +32,10 @@ from gemmsmith.ops.products.gates import (
     gated_plan,
 )
 from gemmsmith.ops.products.grouped import BEGIN, aligned, derivable, grouped_below
+from gemmsmith.ops.products.mixture_operands import ExpertsOperands, refusal
 from gemmsmith.ops.products.recording import Multiplied, is_recording, record
 from gemmsmith.ops.products.registry import CallWay, ours, register, wants_gradient
 from gemmsmith.ops.products.routing import Routing, route
-
-_TYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Tokens, index, shares, gate_up and down of `experts`."""
 
 
 def experts(
@@ -66,68 +62,36 @@ def experts(
     Raises:
         ValueError: sizes, types or devices do not match; the message names them.
     """
-    operands = (hidden_states, top_k_index, top_k_weights, gate_up, down)
-    reason = refusal(*operands)
+    operands = ExpertsOperands(hidden_states, top_k_index, top_k_weights, gate_up, down)
+    reason = refusal(*operands[:5])
     if reason is not None:
         raise ValueError(reason)
     if not ours(*operands):
-        return _compute(*operands, keep=False, multiply=derivable)[0]
-    return computed(*operands)
+        return _compute(operands, keep=False, multiply=derivable)[0]
+    return computed(operands)
 
 
-def computed(*operands: *Operands) -> torch.Tensor:
-    """`experts` of operands that are `ours` and have no `refusal`."""
-    keep, is_compiling = wants_gradient(*operands), torch.compiler.is_compiling()
-    run = torch.ops.gemmsmith.experts if is_compiling else partial(_autograd, CallWay.EAGER, None)
-    result: torch.Tensor = run(*operands, keep)[0]
-    return result
+def computed(operands: ExpertsOperands) -> torch.Tensor:
+    """The layer of operands that are `ours` and have no `refusal`.
+
+    In a compiled graph it is SwiGLU without biases.
+    """
+    keep, result = wants_gradient(*operands), None
+    if torch.compiler.is_compiling():
+        result = torch.ops.gemmsmith.experts(*operands[:5], keep)[0]
+    else:
+        result = _run(operands, keep=keep)[0]
+    return result if operands.down_bias is None else _add_biases(result, operands)
 
 
-def refusal(
-    tokens: torch.Tensor,
-    index: torch.Tensor,
-    shares: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-) -> str | None:
-    """Why `experts` does not take these operands. Returns None if it does."""
-    operands = (tokens, index, shares, gate_up, down)
-    if tokens.dim() != 2 or gate_up.dim() != 3 or down.dim() != 3 or index.dim() != 2:
-        return (
-            "experts takes hidden_states [T, width], top_k_index [T, chosen], gate_up "
-            f"[E, 2 * inner, width] and down [E, width, inner], not {list(tokens.shape)}, "
-            f"{list(index.shape)}, {list(gate_up.shape)} and {list(down.shape)}"
-        )
-    width, inner, number = tokens.shape[1], down.shape[2], gate_up.shape[0]
-    sizes = ((number, 2 * inner, width), (number, width, inner), index.shape)
-    actual = (gate_up.shape, down.shape, shares.shape)
-    for name, size, has in zip(("gate_up", "down", "top_k_weights"), sizes, actual, strict=True):
-        if tuple(has) != tuple(size):
-            return f"{name} must be {list(size)} here, not {list(has)}"
-    if index.shape[0] != tokens.shape[0]:
-        return f"top_k_index has {index.shape[0]} rows for {tokens.shape[0]} tokens"
-    if not number:
-        return "gate_up and down must hold at least one expert"
-    if not gate_up.dtype == down.dtype == tokens.dtype:
-        types = f"{tokens.dtype}, {gate_up.dtype} and {down.dtype}"
-        return f"hidden_states, gate_up and down must have one type, not {types}"
-    if tokens.dtype not in _TYPES:
-        return f"hidden_states must be of 16 or 32 bit floats, not {tokens.dtype}"
-    if not shares.is_floating_point():
-        return f"top_k_weights must be floats, not {shares.dtype}"
-    if index.is_floating_point() or index.is_complex() or index.dtype is torch.bool:
-        return f"top_k_index must be integers, not {index.dtype}"
-    if any(operand.device != tokens.device for operand in operands):
-        devices = ", ".join(str(operand.device) for operand in operands)
-        return f"all of experts' operands must be on one device, not on {devices}"
-    step = BEGIN // tokens.element_size()
-    for name, extent in (("width", width), ("inner", inner)):
-        if extent % step:
-            return (
-                f"experts' {name} is {extent} and must be a multiple of {step}, so that rows of "
-                f"{tokens.dtype} begin on {BEGIN} bytes: pad the operands with zeros"
-            )
-    return None
+def _add_biases(result: torch.Tensor, operands: ExpertsOperands) -> torch.Tensor:
+    """Adds the biases of each token's experts, times its shares: one more product, of depth E."""
+    index, shares, bias = operands.numbers, operands.shares, operands.down_bias
+    assert bias is not None  # noqa: S101 - the caller has asked
+    there = (index >= 0) & (index < len(bias))
+    by_expert = shares.new_zeros(len(index), len(bias))
+    by_expert = by_expert.scatter_add(1, index.where(there, 0).long(), shares.where(there, 0))
+    return torch.addmm(result, by_expert.to(bias.dtype), bias)
 
 
 Computed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -143,38 +107,35 @@ def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tens
 
 
 def _compute(
-    tokens: torch.Tensor,
-    index: torch.Tensor,
-    shares: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    keep: bool = True,
-    multiply: Callable[..., torch.Tensor] = _product,
+    operands: ExpertsOperands, keep: bool = True, multiply: Callable[..., torch.Tensor] = _product
 ) -> Computed:
-    routing = route(index, gate_up.shape[0])
-    opened, hidden = _open(tokens, shares, gate_up.mT, routing, keep, multiply)
-    out = multiply(hidden, down.mT, routing.ends)
+    routing = route(operands.numbers, operands.gate_up.shape[0])
+    opened, hidden = _open(operands, routing, keep, multiply)
+    out = multiply(hidden, operands.down.mT, routing.ends)
     result = passes.gather_sum(out, routing.places, routing.used)
     return result, opened if keep else opened.new_empty(0), *routing
 
 
+def _opening(operands: ExpertsOperands) -> passes.Opening:
+    bias = operands.bias
+    return passes.Opening(operands.gate, bias, None if bias is None else operands.numbers)
+
+
 def _open(
-    tokens: torch.Tensor,
-    shares: torch.Tensor,
-    gate_up: torch.Tensor,
-    routing: Routing,
-    keep: bool,
-    multiply: Callable[..., torch.Tensor],
+    operands: ExpertsOperands, routing: Routing, keep: bool, multiply: Callable[..., torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gate and up of each row, which may be empty if not kept, and the second product's operand.
 
     One kernel computes them, or a product and a pass.
     """
-    slots = routing.slots
+    tokens, shares, gate_up = operands.tokens, operands.shares, operands.gate_up.mT
+    slots, opening = routing.slots, _opening(operands)
     gate, up = gate_up.chunk(2, dim=-1)
     size = (slots.shape[0], tokens.shape[1])
     of_rows = Spec(tokens.dtype, tokens.device, size, (size[1], 1))
-    plan = gated_plan(of_rows, gate_up, gate, keep=keep) if multiply is _product else None
+    plan = None
+    if multiply is _product and opening.is_swiglu:
+        plan = gated_plan(of_rows, gate_up, gate, keep=keep)
     if plan is not None:
         rows, factors = passes.scatter_with_shares(tokens, shares, routing.places)
         outputs = gated_by(plan, rows, gate, up, factors, routing.ends)
@@ -183,132 +144,156 @@ def _open(
             return opened, hidden
     else:
         rows = passes.scatter(tokens, routing.places)
-    if is_recording():
+    if opening.is_swiglu and is_recording():
         record(rows, gate, gate_epilogue(keep=keep), gate_up.shape[0])
     opened = multiply(rows, gate_up, routing.ends)
-    return opened, passes.activate(opened, shares, slots, routing.used)
+    return opened, passes.activate(opened, shares, slots, routing.used, opening)
 
 
 def _differentiate(
     needs: Sequence[bool],
     gradient: torch.Tensor | None,
     of_opened: torch.Tensor | None,
-    tokens: Any,
-    shares: torch.Tensor,
-    gate_up: Any,
-    down: Any,
-    opened: torch.Tensor,
-    slots: torch.Tensor,
-    places: torch.Tensor,
-    ends: torch.Tensor,
+    saved: Saved,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of tokens, shares, gate_up and down; None for those that are not needed.
+    """Gradients of tokens, shares, gate_up, down and bias; None for those that are not needed.
 
     Args:
-        needs: which of the four.
+        needs: which of the five.
         gradient: of the result, if it has one.
         of_opened: gradient of `opened` itself, in gradients of gradients.
-        tokens: None if gate_up's gradient is not needed.
-        shares: of the layer.
-        gate_up: None if the tokens' gradient is not needed.
-        down: None if only its own gradient is needed.
-        opened: result of the first product.
-        slots: of the routing.
-        places: of the routing.
-        ends: of the routing.
+        saved: of the layer.
     """
-    needs_tokens, needs_shares, needs_gate_up, needs_down = needs
-    opens, used = needs_tokens or needs_gate_up, ends[-1:]
+    needs_tokens, needs_shares, needs_gate_up, needs_down, needs_bias = needs
+    opens, ends, places = needs_tokens or needs_gate_up or needs_bias, saved.ends, saved.places
     hidden: Any
-    again = is_derived(gradient, tokens, shares, gate_up, down, opened, of_opened)
+    again = is_derived(gradient, of_opened, *saved)
     multiply = derivable if again else _product
-    of_tokens = of_shares = of_gate_up = of_down = None
+    of_tokens = of_shares = of_gate_up = of_down = of_bias = None
     # Rows are the largest tensors of a step: none is kept longer than it is read.
     if gradient is not None:
         rows: Any
         if opens or needs_shares:
-            routing, of = (slots, places, ends), (opens, needs_shares, needs_down)
+            of = (opens, needs_shares, needs_down)
             rows, (through, of_shares, hidden) = differentiate(
-                multiply, gradient, down, opened, shares, routing, of, fuses=not again
+                multiply, gradient, saved, of, fuses=not again
             )
+            if needs_bias:  # which is not in what `opened` holds
+                of_bias = _column_sums(multiply, through, ends)
             of_opened = through if of_opened is None or through is None else of_opened + through
             del through
         else:
             rows = passes.scatter(gradient, places)
-            hidden = passes.activate(opened, shares, slots, used)
+            opened, shares, slots = saved.opened, saved.shares, saved.slots
+            hidden = passes.activate(opened, shares, slots, ends[-1:], saved.opening)
         if needs_down:
-            of_down = multiply(rows.mT, hidden, ends)
+            of_down = _of_weight(multiply, rows, hidden, ends, saved.turned[1])
         del rows, hidden
     if of_opened is not None and needs_tokens:
-        of_tokens = passes.gather_sum(multiply(of_opened, gate_up, ends), places, used)
+        rows = multiply(of_opened, saved.gate_up, ends)
+        of_tokens = passes.gather_sum(rows, places, ends[-1:])
+        del rows
     if of_opened is not None and needs_gate_up:
-        of_gate_up = multiply(of_opened.mT, passes.scatter(tokens, places), ends)
-    return of_tokens, of_shares, of_gate_up, of_down
+        rows = passes.scatter(saved.tokens, places)
+        of_gate_up = _of_weight(multiply, of_opened, rows, ends, saved.turned[0])
+        del rows
+    return of_tokens, of_shares, of_gate_up, of_down, of_bias
+
+
+def _column_sums(
+    multiply: Callable[..., torch.Tensor], rows: Any, ends: torch.Tensor
+) -> torch.Tensor:
+    """Sums of each expert's rows: a product with ones, of the fewest columns that it may have."""
+    ones = rows.new_ones(rows.shape[0], BEGIN // rows.element_size())
+    return multiply(rows.mT, ones, ends)[..., 0].contiguous()
+
+
+def _of_weight(
+    multiply: Callable[..., torch.Tensor],
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    ends: torch.Tensor,
+    is_turned: bool,
+) -> torch.Tensor:
+    """The gradient of experts' weights, which lies in memory as they do."""
+    return multiply(x.mT, dy, ends).mT if is_turned else multiply(dy.mT, x, ends)
 
 
 def _gradients(
     needs: Sequence[bool], gradient: torch.Tensor, *saved: Any
 ) -> tuple[torch.Tensor, ...]:
     """The operator's results: empty for gradients that are not needed."""
-    gradients = _differentiate(needs, gradient, None, *saved)
+    *gradients, _ = _differentiate((*needs, False), gradient, None, Saved(*saved))
     return tuple(gradient.new_empty(0) if made is None else made for made in gradients)
 
 
 class Experts(torch.autograd.Function):
-    """`experts` with its backward pass."""
+    """A layer of experts without down's bias, and with its backward pass.
+
+    Takes the fields of `ExpertsOperands` before that, all or the first five.
+    """
 
     @staticmethod
-    def forward(ctx: Any, *operands: *Operands) -> Any:
+    def forward(ctx: Any, *arguments: Any) -> Any:
         """The result first; the rest is for the backward pass alone."""
-        tokens, _, shares, gate_up, down = operands
-        needs_tokens, _, needs_shares, needs_gate_up, _ = ctx.needs_input_grad
+        operands = ExpertsOperands(*arguments)
+        tokens, index, shares, gate_up, down, bias, *_ = operands
+        needs_tokens, _, needs_shares, needs_gate_up, needs_down, *of_bias = ctx.needs_input_grad
+        needs_bias = any(of_bias)
         results = _below(operands, keep=True)
+        opens = needs_tokens or needs_gate_up or needs_bias
         ctx.save_for_backward(
             tokens if needs_gate_up else None,
             shares,
             gate_up if needs_tokens else None,
-            down if needs_tokens or needs_shares or needs_gate_up else None,
+            down if opens or needs_shares else None,
             *results[1:],
+            bias,
+            None if bias is None else index,
         )
+        ctx.needs = needs_tokens, needs_shares, needs_gate_up, needs_down, needs_bias
+        ctx.gate, ctx.turned = operands.gate, (gate_up.stride(-2) == 1, down.stride(-2) == 1)
         ctx.mark_non_differentiable(*results[2:])
         ctx.set_materialize_grads(False)  # else torch writes zeros as large as each output
         return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Gradients of the tokens, the shares and both weights.
+        """Gradients of the tokens, the shares, both weights and the bias.
 
         Gate and up of each row are results too, and have a gradient in gradients of gradients.
         """
         gradient, of_opened, *_ = gradients
-        needs = [ctx.needs_input_grad[at] for at in (0, 2, 3, 4)]
-        saved = ctx.saved_tensors
+        *saved, bias, index = ctx.saved_tensors
+        needs, opening = ctx.needs, passes.Opening(ctx.gate, bias, index)
         if gradient is None and of_opened is None:
-            return (None,) * 5
-        if of_opened is None and _is_traced(gradient) and not wants_gradient(gradient, *saved):
-            parts = torch.ops.gemmsmith.experts_backward(needs, gradient, *saved)
-            parts = tuple(part if need else None for part, need in zip(parts, needs, strict=True))
-        else:
-            parts = _differentiate(needs, gradient, of_opened, *saved)
-        return parts[0], None, *parts[1:]
+            return (None,) * 7
+        is_operator = of_opened is None and opening.is_swiglu and _is_traced(gradient)
+        if is_operator and not wants_gradient(gradient, *saved):
+            made = torch.ops.gemmsmith.experts_backward(needs[:4], gradient, *saved)
+            parts = [part if need else None for part, need in zip(made, needs[:4], strict=True)]
+            return parts[0], None, *parts[1:], None, None
+        whole = Saved(*saved)._replace(opening=opening, turned=ctx.turned)
+        of_tokens, *others = _differentiate(needs, gradient, of_opened, whole)
+        return of_tokens, None, *others, None
 
 
 def _autograd(_way: CallWay, _engine: Engine | None, *arguments: Any) -> Any:
-    return _run(arguments[:5], keep=arguments[5:] != (False,))
+    return _run(ExpertsOperands(*arguments[:5]), keep=arguments[5:] != (False,))
 
 
-def _run(operands: Operands, *, keep: bool) -> Any:
-    if wants_gradient(*operands):
-        return Experts.apply(*operands)  # type: ignore[no-untyped-call]
+def _run(operands: ExpertsOperands, *, keep: bool) -> Any:
+    if wants_gradient(*operands[:6]):
+        return Experts.apply(*operands[:7])  # type: ignore[no-untyped-call]
     return _below(operands, keep=keep)
 
 
-def _below(operands: Operands, *, keep: bool) -> Any:
+def _below(operands: ExpertsOperands, *, keep: bool) -> Any:
     """The layer below autograd: one operator where a graph is made of it."""
-    if _is_traced(operands[0]):
+    if _opening(operands).is_swiglu and _is_traced(operands.tokens):
         with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.gemmsmith.experts(*operands, keep)
-    return _compute(*operands, keep=keep)
+            return torch.ops.gemmsmith.experts(*operands[:5], keep)
+    return _compute(operands, keep=keep)
 
 
 def _is_traced(tensor: torch.Tensor) -> bool:
@@ -387,7 +372,7 @@ def products_of_gradients(arguments: dict[str, Any]) -> Iterator[Multiplied]:
 register(
     "experts(Tensor tokens, Tensor index, Tensor shares, Tensor gate_up, Tensor down, "
     "bool keep=True) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _compute,
+    lambda *arguments: _compute(ExpertsOperands(*arguments[:5]), *arguments[5:]),
     _fake,
     _autograd,
 )

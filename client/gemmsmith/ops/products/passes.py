@@ -9,14 +9,51 @@ be differentiated. Sums are FP32, in a fixed order.
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional
 
 from gemmsmith.ops.engine.by_triton import by_triton
 
 _KERNELS = "gemmsmith.ops.products.triton_passes"
+
+
+class Gate(NamedTuple):
+    """`g * sigmoid(alpha * g) * (u + offset)` of gate g and up u: SwiGLU, or gpt-oss's.
+
+    Attributes:
+        alpha: of the sigmoid.
+        limit: to which g is clamped from above, and u from both sides.
+        offset: added to u.
+        interleaved: whether even columns are the gate's and odd ones up's. Else: the two halves.
+    """
+
+    alpha: float = 1.0
+    limit: float = inf
+    offset: float = 0.0
+    interleaved: bool = False
+
+
+class Opening(NamedTuple):
+    """What follows the first product of experts.
+
+    Attributes:
+        gate: makes the second product's operand.
+        bias: [E, 2 * inner], added before.
+        numbers: [T, chosen], the expert of each slot. None if there is no bias.
+    """
+
+    gate: Gate = Gate()
+    bias: torch.Tensor | None = None
+    numbers: torch.Tensor | None = None
+
+    @property
+    def is_swiglu(self) -> bool:
+        return self.bias is None and self.gate == Gate()
+
+
+SWIGLU = Opening()
 
 
 @by_triton(_KERNELS)
@@ -56,12 +93,18 @@ def gather_shares(sums: torch.Tensor, places: torch.Tensor, used: torch.Tensor) 
 
 @by_triton(_KERNELS)
 def activate(
-    gate_up: torch.Tensor, shares: torch.Tensor, slots: torch.Tensor, used: torch.Tensor
+    gate_up: torch.Tensor,
+    shares: torch.Tensor,
+    slots: torch.Tensor,
+    used: torch.Tensor,
+    opening: Opening = SWIGLU,
 ) -> torch.Tensor:
-    """`share * silu(gate) * up` of each row: [R, 2 * inner], and [T, chosen], to [R, inner]."""
-    gate, up = gate_up.where(_there(slots, used), 0).float().chunk(2, dim=-1)
-    hidden = functional.silu(gate) * up * shares.flatten()[slots, None].float()
-    return hidden.to(gate_up.dtype)
+    """`share * gate(g, u)` of each row: [R, 2 * inner], and [T, chosen], to [R, inner]."""
+    gate, up = _gate_and_up(gate_up, slots, used, opening)
+    alpha, limit, offset, _ = opening.gate
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    hidden = gate * torch.sigmoid(alpha * gate) * (up + offset)
+    return (hidden * shares.flatten()[slots, None].float()).to(gate_up.dtype)
 
 
 class ActivateGradients(NamedTuple):
@@ -86,33 +129,55 @@ def activate_backward(
     used: torch.Tensor,
     gradient: torch.Tensor,
     needs: tuple[bool, bool, bool],
+    opening: Opening = SWIGLU,
 ) -> ActivateGradients:
     """Gradients of `activate` from the gradient [R, inner] of its result *without* the shares.
 
     Args:
-        gate_up: [R, 2 * inner].
+        gate_up: [R, 2 * inner], without the bias.
         shares: [T, chosen].
         slots: [R].
         used: of one element.
         gradient: [R, inner].
         needs: which of the three parts of the result.
+        opening: as of `activate`.
     """
-    there = _there(slots, used)
-    gate, up = gate_up.where(there, 0).float().chunk(2, dim=-1)
-    share, dy = shares.flatten()[slots, None].float(), gradient.where(there, 0).float()
-    opened = torch.sigmoid(gate)
+    gate, up = _gate_and_up(gate_up, slots, used, opening)
+    alpha, limit, offset, interleaved = opening.gate
+    passes_gate, passes_up = ~(gate > limit), ~(up.abs() > limit)  # what is no number passes
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + offset
+    share = shares.flatten()[slots, None].float()
+    dy = gradient.where(_there(slots, used), 0).float()
+    opened = torch.sigmoid(alpha * gate)
     hidden = gate * opened * up
     of_gate_up = of_shares = again = None
     if needs[0]:
-        of_gate = dy * share * up * opened * (1 + gate * (1 - opened))
+        of_gate = dy * share * up * opened * (1 + alpha * gate * (1 - opened))
         of_up = dy * share * gate * opened
-        of_gate_up = torch.cat([of_gate, of_up], dim=-1).to(gate_up.dtype)
+        both = of_gate.where(passes_gate, 0), of_up.where(passes_up, 0)
+        of_gate_up = torch.stack(both, -1) if interleaved else torch.cat(both, -1)
+        of_gate_up = of_gate_up.reshape(gate_up.shape).to(gate_up.dtype)
     if needs[1]:
         sums = (hidden * dy).sum(dim=-1).to(shares.dtype)
         of_shares = sums.new_empty(len(slots)).index_put((slots,), sums).view(shares.shape)
     if needs[2]:
         again = (hidden * share).to(gate_up.dtype)
     return ActivateGradients(of_gate_up, of_shares, again)
+
+
+def _gate_and_up(
+    gate_up: torch.Tensor, slots: torch.Tensor, used: torch.Tensor, opening: Opening
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """In FP32, with the bias, of rows that belong to an expert. Others are zeros."""
+    there = _there(slots, used)
+    both = gate_up.where(there, 0).float()
+    if opening.bias is not None and opening.numbers is not None:
+        expert = opening.numbers.flatten()[slots].long().where(there[:, 0], 0)
+        both = both + opening.bias[expert].float().where(there, 0)
+    if opening.gate.interleaved:
+        return both[..., 0::2], both[..., 1::2]
+    gate, up = both.chunk(2, dim=-1)
+    return gate, up
 
 
 def _there(slots: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
