@@ -14,19 +14,21 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
 
-from gemmsmith.core.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import Arguments, KernelInfo, declare
 from tests.support.arguments import packed_arguments
 from tuner.backends.cutlass.operation import kernel
-from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain
+from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain, plan
 from tuner.compile.eviction import SizeLimit
+from tuner.compile.plan import units as by_family
 
 PINGPONG = kernel(
     operation=Operation.of(DType.BF16, Layout.TN),
@@ -140,6 +142,9 @@ The key of a pack includes its source, compiler and options (`tuner.compile.arti
 of an older source is never used.
 """
 
+LARGEST_MIXED = 4
+"""Kernels in a unit of several families: nvcc needs 7.2 GB (13.0.88, four fused kernels)."""
+
 LARGEST_STORE = SizeLimit(bytes=500_000_000)
 """If the folder is larger, the packs that were used least recently are removed."""
 
@@ -177,9 +182,17 @@ def kept() -> Path:
     return Path(os.environ.get(STORE_VARIABLE, STORE))
 
 
-def build(root: Path, kernels: Sequence[Kernel], workers: int | None = None) -> CompiledPacks:
-    """Compile the kernels that are not in the folder yet, with a `PATH` without a CUDA toolkit."""
+def build(
+    root: Path, kernels: Sequence[Kernel], *, workers: int | None = None, mixed: bool = False
+) -> CompiledPacks:
+    """Compile the kernels that are not in the folder yet, with a `PATH` without a CUDA toolkit.
+
+    With `mixed`, units hold kernels of several families. This takes half the time, because most of
+    it goes into the headers of CUTLASS.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        if mixed:
+            patch.setattr(plan, "units", _mixed_units)
         for variable in ("CUDA_HOME", "CUDA_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
             patch.delenv(variable, raising=False)
         folders = os.environ["PATH"].split(os.pathsep)
@@ -241,9 +254,17 @@ def arguments_of(
     return arguments
 
 
-def sass(pack: Path) -> str:
-    """Machine code of every kernel in a pack, by the disassembler from the wheels."""
-    return _dump(pack, "--dump-sass")
+def sass(pack: Path, kernel: Kernel | None = None) -> str:
+    """Machine code in a pack, by the disassembler from the wheels.
+
+    With a kernel, its function only; all functions if they do not have the names of kernels.
+    """
+    code = _dump(pack, "--dump-sass")
+    if kernel is None or not _has_name(kernel):
+        return code
+    symbol = f"{len(kernel.name)}{kernel.name}E"
+    (function,) = (each for each in code.split("Function :")[1:] if symbol in each.splitlines()[0])
+    return function
 
 
 def stacks(pack: Path) -> set[tuple[str, str]]:
@@ -278,6 +299,22 @@ def _dump(pack: Path, what: str) -> str:
         check=True,
         timeout=120,
     ).stdout
+
+
+def _mixed_units(kernels: Sequence[Kernel], parallel: int) -> list[list[Kernel]]:
+    """Units of kernels whose functions have their names, and those of the plan for the others."""
+    named = sorted((each for each in kernels if _has_name(each)), key=lambda each: each.arch)
+    units = [
+        unit[place : place + LARGEST_MIXED]
+        for unit in (list(of_arch) for _, of_arch in groupby(named, key=lambda each: each.arch))
+        for place in range(0, len(unit), LARGEST_MIXED)
+    ]
+    return units + by_family([each for each in kernels if not _has_name(each)], parallel)
+
+
+def _has_name(kernel: Kernel) -> bool:
+    """Whether the name of the kernel is in the name of its function."""
+    return kernel.backend is not Backend.CUTE
 
 
 def _has_nvcc(folder: str) -> bool:
