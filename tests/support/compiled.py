@@ -26,6 +26,7 @@ from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import Arguments, KernelInfo, declare
 from tests.support.arguments import packed_arguments
 from tuner.backends.cutlass.operation import kernel
+from tuner.backends.cutlass.text import struct
 from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain, plan
 from tuner.compile.eviction import SizeLimit
 from tuner.compile.plan import units as by_family
@@ -262,7 +263,8 @@ def sass(pack: Path, kernel: Kernel | None = None) -> str:
     code = _dump(pack, "--dump-sass")
     if kernel is None or not _has_name(kernel):
         return code
-    symbol = f"{len(kernel.name)}{kernel.name}E"
+    name = struct(kernel)
+    symbol = f"{len(name)}{name}E"
     (function,) = (each for each in code.split("Function :")[1:] if symbol in each.splitlines()[0])
     return function
 
