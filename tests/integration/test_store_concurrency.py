@@ -12,7 +12,7 @@ from tests.support.records import DEVICE, PROBLEM, trial, winner
 from tuner.store import Store, current, head
 
 WRITERS = 8
-TRIALS = 200
+TRIALS = 80
 
 
 def test_eight_processes_write_at_once(store: Store, store_url: str) -> None:
