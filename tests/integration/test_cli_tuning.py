@@ -70,7 +70,7 @@ def started(*arguments: object) -> subprocess.Popen[str]:
 
 
 def ended(*arguments: object, code: int = 0) -> tuple[str, str]:
-    """What the command prints as a process of its own: the log of a service in this one is apart."""
+    """What the command prints as a process of its own, apart from the log of a service in this."""
     process = started(*arguments)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == code, errors
