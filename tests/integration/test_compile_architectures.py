@@ -59,7 +59,7 @@ def test_a_kernel_compiles_to_its_instruction(
     assert kernel.tile[0] == tile_m
     assert Builder(packs.store, packs.toolchain).has(kernel)
     pack = packs.pack(kernel)
-    assert re.search(rf"\b{instruction}\b", sass(pack.path, kernel))
+    assert re.search(rf"\b{instruction}\b", packs.code(kernel))
     assert set(re.findall(r"arch = sm_(\w+)", sass(pack.path))) == {ARCHITECTURES[arch].target}
 
     loaded = Loaded(packs, kernel)

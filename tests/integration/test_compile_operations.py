@@ -27,7 +27,6 @@ from tests.support.compiled import (
     arguments_of,
     build,
     kept,
-    sass,
     stacks,
 )
 from tuner.backends import refusal
@@ -446,15 +445,14 @@ def test_machine_code_has_the_instructions(
     packs: CompiledPacks, name: str, instructions: list[str]
 ) -> None:
     """Of the tensor cores and of copies; a warp reduces its largest FP8 value."""
-    body = sass(packs.pack(KERNELS[name]).path, KERNELS[name])
+    body = packs.code(KERNELS[name])
     for instruction in instructions:
         assert instruction in body
 
 
 @pytest.mark.parametrize("name", GATED)
 def test_b_comes_in_two_copies_and_outputs_leave_in_boxes(packs: CompiledPacks, name: str) -> None:
-    member = cutlass(KERNELS[name])
-    body = sass(packs.pack(member).path, member)
+    body, member = packs.code(KERNELS[name]), cutlass(KERNELS[name])
     m, n, k = member.tile
     warpgroups = footprint.consumer_warpgroups(member)
     instructions = m // 64 // warpgroups * (k // (256 // member.operation.a.bits))
@@ -467,4 +465,4 @@ def test_b_comes_in_two_copies_and_outputs_leave_in_boxes(packs: CompiledPacks, 
 
 @pytest.mark.parametrize("name", GROUPED_GATED)
 def test_three_matrices_are_stored_by_16_bytes(packs: CompiledPacks, name: str) -> None:
-    assert sass(packs.pack(KERNELS[name]).path).count("STG.E.128") >= 3
+    assert packs.code(KERNELS[name]).count("STG.E.128") >= 3

@@ -14,13 +14,19 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
 
-from gemmsmith.core.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.kernel import (
+    Backend,
+    EpilogueSchedule,
+    Kernel,
+    MainloopSchedule,
+    TileScheduler,
+    cutlass,
+)
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import Arguments, KernelInfo, declare
@@ -29,7 +35,6 @@ from tuner.backends.cutlass.operation import kernel
 from tuner.backends.cutlass.text import struct
 from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain, plan
 from tuner.compile.eviction import SizeLimit
-from tuner.compile.plan import units as by_family
 
 PINGPONG = kernel(
     operation=Operation.of(DType.BF16, Layout.TN),
@@ -165,6 +170,19 @@ class CompiledPacks:
         assert pack is not None, self.built[member].failure
         return pack
 
+    def code(self, member: Kernel) -> str:
+        """Machine code of a kernel, without that of the others in its pack."""
+        pack = self.pack(member)
+        others = [_symbol(each) for each in self.built if each.name in pack.kernels]
+        functions = sass(pack.path).split("Function :")[1:]
+        if symbol := _symbol(member):
+            (own,) = (each for each in functions if symbol in each.splitlines()[0])
+            return own
+        named = [symbol for symbol in others if symbol]
+        return "".join(
+            each for each in functions if not any(name in each.splitlines()[0] for name in named)
+        )
+
 
 def members(kernels: Iterable[Kernel]) -> list[ParameterSet]:
     """Parameters of a test, one for each kernel; `make test` runs those of `QUICK` only."""
@@ -255,18 +273,9 @@ def arguments_of(
     return arguments
 
 
-def sass(pack: Path, kernel: Kernel | None = None) -> str:
-    """Machine code in a pack, by the disassembler from the wheels.
-
-    With a kernel, its function only; all functions if they do not have the names of kernels.
-    """
-    code = _dump(pack, "--dump-sass")
-    if kernel is None or not _has_name(kernel):
-        return code
-    name = struct(kernel)
-    symbol = f"{len(name)}{name}E"
-    (function,) = (each for each in code.split("Function :")[1:] if symbol in each.splitlines()[0])
-    return function
+def sass(pack: Path) -> str:
+    """Machine code of every kernel in a pack, by the disassembler from the wheels."""
+    return _dump(pack, "--dump-sass")
 
 
 def stacks(pack: Path) -> set[tuple[str, str]]:
@@ -303,20 +312,27 @@ def _dump(pack: Path, what: str) -> str:
     ).stdout
 
 
-def _mixed_units(kernels: Sequence[Kernel], parallel: int) -> list[list[Kernel]]:
-    """Units of kernels whose functions have their names, and those of the plan for the others."""
-    named = sorted((each for each in kernels if _has_name(each)), key=lambda each: each.arch)
-    units = [
-        unit[place : place + LARGEST_MIXED]
-        for unit in (list(of_arch) for _, of_arch in groupby(named, key=lambda each: each.arch))
-        for place in range(0, len(unit), LARGEST_MIXED)
-    ]
-    return units + by_family([each for each in kernels if not _has_name(each)], parallel)
+def _mixed_units(kernels: Sequence[Kernel], _: int) -> list[list[Kernel]]:
+    """Units of few kernels of an architecture, of which the function of one at most is unnamed."""
+    units = []
+    for arch in dict.fromkeys(each.arch for each in kernels):
+        members = [each for each in kernels if each.arch == arch]
+        named = [each for each in members if _symbol(each)]
+        others = [each for each in members if not _symbol(each)]
+        count = max(len(others), -(-len(members) // LARGEST_MIXED))
+        units += [[*others[place : place + 1], *named[place::count]] for place in range(count)]
+    return units
 
 
-def _has_name(kernel: Kernel) -> bool:
-    """Whether the name of the kernel is in the name of its function."""
-    return kernel.backend is not Backend.CUTE
+def _symbol(kernel: Kernel) -> str:
+    """What the name of the kernel's function has in it, and no other's; empty if that is nothing.
+
+    Our own kernels and gated ones are instances of templates without a name.
+    """
+    if kernel.backend is Backend.CUTE or kernel.operation.epilogue.is_gated:
+        return ""
+    name = struct(cutlass(kernel))
+    return f"{len(name)}{name}E"
 
 
 def _has_nvcc(folder: str) -> bool:

@@ -196,12 +196,12 @@ def test_no_body_holds_pythons_lock_or_makes_a_long_answer(name: str) -> None:
         finally:
             sys.setprofile(None)
 
-    shortest = []
-    for _ in range(3):
+    for _ in range(10):
         longest = 0.0
         read = once()
-        shortest.append(longest)
-    assert min(shortest) < 0.015  # 5 ms, on a machine that is doing nothing else
+        if longest < 0.015:  # 5 ms, on a machine that is doing nothing else
+            break
+    assert longest < 0.015
     refused = [problem for problem in read if isinstance(problem, ProblemError)]
     assert len(refused) <= 10_000
     assert all(len(problem.errors) <= MOST_ERRORS for problem in refused)
