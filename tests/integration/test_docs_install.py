@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pip
 import pytest
 
 from tests.support import tree
@@ -108,7 +107,8 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Empty:
         if re.match(r"(setuptools\b|_distutils_hack|distutils-precedence)", part.name):
             (packages / part.name).symlink_to(part)
     command = environment / "bin" / "pip"
-    runner = Path(pip.__file__).with_name("__pip-runner__.py")  # what `pip --python` starts
+    # What `pip --python` starts. To import pip would take distutils from setuptools.
+    runner = importlib.metadata.distribution("pip").locate_file("pip/__pip-runner__.py")
     command.write_text(f'#!/bin/sh\nexec {environment}/bin/python {runner} "$@"\n')
     command.chmod(0o755)
     index = folder / "index"
