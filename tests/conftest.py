@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import shutil
@@ -91,6 +92,17 @@ def pytest_configure(config: pytest.Config) -> None:
         # An example takes as long as the machine's other work lets it, and leaves nothing behind.
         settings.register_profile("shared", deadline=None, database=None)
         settings.load_profile("shared")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected lives to the end: Python does not search it for garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

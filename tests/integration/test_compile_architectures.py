@@ -6,22 +6,19 @@ does without the tensor-core instruction it was chosen for would be no kernel of
 
 from __future__ import annotations
 
-import ctypes
 import re
-from pathlib import Path
 
 import pytest
 
 from gemmsmith.core.kernel import CutlassKernel
 from gemmsmith.core.problem import Problem
-from gemmsmith.runtime.abi import ABI_VERSION, KernelInfo, declare
 from tests.support.arguments import packed_arguments
-from tests.support.compiled import MISALIGNED, sass
+from tests.support.compiled import MISALIGNED, CompiledPacks, Loaded, build, kept, sass
 from tuner.arch import ARCHITECTURES
 from tuner.backends import kernels
-from tuner.compile import ArtifactStore, Builder, find_toolchain
+from tuner.compile import Builder
 
-pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(900)]
 
 ODD = (4095, 4095, 4095)
 
@@ -45,32 +42,30 @@ def chosen(arch: str, dtype: str, part: str) -> CutlassKernel:
     raise AssertionError(f"no kernel {part} of {arch}")
 
 
-@pytest.mark.long
+@pytest.fixture(scope="module")
+def packs() -> CompiledPacks:
+    return build(kept(), [chosen(*case[:3]) for case in CASES], workers=2, mixed=True)
+
+
 @pytest.mark.parametrize(
     ("arch", "dtype", "part", "instruction", "tile_m"),
     CASES,
     ids=[f"{arch}-{dtype}{part}" for arch, dtype, part, _, _ in CASES],
 )
 def test_a_kernel_compiles_to_its_instruction(
-    arch: str, dtype: str, part: str, instruction: str, tile_m: int, tmp_path: Path
+    packs: CompiledPacks, arch: str, dtype: str, part: str, instruction: str, tile_m: int
 ) -> None:
     kernel = chosen(arch, dtype, part)
     assert kernel.tile[0] == tile_m
-    builder = Builder(ArtifactStore(tmp_path), find_toolchain(wheels_only=True))
-    (built,) = builder.build([kernel])
-    assert built.pack is not None, built.failure
-    assert builder.has(kernel)
-    code = sass(built.pack.path)
-    assert re.search(rf"\b{instruction}\b", code)
-    assert set(re.findall(r"arch = sm_(\w+)", code)) == {ARCHITECTURES[arch].target}
+    assert Builder(packs.store, packs.toolchain).has(kernel)
+    pack = packs.pack(kernel)
+    assert re.search(rf"\b{instruction}\b", packs.code(kernel))
+    assert set(re.findall(r"arch = sm_(\w+)", sass(pack.path))) == {ARCHITECTURES[arch].target}
 
-    library = ctypes.CDLL(str(built.pack.path))
-    declare(library)
-    info = KernelInfo(abi=ABI_VERSION)
-    assert library.gs_kernel_describe(0, ctypes.byref(info)) == 0
-    assert 0 < info.shared_bytes <= ARCHITECTURES[arch].shared_bytes
+    loaded = Loaded(packs, kernel)
+    assert 0 < loaded.describe().shared_bytes <= ARCHITECTURES[arch].shared_bytes
     fits = packed_arguments(Problem(m=256, n=512, k=1024, dtype=dtype))
-    assert library.gs_can_implement(0, ctypes.byref(fits)) == 0
+    assert loaded.can_implement(fits) == 0
     m, n, k = ODD
     odd = packed_arguments(Problem(m=m, n=n, k=k, dtype=dtype))
-    assert library.gs_can_implement(0, ctypes.byref(odd)) == MISALIGNED
+    assert loaded.can_implement(odd) == MISALIGNED

@@ -27,7 +27,6 @@ from tests.support.compiled import (
     arguments_of,
     build,
     kept,
-    sass,
     stacks,
 )
 from tuner.backends import refusal
@@ -178,7 +177,7 @@ POINTERS = [
 @pytest.fixture(scope="module")
 def packs() -> CompiledPacks:
     """All of them, two at once: other processes of a test session have little to compile."""
-    return build(kept(), list(KERNELS.values()), workers=2)
+    return build(kept(), list(KERNELS.values()), workers=2, mixed=True)
 
 
 def needed(operation: Operation) -> set[str]:
@@ -275,9 +274,9 @@ def test_stages_and_shared_memory_are_as_computed(packs: CompiledPacks, name: st
     assert info.shared_bytes == footprint.shared_bytes(KERNELS[name])
 
 
-@EVERY
-def test_no_registers_spill(packs: CompiledPacks, name: str) -> None:
-    assert stacks(packs.pack(KERNELS[name]).path) == {("0", "0")}
+def test_no_registers_spill(packs: CompiledPacks) -> None:
+    for path in {packs.pack(member).path for member in KERNELS.values()}:
+        assert stacks(path) == {("0", "0")}, path
 
 
 @EVERY
@@ -446,14 +445,14 @@ def test_machine_code_has_the_instructions(
     packs: CompiledPacks, name: str, instructions: list[str]
 ) -> None:
     """Of the tensor cores and of copies; a warp reduces its largest FP8 value."""
-    body = sass(packs.pack(KERNELS[name]).path)
+    body = packs.code(KERNELS[name])
     for instruction in instructions:
         assert instruction in body
 
 
 @pytest.mark.parametrize("name", GATED)
 def test_b_comes_in_two_copies_and_outputs_leave_in_boxes(packs: CompiledPacks, name: str) -> None:
-    body, member = sass(packs.pack(KERNELS[name]).path), cutlass(KERNELS[name])
+    body, member = packs.code(KERNELS[name]), cutlass(KERNELS[name])
     m, n, k = member.tile
     warpgroups = footprint.consumer_warpgroups(member)
     instructions = m // 64 // warpgroups * (k // (256 // member.operation.a.bits))
@@ -466,4 +465,4 @@ def test_b_comes_in_two_copies_and_outputs_leave_in_boxes(packs: CompiledPacks, 
 
 @pytest.mark.parametrize("name", GROUPED_GATED)
 def test_three_matrices_are_stored_by_16_bytes(packs: CompiledPacks, name: str) -> None:
-    assert sass(packs.pack(KERNELS[name]).path).count("STG.E.128") >= 3
+    assert packs.code(KERNELS[name]).count("STG.E.128") >= 3

@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import sysconfig
 import venv
 import zipfile
@@ -107,11 +106,11 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Empty:
     for part in Path(sysconfig.get_path("purelib")).glob("*"):
         if re.match(r"(setuptools\b|_distutils_hack|distutils-precedence)", part.name):
             (packages / part.name).symlink_to(part)
-    pip = environment / "bin" / "pip"
-    pip.write_text(
-        f'#!/bin/sh\nexec {sys.executable} -m pip --python {environment}/bin/python "$@"\n'
-    )
-    pip.chmod(0o755)
+    command = environment / "bin" / "pip"
+    # What `pip --python` starts. To import pip would take distutils from setuptools.
+    runner = importlib.metadata.distribution("pip").locate_file("pip/__pip-runner__.py")
+    command.write_text(f'#!/bin/sh\nexec {environment}/bin/python {runner} "$@"\n')
+    command.chmod(0o755)
     index = folder / "index"
     index.mkdir()
     for requirement in requirements():

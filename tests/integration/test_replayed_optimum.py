@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 
 import pytest
 
+from gemmsmith.core.problem import Problem
 from gemmsmith.core.tuning import Effort
 from tests.support.shipped import SWEEPS
 from tuner.devices import open_device
@@ -23,12 +25,6 @@ from tuner.search.evaluation import Recording, curve, planned
 from tuner.search.run import TuningRun
 from tuner.store import Store
 from tuner.trial import Phase, Winner
-
-RECORDED = {
-    str(problem): recorded
-    for path in sorted(SWEEPS.glob(f"*{SUFFIX}"))
-    for problem, recorded in Sweep.load(path).problems.items()
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,50 +37,56 @@ class Tuned:
     regret: float
 
 
-@pytest.fixture(scope="module")
-def recordings() -> list[Recording]:
-    sweeps = [Sweep.load(path) for path in sorted(SWEEPS.glob(f"*{SUFFIX}"))]
-    return [Recording(sweep, each) for sweep in sweeps for each in sweep.problems.values()]
+@cache
+def sweeps() -> list[Sweep]:
+    return [Sweep.load(path) for path in sorted(SWEEPS.glob(f"*{SUFFIX}"))]
+
+
+@cache
+def recorded() -> dict[Problem, RecordedProblem]:
+    return {problem: each for sweep in sweeps() for problem, each in sweep.problems.items()}
 
 
 @pytest.fixture(scope="module")
-def default(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tuned]:
+def default(
+    sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Problem, Tuned]:
     return tuned(Effort.DEFAULT, sqlite_template, tmp_path_factory.mktemp("default"))
 
 
 @pytest.fixture(scope="module")
-def quick(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tuned]:
+def quick(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Problem, Tuned]:
     return tuned(Effort.QUICK, sqlite_template, tmp_path_factory.mktemp("quick"))
 
 
-def tuned(effort: Effort, empty: Path, folder: Path) -> dict[str, Tuned]:
+def tuned(effort: Effort, empty: Path, folder: Path) -> dict[Problem, Tuned]:
     """Every recorded problem, each from a copy of an empty database: no winner of another helps."""
     found = {}
     with open_device("replay:", sweeps=SWEEPS) as device:
-        for i, (name, recorded) in enumerate(RECORDED.items()):
+        for i, (problem, measured) in enumerate(recorded().items()):
             with Store.open(f"sqlite:///{shutil.copy(empty, folder / f'{i}.db')}") as store:
                 winner = TuningRun(
-                    problem=recorded.problem,
+                    problem=problem,
                     device=device,
                     store=store,
                     builder=None,
                     effort=effort,
                 ).tune()
                 trials = store.trials(phase=Phase.SCREEN)
-            found[name] = Tuned(
+            found[problem] = Tuned(
                 winner=winner,
                 trials=len(trials),
                 kernels=len({stored.trial.candidate.kernel.name for stored in trials}),
-                regret=regret(winner, recorded),
+                regret=regret(winner, measured),
             )
     return found
 
 
-def regret(winner: Winner, recorded: RecordedProblem) -> float:
+def regret(winner: Winner, measured: RecordedProblem) -> float:
     """By how much longer the winner takes than the candidate that is fastest in the last rounds."""
     assert winner.candidate is not None
-    mine = next(t for t in recorded.trials if t.candidate.key == winner.candidate.key)
-    finals = [trial for trial in recorded.trials if trial.further_us]
+    mine = next(t for t in measured.trials if t.candidate.key == winner.candidate.key)
+    finals = [trial for trial in measured.trials if trial.further_us]
     best = min(finals, key=lambda trial: summarize(trial.further_us).median_us)
     if mine.further_us:
         return paired_ratio(mine.further_us, best.further_us).median - 1
@@ -92,26 +94,33 @@ def regret(winner: Winner, recorded: RecordedProblem) -> float:
 
 
 def test_the_recordings_are_varied() -> None:
-    dtypes = [recorded.problem.dtype for recorded in RECORDED.values()]
+    dtypes = [problem.dtype for problem in recorded()]
     assert dtypes.count("bf16") >= 12  # type: ignore[comparison-overlap]
     assert dtypes.count("fp8_e4m3") >= 6  # type: ignore[comparison-overlap]
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_the_default_effort_is_near_the_optimum(name: str, default: dict[str, Tuned]) -> None:
-    found = default[name]
-    assert found.winner.replayed
-    assert found.regret <= 0.03
-    assert found.trials <= 48
-    assert found.kernels <= 16
-
-
-def test_the_default_effort_mostly_finds_the_optimum(default: dict[str, Tuned]) -> None:
+def test_the_default_effort_is_near_the_optimum_and_mostly_finds_it(
+    default: dict[Problem, Tuned],
+) -> None:
+    assert exceeding(default, regret=0.03, trials=48, kernels=16) == {}
+    assert all(found.winner.replayed for found in default.values())
     assert median(found.regret for found in default.values()) <= 0.01
 
 
-def test_where_nothing_is_compiled_fewer_kernels_do(recordings: list[Recording]) -> None:
+def exceeding(
+    tuned: dict[Problem, Tuned], regret: float, trials: int, kernels: int
+) -> dict[Problem, Tuned]:
+    """The problems whose search took more, or whose winner is farther from the optimum."""
+    return {
+        problem: each
+        for problem, each in tuned.items()
+        if each.regret > regret or each.trials > trials or each.kernels > kernels
+    }
+
+
+def test_where_nothing_is_compiled_fewer_kernels_do() -> None:
     budget = BUDGETS[Effort.DEFAULT]
+    recordings = [Recording(sweep, each) for sweep in sweeps() for each in sweep.problems.values()]
     regrets = curve("cold", planned(budget, ()), recordings, budget, counts=(budget.trials,))
     assert regrets.kernels == budget.cold == 12
     assert regrets.trials <= 48
@@ -120,19 +129,15 @@ def test_where_nothing_is_compiled_fewer_kernels_do(recordings: list[Recording])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", RECORDED)
-def test_the_quick_effort_is_not_far_off(name: str, quick: dict[str, Tuned]) -> None:
-    found = quick[name]
-    assert found.regret <= 0.05
-    assert found.trials <= 12
-    assert found.kernels <= 10
+def test_the_quick_effort_is_not_far_off(quick: dict[Problem, Tuned]) -> None:
+    assert exceeding(quick, regret=0.05, trials=12, kernels=10) == {}
 
 
 @pytest.mark.long
 def test_the_same_recording_gives_the_same_winner(
-    default: dict[str, Tuned], sqlite_template: Path, tmp_path: Path
+    default: dict[Problem, Tuned], sqlite_template: Path, tmp_path: Path
 ) -> None:
     again = tuned(Effort.DEFAULT, sqlite_template, tmp_path)
-    for name, found in default.items():
-        assert again[name].winner.candidate == found.winner.candidate
-        assert again[name].trials == found.trials
+    for problem, found in default.items():
+        assert again[problem].winner.candidate == found.winner.candidate
+        assert again[problem].trials == found.trials

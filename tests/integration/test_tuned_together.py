@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import shutil
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -17,7 +18,7 @@ import pytest
 
 from gemmsmith.core.kernel import AnyKernel
 from gemmsmith.core.problem import Problem
-from tests.integration.test_replayed_optimum import RECORDED, regret
+from tests.integration.test_replayed_optimum import recorded, regret
 from tests.support.shipped import SWEEPS
 from tuner.compile import Built, plan
 from tuner.compile.manifest import Pack
@@ -36,7 +37,10 @@ CORES = 16
 TRIAL_S, FINALS_S = 0.02, 0.6
 """What a trial and the finals take: 48 trials are measured in 1.6 s (NVIDIA H200, 2026-11-24)."""
 
-PROBLEMS = [recorded.problem for name, recorded in RECORDED.items() if " bf16" in name][:17]
+
+@cache
+def problems() -> list[Problem]:
+    return [problem for problem in recorded() if " bf16" in str(problem)][:17]
 
 
 class Clock:
@@ -152,13 +156,13 @@ def store(sqlite_template: Path, tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture(params=["nothing", "a few"])
 def compiled(request: pytest.FixtureRequest) -> list[AnyKernel]:
     """What is compiled before: nothing, or some kernels of every second problem."""
-    few = [kernel for problem in PROBLEMS[::2] for kernel in some_kernels(problem, 3)]
+    few = [kernel for problem in problems()[::2] for kernel in some_kernels(problem, 3)]
     return few if request.param == "a few" else []
 
 
 def some_kernels(problem: Problem, count: int) -> list[AnyKernel]:
     """Kernels that are compiled by chance, and no good ones: every tenth of the recorded ones."""
-    kernels = dict.fromkeys(t.candidate.kernel for t in RECORDED[str(problem)].trials)
+    kernels = dict.fromkeys(t.candidate.kernel for t in recorded()[problem].trials)
     return list(kernels)[::10][:count]
 
 
@@ -178,7 +182,7 @@ def together_from(
     """The clock at the end, the problems, and when each had its first winner."""
     clock = Clock()
     timed, builder = TimedDevice(device, clock), TimedBuilder(clock, compiled)
-    members = [Member(run=run(problem, store, timed, builder)) for problem in PROBLEMS]
+    members = [Member(run=run(problem, store, timed, builder)) for problem in problems()]
     answered: dict[Problem, float] = {}
     for member in Together(
         members,
@@ -197,10 +201,10 @@ def test_every_problem_has_an_answer_within_a_minute(
 ) -> None:
     monkeypatch.setattr(together, "Compiling", TimedCompiling)
     clock, members, answered = together_from(compiled, store, device)
-    regrets = [regret(member.winner, RECORDED[str(member.run.problem)]) for member in members]  # type: ignore[arg-type]
+    regrets = [regret(member.winner, recorded()[member.run.problem]) for member in members]  # type: ignore[arg-type]
     said = f"{len(answered)} answers in {max(answered.values()):.0f} s, all in {clock.now:.0f} s"
     print(said, f"regret {median(regrets):.4f} at the median, {max(regrets):.4f} at most")
-    assert len(answered) == len(PROBLEMS) == 17
+    assert len(answered) == len(problems()) == 17
     assert max(answered.values()) <= 60, said
     assert clock.now <= 240, said
     assert max(regrets) <= 0.03
@@ -212,7 +216,7 @@ def test_one_problem_after_the_other_takes_minutes(
 ) -> None:
     clock = Clock()
     timed, builder = TimedDevice(device, clock), TimedBuilder(clock, compiled)
-    for problem in PROBLEMS:
+    for problem in problems():
         answered = clock.now
         run(problem, store, timed, builder).tune()
     print(f"one after the other: the last one begins after {answered:.0f} s")
@@ -223,13 +227,13 @@ def test_no_winner_gets_worse(
     store: Store, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(together, "Compiling", TimedCompiling)
-    few = [kernel for problem in PROBLEMS for kernel in some_kernels(problem, 3)]
+    few = [kernel for problem in problems() for kernel in some_kernels(problem, 3)]
     _, members, _ = together_from(few, store, device)
     gained = 0
     for member in members:
         problem = member.run.problem
         history = store.history(problem, device.model.slug)  # newest first
-        regrets = [regret(winner, RECORDED[str(problem)]) for winner in history]
+        regrets = [regret(winner, recorded()[problem]) for winner in history]
         assert regrets == pytest.approx(sorted(regrets), abs=0.003)
         gained += regrets[0] < regrets[-1]
     assert gained > 10
@@ -239,10 +243,10 @@ def test_a_limit_ends_compilation_and_keeps_the_answers(
     store: Store, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(together, "Compiling", TimedCompiling)
-    some = [problem for problem in PROBLEMS if problem.layout != "tt"]
+    some = [problem for problem in problems() if problem.layout != "tt"]
     few = [kernel for problem in some for kernel in some_kernels(problem, 3)]
     clock, members, answered = together_from(few, store, device, limit_s=30.0)
     assert clock.now <= 30 + UNIT_S
     without = [member.run.problem for member in members if member.winner is None]
-    assert without == [problem for problem in PROBLEMS if problem.layout == "tt"]
-    assert set(answered) == set(PROBLEMS) - set(without) == {w.problem for w in store.winners()}
+    assert without == [problem for problem in problems() if problem.layout == "tt"]
+    assert set(answered) == set(problems()) - set(without) == {w.problem for w in store.winners()}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from alembic import command
 from sqlalchemy import inspect, text
 
 from gemmsmith.core.tuning import JobState
+from tests.support.migrating import downgrade
 from tests.support.records import PROBLEM
 from tuner.jobs import Queue
 from tuner.store import Store, current, upgrade
 from tuner.store.database import Database
-from tuner.store.schema import _config
 
 ROWS = """
 INSERT INTO problems (id, dtype, layout, batch, m, n, k, lg_m, lg_n, lg_k)
@@ -24,15 +23,6 @@ VALUES ('old', 1, 'default', '', 3, '1/default/', 'waiting', '', 0, 0, false, 0,
 INSERT INTO job_events (job_id, number, at, kind, data) VALUES (1, 1, 5.0, 'created', '{}');
 INSERT INTO idempotency_keys (key, job_id, created_at) VALUES ('key', 1, 5.0)
 """
-
-
-def downgrade(url: str) -> None:
-    database = Database(url, migrating=True)
-    with database.connect() as connection:
-        config = _config()
-        config.attributes["connection"] = connection
-        command.downgrade(config, "0001")
-    database.close()
 
 
 def rows(url: str, table: str) -> list[dict[str, Any]]:
@@ -65,7 +55,7 @@ def test_jobs_from_before_keep_their_rows_and_get_calls(empty_database_url: str)
         joined, created = queue.enqueue(PROBLEM, calls=10**15, saving_us=2.0)
         assert (joined.id, created, joined.expected_saving_us) == ("old", False, 2e15)
 
-    downgrade(url)
+    downgrade(url, "0001")
     assert current(url) == "0001"
     assert {table: rows(url, table) for table in before} == before
     database = Database(url)
@@ -84,6 +74,6 @@ def test_jobs_from_before_keep_their_rows_and_get_calls(empty_database_url: str)
 
 def test_a_downgrade_on_sqlite_keeps_autoincrement(sqlite_url: str) -> None:
     """Rebuilding the table would have lost it, and ids of deleted jobs would be used again."""
-    downgrade(sqlite_url)
+    downgrade(sqlite_url, "0001")
     (jobs,) = (row for row in rows(sqlite_url, "sqlite_master") if row["name"] == "jobs")
     assert "AUTOINCREMENT" in jobs["sql"]

@@ -19,6 +19,7 @@ from gemmsmith.answers.history import Origin
 from gemmsmith.core.problem import Layout, Problem
 from gemmsmith.core.tuning import JobState
 from tests.migration.make_asset import ASSETS
+from tests.support.migrating import downgrade
 from tests.support.records import DEVICE, PROBLEM, failed_trial, trial
 from tests.support.replacing import replace
 from tests.support.shipped import TRUSTED
@@ -149,20 +150,11 @@ def check_use(store: Store) -> None:
 def test_back_to_the_old_schema_and_forth(
     frozen: sqlite3.Connection, empty_database_url: str
 ) -> None:
-    from alembic import command
-
-    from tuner.store.schema import _config
-
     moved(frozen, empty_database_url)
     before = rows(empty_database_url)
     upgrade(empty_database_url)
     after = rows(empty_database_url)
-    database = Database(empty_database_url, migrating=True)
-    with database.connect() as connection:
-        config = _config()
-        config.attributes["connection"] = connection
-        command.downgrade(config, "0003")
-    database.close()
+    downgrade(empty_database_url, "0003")
     assert rows(empty_database_url) == before
     upgrade(empty_database_url)
     assert rows(empty_database_url) == after

@@ -6,11 +6,19 @@ from typing import Any
 
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
+from tests.support.migrating import downgrade
 from tuner.store import upgrade
 from tuner.store.database import Database
 from tuner.store.models import Base
+from tuner.store.schema import MIGRATIONS, known_revisions
+
+
+def test_files_are_named_by_their_revisions() -> None:
+    scripts = [*ScriptDirectory(MIGRATIONS).walk_revisions()]
+    assert [script.revision for script in reversed(scripts)] == [*known_revisions()]
 
 
 def test_models_and_migrations_agree(empty_database_url: str) -> None:
@@ -43,16 +51,9 @@ def test_partial_indexes_and_constraint_names_are_as_in_the_models(empty_databas
 
 
 def test_a_downgrade_leaves_nothing_behind(empty_database_url: str) -> None:
-    from alembic import command
-
-    from tuner.store.schema import _config
-
     upgrade(empty_database_url)
-    database = Database(empty_database_url, migrating=True)
-    with database.connect() as connection:
-        config = _config()
-        config.attributes["connection"] = connection
-        command.downgrade(config, "base")
+    downgrade(empty_database_url, "base")
+    database = Database(empty_database_url)
     with database.connect() as connection:
         assert inspect(connection).get_table_names() == ["alembic_version"]
         assert connection.scalar(text("SELECT count(*) FROM alembic_version")) == 0

@@ -19,13 +19,21 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from gemmsmith.core.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.core.kernel import (
+    Backend,
+    EpilogueSchedule,
+    Kernel,
+    MainloopSchedule,
+    TileScheduler,
+    cutlass,
+)
 from gemmsmith.core.operation import Operation
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import Arguments, KernelInfo, declare
 from tests.support.arguments import packed_arguments
 from tuner.backends.cutlass.operation import kernel
-from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain
+from tuner.backends.cutlass.text import struct
+from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain, plan
 from tuner.compile.eviction import SizeLimit
 
 PINGPONG = kernel(
@@ -140,6 +148,9 @@ The key of a pack includes its source, compiler and options (`tuner.compile.arti
 of an older source is never used.
 """
 
+LARGEST_MIXED = 4
+"""Kernels in a unit of several families: nvcc needs 7.2 GB (13.0.88, four fused kernels)."""
+
 LARGEST_STORE = SizeLimit(bytes=500_000_000)
 """If the folder is larger, the packs that were used least recently are removed."""
 
@@ -159,6 +170,19 @@ class CompiledPacks:
         assert pack is not None, self.built[member].failure
         return pack
 
+    def code(self, member: Kernel) -> str:
+        """Machine code of a kernel, without that of the others in its pack."""
+        pack = self.pack(member)
+        others = [_symbol(each) for each in self.built if each.name in pack.kernels]
+        functions = sass(pack.path).split("Function :")[1:]
+        if symbol := _symbol(member):
+            (own,) = (each for each in functions if symbol in each.splitlines()[0])
+            return own
+        named = [symbol for symbol in others if symbol]
+        return "".join(
+            each for each in functions if not any(name in each.splitlines()[0] for name in named)
+        )
+
 
 def members(kernels: Iterable[Kernel]) -> list[ParameterSet]:
     """Parameters of a test, one for each kernel; `make test` runs those of `QUICK` only."""
@@ -177,9 +201,17 @@ def kept() -> Path:
     return Path(os.environ.get(STORE_VARIABLE, STORE))
 
 
-def build(root: Path, kernels: Sequence[Kernel], workers: int | None = None) -> CompiledPacks:
-    """Compile the kernels that are not in the folder yet, with a `PATH` without a CUDA toolkit."""
+def build(
+    root: Path, kernels: Sequence[Kernel], *, workers: int | None = None, mixed: bool = False
+) -> CompiledPacks:
+    """Compile the kernels that are not in the folder yet, with a `PATH` without a CUDA toolkit.
+
+    With `mixed`, units hold kernels of several families. This takes half the time, because most of
+    it goes into the headers of CUTLASS.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        if mixed:
+            patch.setattr(plan, "units", _mixed_units)
         for variable in ("CUDA_HOME", "CUDA_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
             patch.delenv(variable, raising=False)
         folders = os.environ["PATH"].split(os.pathsep)
@@ -278,6 +310,29 @@ def _dump(pack: Path, what: str) -> str:
         check=True,
         timeout=120,
     ).stdout
+
+
+def _mixed_units(kernels: Sequence[Kernel], _: int) -> list[list[Kernel]]:
+    """Units of few kernels of an architecture, of which the function of one at most is unnamed."""
+    units = []
+    for arch in dict.fromkeys(each.arch for each in kernels):
+        members = [each for each in kernels if each.arch == arch]
+        named = [each for each in members if _symbol(each)]
+        others = [each for each in members if not _symbol(each)]
+        count = max(len(others), -(-len(members) // LARGEST_MIXED))
+        units += [[*others[place : place + 1], *named[place::count]] for place in range(count)]
+    return units
+
+
+def _symbol(kernel: Kernel) -> str:
+    """What the name of the kernel's function has in it, and no other's; empty if that is nothing.
+
+    Our own kernels and gated ones are instances of templates without a name.
+    """
+    if kernel.backend is Backend.CUTE or kernel.operation.epilogue.is_gated:
+        return ""
+    name = struct(cutlass(kernel))
+    return f"{len(name)}{name}E"
 
 
 def _has_nvcc(folder: str) -> bool:

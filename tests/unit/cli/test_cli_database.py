@@ -1,4 +1,4 @@
-"""`gemmsmith db backup` and `restore`, as they are typed, beside a running service."""
+"""`gemmsmith db backup` and `restore`, beside a running service too."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import json
 import os
 import re
 import sqlite3
-import subprocess
-import sys
 import tarfile
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from gemmsmith.core.problem import Problem
 from service.cli import checks
+from tests.support.commands import run
 from tests.support.processes import serving
 from tests.support.serving import new_settings, promote, trial, winner
 from tuner.compile import ArtifactStore, Toolchain
@@ -22,21 +23,10 @@ from tuner.store import Store, head
 PROBLEM = Problem(m=4096, n=4096, k=4096)
 
 
-def gemmsmith(folder: Path, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    environ = {
-        "GEMMSMITH_DATABASE": f"sqlite:///{folder}/state/gemmsmith.db",
-        "GEMMSMITH_PACKS": f"{folder}/state/packs",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "service.cli", *map(str, arguments)],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == code, done.stderr
-    return done
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_DATABASE", f"sqlite:///{tmp_path}/state/gemmsmith.db")
+    monkeypatch.setenv("GEMMSMITH_PACKS", f"{tmp_path}/state/packs")
 
 
 def test_a_service_is_backed_up_while_it_runs_and_restored_when_it_does_not(
@@ -52,17 +42,17 @@ def test_a_service_is_backed_up_while_it_runs_and_restored_when_it_does_not(
     pack = ArtifactStore(settings.packs).publish(compiled, [kernel], toolchain)
     saved = tmp_path / "saved.db"
     with serving(tmp_path):
-        done = gemmsmith(tmp_path, "db", "backup", saved, "--packs", "--json")
+        done = run("db", "backup", saved, "--packs", "--json")
         said = json.loads(done.stdout)
         assert (said["schema"], said["packs"]) == (head(), 1)
         assert said["bytes"] == saved.stat().st_size
-        refused = gemmsmith(tmp_path, "db", "restore", saved, "--force", code=1)
+        refused = run("db", "restore", saved, "--force", code=1)
         assert "stop the service" in refused.stderr
     pack.path.unlink()
     promote(settings, winner(PROBLEM, us=5.0))
-    refused = gemmsmith(tmp_path, "db", "restore", saved, code=1)
+    refused = run("db", "restore", saved, code=1)
     assert "2 winners" in refused.stderr
-    gemmsmith(tmp_path, "db", "restore", saved, "--force", "--packs")
+    run("db", "restore", saved, "--force", "--packs")
     with Store.open(settings.database) as store:
         assert len(store.history(PROBLEM, winner(PROBLEM).device.slug)) == 1
     assert pack.path.read_bytes() == compiled.read_bytes()
@@ -70,11 +60,11 @@ def test_a_service_is_backed_up_while_it_runs_and_restored_when_it_does_not(
 
 def test_what_cannot_be_done_is_one_line(tmp_path: Path) -> None:
     new_settings(tmp_path / "state")
-    missing = gemmsmith(tmp_path, "db", "restore", tmp_path / "none.db", code=2)
+    missing = run("db", "restore", tmp_path / "none.db", code=2)
     assert missing.stderr.startswith("error: there is no file")
     broken = tmp_path / "broken.db"
     broken.write_bytes(b"not a database" * 1000)
-    refused = gemmsmith(tmp_path, "db", "restore", broken, code=1)
+    refused = run("db", "restore", broken, code=1)
     assert "is no usable backup" in refused.stderr
     assert refused.stderr.count("\n") == 1
 
@@ -82,10 +72,10 @@ def test_what_cannot_be_done_is_one_line(tmp_path: Path) -> None:
 def test_a_damaged_archive_of_packs_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
     settings = new_settings(tmp_path / "state")
     saved = tmp_path / "saved.db"
-    gemmsmith(tmp_path, "db", "backup", saved, "--packs")
+    run("db", "backup", saved, "--packs")
     promote(settings, winner(PROBLEM))
     (tmp_path / "saved.db.packs.tar").write_bytes(b"no tar" * 1000)
-    done = gemmsmith(tmp_path, "db", "restore", saved, "--packs", "--force", code=1)
+    done = run("db", "restore", saved, "--packs", "--force", code=1)
     assert "not a complete archive of packs" in done.stderr
     assert not list(settings.packs.glob("*.so"))
     with Store.open(settings.database) as store:
@@ -95,20 +85,20 @@ def test_a_damaged_archive_of_packs_is_refused_before_anything_is_changed(tmp_pa
 def test_a_backup_that_was_meddled_with_is_one_line(tmp_path: Path) -> None:
     new_settings(tmp_path / "state")
     saved, archived = tmp_path / "saved.db", tmp_path / "saved.db.packs.tar"
-    gemmsmith(tmp_path, "db", "backup", saved, "--packs")
+    run("db", "backup", saved, "--packs")
     whole = archived.read_bytes()
     with tarfile.open(archived, "w") as tar:
         link = tarfile.TarInfo("0" * 64 + ".so")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
-    refused = gemmsmith(tmp_path, "db", "restore", saved, "--packs", "--force", code=1)
+    refused = run("db", "restore", saved, "--packs", "--force", code=1)
     assert refused.stderr.count("\n") == 1
     assert "is not a plain file" in refused.stderr
     archived.write_bytes(whole)
     with closing(sqlite3.connect(saved)) as connection:
         connection.execute("INSERT INTO alembic_version VALUES ('0001')")
         connection.commit()
-    refused = gemmsmith(tmp_path, "db", "restore", saved, "--packs", "--force", code=1)
+    refused = run("db", "restore", saved, "--packs", "--force", code=1)
     assert refused.stderr.count("\n") == 1
     assert f"names as schema 0001, {head()}" in refused.stderr
 
@@ -117,27 +107,27 @@ def test_what_to_do_about_a_newer_database_works(tmp_path: Path) -> None:
     settings = new_settings(tmp_path / "state")
     promote(settings, winner(PROBLEM))
     saved = tmp_path / "saved.db"
-    gemmsmith(tmp_path, "db", "backup", saved)
+    run("db", "backup", saved)
     with closing(sqlite3.connect(tmp_path / "state" / "gemmsmith.db")) as database:
         database.execute("UPDATE alembic_version SET version_num = '9999'")
         database.commit()
-    told = gemmsmith(tmp_path, "db", "current", code=1)
+    told = run("db", "current", code=1)
     assert "db upgrade" not in told.stdout  # which would refuse it
     advice = re.search(r"gemmsmith (db restore FILE --force --database \S+)", told.stdout)
     assert advice, told.stdout
-    gemmsmith(tmp_path, *advice[1].replace("FILE", str(saved)).split())
-    gemmsmith(tmp_path, "db", "current")
+    run(*advice[1].replace("FILE", str(saved)).split())
+    run("db", "current")
     with Store.open(settings.database) as store:
         assert store.counts()["winners"] == 1
 
 
 def test_an_older_database_is_upgraded_as_told(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
-    told = gemmsmith(tmp_path, "db", "current", code=1)
+    told = run("db", "current", code=1)
     advice = re.search(r"gemmsmith (db upgrade --database \S+)", told.stdout)
     assert advice, told.stdout
-    gemmsmith(tmp_path, *advice[1].split())
-    gemmsmith(tmp_path, "db", "current")
+    run(*advice[1].split())
+    run("db", "current")
 
 
 def test_the_database_and_its_copies_are_the_owners_only(tmp_path: Path) -> None:
@@ -145,14 +135,14 @@ def test_the_database_and_its_copies_are_the_owners_only(tmp_path: Path) -> None
     url = f"sqlite:///{database}"
     old = os.umask(0o022)
     try:
-        gemmsmith(tmp_path, "db", "upgrade", "--database", url)
+        run("db", "upgrade", "--database", url)
         with Store.open(url) as store:
             store.promote(winner(PROBLEM))
             modes = {path.name: mode(path) for path in database.parent.iterdir()}
         copied = tmp_path / "b.db"
-        gemmsmith(tmp_path, "db", "backup", copied, "--database", url)
+        run("db", "backup", copied, "--database", url)
         other = tmp_path / "other" / "restored.db"
-        gemmsmith(tmp_path, "db", "restore", copied, "--database", f"sqlite:///{other}")
+        run("db", "restore", copied, "--database", f"sqlite:///{other}")
         settings = new_settings(tmp_path / "made")
         assert settings.packs.parent == tmp_path / "made"
     finally:

@@ -7,7 +7,7 @@ import json
 import tracemalloc
 import zipfile
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,13 @@ from tests.support.snapshots import BIG, CONTENT, PACK, row, snapshot
 from tests.unit.client.misbehaving import Misbehaving, Say, job, stream
 from tests.unit.client.misbehaving import ask as ask_with
 
-BOMB = gzip.compress(bytes(2**27), 9)
-"""130 KB that decompress to 128 MiB."""
+
+@cache
+def bomb() -> bytes:
+    """130 KB that decompress to 128 MiB."""
+    return gzip.compress(bytes(2**27), 9)
+
+
 LEAST = 2**25
 """Memory in bytes that handling a bomb may take, whatever its decompressed size."""
 
@@ -64,7 +69,7 @@ def test_an_answer_may_come_compressed(ask: Ask, server: Misbehaving, served: Sa
 def test_a_compressed_bomb_is_refused_and_not_kept(
     ask: Ask, server: Misbehaving, call: tuple[Any, ...], bound: str
 ) -> None:
-    server.say(Say(body=BOMB, headers={"Content-Encoding": "gzip"}))
+    server.say(Say(body=bomb(), headers={"Content-Encoding": "gzip"}))
     tracemalloc.start()
     try:
         with pytest.raises(ServiceFault, match=rf"bounds=Bounds\({bound}="):
@@ -85,10 +90,10 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read(
 
 @pytest.mark.parametrize("encoding", ["gzip, gzip", "zstd", "br", "x-own"])
 def test_no_other_encoding_is_decompressed(ask: Ask, server: Misbehaving, encoding: str) -> None:
-    server.say(Say(body=gzip.compress(BOMB), headers={"Content-Encoding": encoding}))
+    server.say(Say(body=gzip.compress(bomb()), headers={"Content-Encoding": encoding}))
     with pytest.raises(ServiceFault, match="was not asked for"):
         ask("devices")
-    server.say(Say(body=BOMB, headers={"Content-Encoding": encoding}), job("running"))
+    server.say(Say(body=bomb(), headers={"Content-Encoding": encoding}), job("running"))
     with pytest.raises(ServiceUnavailable):
         ask("job_events", "j1")
 
@@ -109,7 +114,7 @@ def test_the_cached_answer_replaces_a_refused_answer(
 ) -> None:
     server.say(served)
     assert ask("best", 256, 4096, 4096, cache_dir=tmp_path) == answer
-    server.say(Say(body=BOMB, headers={"Content-Encoding": "gzip"}))
+    server.say(Say(body=bomb(), headers={"Content-Encoding": "gzip"}))
     assert ask("best", 256, 4096, 4096, cache_dir=tmp_path) == answer
 
 

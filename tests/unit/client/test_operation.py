@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 
 import pytest
@@ -20,6 +21,7 @@ from gemmsmith.core.operation import (
 from gemmsmith.errors import InvalidProblem
 
 
+@cache
 def every() -> list[Operation]:
     """All valid combinations of parts."""
     operations = []
@@ -42,32 +44,29 @@ def every() -> list[Operation]:
     return operations
 
 
-EVERY = every()
-
-
 def test_every_type_exists_in_some_combination() -> None:
-    assert {operation.types for operation in EVERY} == set(DType)
-    assert {operation.layout for operation in EVERY} == set(Layout)
-    assert {operation.scaling for operation in EVERY} == set(Scaling)
-    assert {operation.grouping for operation in EVERY} == set(Grouping)
-    assert {operation.epilogue for operation in EVERY} == set(Epilogue)
-    assert any(operation.accumulate for operation in EVERY)
+    assert {operation.types for operation in every()} == set(DType)
+    assert {operation.layout for operation in every()} == set(Layout)
+    assert {operation.scaling for operation in every()} == set(Scaling)
+    assert {operation.grouping for operation in every()} == set(Grouping)
+    assert {operation.epilogue for operation in every()} == set(Epilogue)
+    assert any(operation.accumulate for operation in every())
 
 
 def test_keys_are_read_back() -> None:
-    for operation in EVERY:
+    for operation in every():
         assert Operation.parse(operation.key) == operation
         assert Operation.of(operation.dtype, operation.layout) == operation
         assert operation.key == f"{operation.dtype}.{operation.layout}"
 
 
 def test_equal_operations_and_no_others_have_equal_keys() -> None:
-    assert len(set(EVERY)) == len(EVERY)
-    assert len({operation.key for operation in EVERY}) == len(EVERY)
+    assert len(set(every())) == len(every())
+    assert len({operation.key for operation in every()}) == len(every())
 
 
 def test_parts_may_be_passed_separately() -> None:
-    for operation in EVERY:
+    for operation in every():
         again = Operation.of(
             operation.types,
             operation.layout,
@@ -115,7 +114,7 @@ def test_meaning_of_short_names(
 
 
 def test_every_short_name_has_a_meaning() -> None:
-    assert {operation.dtype for operation in EVERY if operation.is_plain} == set(DType)
+    assert {operation.dtype for operation in every() if operation.is_plain} == set(DType)
 
 
 @pytest.mark.parametrize(
@@ -210,8 +209,8 @@ def test_an_invalid_key_is_refused(key: str) -> None:
 
 
 def test_layouts_of_a_dtype_are_those_that_exist() -> None:
-    for dtype in {operation.dtype for operation in EVERY}:
-        wanted = {operation.layout for operation in EVERY if operation.dtype == dtype}
+    for dtype in {operation.dtype for operation in every()}:
+        wanted = {operation.layout for operation in every() if operation.dtype == dtype}
         assert set(layouts_of(dtype)) == wanted
     assert layouts_of("bf16") == (Layout.TN, Layout.TT, Layout.NT, Layout.NN)
     assert layouts_of("int8") == (Layout.TN,)

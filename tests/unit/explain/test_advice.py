@@ -11,11 +11,9 @@ from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import Problem
 from tests.support.replacing import replace
 from tests.support.serving import winner
-from tests.support.shipped import shipped_files
 from tuner.backends import kernels
-from tuner.exchange import read_winners
 from tuner.explain import explain
-from tuner.explain.advice import WORTH, Advice, AdviceKind, alternatives
+from tuner.explain.advice import Advice, AdviceKind
 from tuner.explain.padding import MOST, unaligned
 from tuner.explain.roofline import regime_of, roofline_of
 from tuner.search.predict import predict
@@ -225,32 +223,3 @@ def test_without_the_default_s_time_there_is_no_advice() -> None:
     assert item is not None
     assert kept.baseline is not None
     assert item.ratio == pytest.approx(kept.baseline.median_us / 100.0)
-
-
-def test_advice_on_the_shipped_winners_pays_and_is_above_the_roofline() -> None:
-    padded: set[Problem] = set()
-    measured: set[AdviceKind] = set()
-    for file in shipped_files():
-        winners = {known.problem: known for known in read_winners(file)}
-        for known in winners.values():
-            near = [winners[other] for other in alternatives(known.problem) if other in winners]
-            for item in explain(known, None, near).advice:
-                assert item.ratio >= WORTH
-                assert ("measured" in item.text) == item.is_measured, item.text
-                assert ("predicted" in item.text) != item.is_measured, item.text
-                assert str(item.problem) in item.text or not item.is_measured
-                if item.is_measured:
-                    measured.add(item.kind)
-                    continue
-                limits = roofline_of(item.problem, known.device, regime_of(known))
-                assert limits is not None
-                flops, moved = item.problem.flops, item.problem.operand_bytes
-                if not item.problem.operation.is_grouped:  # whose empty groups are not read
-                    floor = max(flops / limits.peak.rate, moved / limits.bandwidth.rate) * 1e6
-                    assert item.us >= floor * 0.999
-                if item.kind is AdviceKind.PADDING:
-                    padded.add(known.problem)
-                    assert unaligned(known.problem)
-                    assert not unaligned(item.problem), known.problem
-    assert len(padded) >= 12
-    assert AdviceKind.LAYOUT in measured

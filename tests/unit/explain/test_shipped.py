@@ -17,9 +17,12 @@ from gemmsmith.core.problem import Problem
 from tests.support.shipped import shipped_files
 from tuner.exchange import read_winners
 from tuner.explain import Explanation, explain
+from tuner.explain.advice import WORTH, AdviceKind, alternatives
 from tuner.explain.breakdown import TimePart
 from tuner.explain.competitors import Bound
 from tuner.explain.grid import Grid
+from tuner.explain.padding import unaligned
+from tuner.explain.roofline import regime_of, roofline_of
 from tuner.trial import Winner
 from tuner.workloads.spreads import Spread, ends_of
 
@@ -28,13 +31,16 @@ SEED = 42
 
 
 @pytest.fixture(scope="module")
-def winners() -> list[Winner]:
-    return [winner for file in shipped_files() for winner in read_winners(file)]
-
-
-@pytest.fixture(scope="module")
-def explained(winners: list[Winner]) -> list[tuple[Winner, Explanation]]:
-    return [(winner, explain(winner)) for winner in winners]
+def explained() -> list[tuple[Winner, Explanation]]:
+    """Every winner, explained beside those of its file whose problems it could be."""
+    every = []
+    for file in shipped_files():
+        winners = {winner.problem: winner for winner in read_winners(file)}
+        for winner in winners.values():
+            others = alternatives(winner.problem)
+            near = [winners[other] for other in others if other in winners]
+            every.append((winner, explain(winner, None, near)))
+    return every
 
 
 def of(explained: list[tuple[Winner, Explanation]], text: str, device: str) -> Explanation:
@@ -262,3 +268,31 @@ def test_what_runs_beside_a_fused_product_is_counted(
     assert plain.default is not None
     assert plain.default.kernels.others == 0
     assert Epilogue.NONE is plain.problem.operation.epilogue
+
+
+def test_advice_pays_and_is_above_the_roofline(
+    explained: list[tuple[Winner, Explanation]],
+) -> None:
+    padded: set[Problem] = set()
+    measured: set[AdviceKind] = set()
+    for known, explanation in explained:
+        for item in explanation.advice:
+            assert item.ratio >= WORTH
+            assert ("measured" in item.text) == item.is_measured, item.text
+            assert ("predicted" in item.text) != item.is_measured, item.text
+            assert str(item.problem) in item.text or not item.is_measured
+            if item.is_measured:
+                measured.add(item.kind)
+                continue
+            limits = roofline_of(item.problem, known.device, regime_of(known))
+            assert limits is not None
+            flops, moved = item.problem.flops, item.problem.operand_bytes
+            if not item.problem.operation.is_grouped:  # whose empty groups are not read
+                floor = max(flops / limits.peak.rate, moved / limits.bandwidth.rate) * 1e6
+                assert item.us >= floor * 0.999
+            if item.kind is AdviceKind.PADDING:
+                padded.add(known.problem)
+                assert unaligned(known.problem)
+                assert not unaligned(item.problem), known.problem
+    assert len(padded) >= 12
+    assert AdviceKind.LAYOUT in measured

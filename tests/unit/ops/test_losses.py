@@ -394,8 +394,9 @@ def test_errors(name: str) -> None:
         call(*operands(6)[:3])
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "dynamic"), [("eager", False), ("aot_eager", False), ("aot_eager", True)]
+)
 @pytest.mark.parametrize("name", ["plain", "none", "all", "items on the device"])
 def test_compiled(computing: str, name: str, backend: str, dynamic: bool) -> None:
     torch._dynamo.reset()

@@ -177,12 +177,23 @@ def observed(
     return [ObservedStep.parse(file.read_bytes()) for file in files], done.stdout.splitlines()
 
 
+SIX_STEPS = PLAIN.replace("default=100", "default=6")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the program prints if it is not observed."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "train.py").write_text(SIX_STEPS)
+    environment = unchanged.environment(folder / "site", OMP_NUM_THREADS="1")
+    return unchanged.run(["python", "train.py"], folder, environment).stdout.splitlines()
+
+
 @pytest.mark.parametrize("stop", [True, False])
-def test_a_program_computes_what_it_computes_alone(tmp_path: Path, stop: bool) -> None:
-    program = PLAIN.replace("default=100", "default=6")
-    (step,), printed = observed(tmp_path, program, stop=stop)
-    environment = unchanged.environment(tmp_path / "site", OMP_NUM_THREADS="1")
-    alone = unchanged.run(["python", "train.py"], tmp_path, environment).stdout.splitlines()
+def test_a_program_computes_what_it_computes_alone(
+    tmp_path: Path, stop: bool, alone: list[str]
+) -> None:
+    (step,), printed = observed(tmp_path, SIX_STEPS, stop=stop)
     assert len(alone) == 6
     assert printed == (alone[:3] if stop else alone)
     assert len(step.milliseconds) == 2

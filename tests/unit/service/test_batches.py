@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import compress
 from types import FrameType
 from typing import Any
@@ -154,29 +154,30 @@ def listing(*problems: bytes) -> bytes:
 
 
 FULL = json.dumps({**dict.fromkeys(("out", "scaling", "grouping", "epilogue")), **SIZES}).encode()
-HOSTILE = {
-    "unknown members": many(250_000),
-    "unknown members of a problem": listing(many(250_000)),
-    "unknown members of problems": listing(*[many(12)] * 300),
-    "long problems": listing(*[many(240)] * 300),
-    "lists": listing(*[b"[]"] * 1_300_000),
-    "numbers": listing(*[b"1"] * 2_000_000),
-    "numbers below the limit": listing(*[b"1"] * 150_000),
-    "a deep nest": b'{"problems":' + b"[" * 2_000_000,
-    "escapes": listing(b'{"device":"' + b"\\u0041" * 650_000 + b'"}'),
-    "escapes of problems": listing(*[b'{"dtype":"' + b"\\u0041" * 300 + b'"}'] * 2_000),
-    "a string": b'{"problems":"' + b"x" * 4_000_000 + b'"}',
-    "blanks": listing(FULL) + b" " * 4_000_000,
-    "blanks between": listing(b"{}" + b" " * 3_900_000, b"{}"),
-    "a number": b'{"problems":' + b"9" * 4_000_000 + b"}",
-    "nothing but problems": listing(*[b"{}"] * 300),
-    "problems": listing(*[FULL] * 10_000),
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "unknown members": lambda: many(250_000),
+    "unknown members of a problem": lambda: listing(many(250_000)),
+    "unknown members of problems": lambda: listing(*[many(12)] * 300),
+    "long problems": lambda: listing(*[many(240)] * 300),
+    "lists": lambda: listing(*[b"[]"] * 1_300_000),
+    "numbers": lambda: listing(*[b"1"] * 2_000_000),
+    "numbers below the limit": lambda: listing(*[b"1"] * 150_000),
+    "a deep nest": lambda: b'{"problems":' + b"[" * 2_000_000,
+    "escapes": lambda: listing(b'{"device":"' + b"\\u0041" * 650_000 + b'"}'),
+    "escapes of problems": lambda: listing(*[b'{"dtype":"' + b"\\u0041" * 300 + b'"}'] * 2_000),
+    "a string": lambda: b'{"problems":"' + b"x" * 4_000_000 + b'"}',
+    "blanks": lambda: listing(FULL) + b" " * 4_000_000,
+    "blanks between": lambda: listing(b"{}" + b" " * 3_900_000, b"{}"),
+    "a number": lambda: b'{"problems":' + b"9" * 4_000_000 + b"}",
+    "nothing but problems": lambda: listing(*[b"{}"] * 300),
+    "problems": lambda: listing(*[FULL] * 10_000),
 }
 
 
-@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
-def test_no_body_holds_pythons_lock_or_makes_a_long_answer(body: bytes) -> None:
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_body_holds_pythons_lock_or_makes_a_long_answer(name: str) -> None:
     """Time within one call into C is time in which the event loop stands still."""
+    body = HOSTILE[name]()
     longest, began = 0.0, 0.0
 
     def watch(_: FrameType, event: str, __: object) -> None:
@@ -195,12 +196,12 @@ def test_no_body_holds_pythons_lock_or_makes_a_long_answer(body: bytes) -> None:
         finally:
             sys.setprofile(None)
 
-    shortest = []
-    for _ in range(3):
+    for _ in range(10):
         longest = 0.0
         read = once()
-        shortest.append(longest)
-    assert min(shortest) < 0.015  # 5 ms, on a machine that is doing nothing else
+        if longest < 0.015:  # 5 ms, on a machine that is doing nothing else
+            break
+    assert longest < 0.015
     refused = [problem for problem in read if isinstance(problem, ProblemError)]
     assert len(refused) <= 10_000
     assert all(len(problem.errors) <= MOST_ERRORS for problem in refused)

@@ -29,7 +29,6 @@ ROOFS = (
     Roof(bandwidth=4e12, peak=700e12, measured=True),
     Roof(bandwidth=4.8e12, peak=1000e12, measured=False),
 )
-REPORT = device_report([winner(SMALL), winner(LARGE, us=1800.0)], None)
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -61,6 +60,7 @@ def test_a_scale_draws_what_lies_beyond_at_its_ends(start: float, end: float, lo
 
 def charts(store: Store) -> dict[str, str]:
     """A chart of every kind."""
+    report = device_report([winner(SMALL), winner(LARGE, us=1800.0)], None)
     store.promote(winner(PROBLEM))
     store.add_trials([trial(0), trial(1), failed_trial(2)])
     tried = store.tried_on(PROBLEM, winner(PROBLEM).device.slug)
@@ -76,9 +76,9 @@ def charts(store: Store) -> dict[str, str]:
     return {
         "times": intervals.times([intervals.timed(HOSTILE, HOSTILE, "won", TIME, (9.9, 10.0))]),
         "regimes": intervals.regimes([regime, regime], 1.3, 1.1, HOSTILE),
-        "ratios": ratios.ratios(REPORT.rows),
-        "classes": ratios.classes(REPORT, "bf16"),
-        "roofline": rooflines.of_rows(REPORT.rows, HOSTILE, ROOFS),
+        "ratios": ratios.ratios(report.rows),
+        "classes": ratios.classes(report, "bf16"),
+        "roofline": rooflines.of_rows(report.rows, HOSTILE, ROOFS),
         "winners": rooflines.of_winners(listed, [(HOSTILE, roof) for roof in ROOFS]),
         "convergence": trials.convergence(tried, 9.0),
         "trait": trials.by_trait(tried, HOSTILE, lambda _: HOSTILE),

@@ -91,9 +91,13 @@ def test_denials_without_end_are_few_entries(store: Store) -> None:
         while time.monotonic() - begun < 1.0:
             number += 1
             summing.note((UNKNOWN, f"10.0.{number % 256}.{number % 251}", 401), "GET /jobs")
-    entries = store.audit.entries(limit=None)
+
+    def entries() -> list[AuditEntry]:
+        return store.audit.entries(limit=None)
+
     assert number > 1_000
-    assert sum(entry.detail["times"] for entry in entries) == number
+    # The end waits for a busy database no longer than for one that does not answer.
+    until(lambda: sum(entry.detail["times"] for entry in entries()) == number, "not all are noted")
     # After 0.05, 0.1, 0.2 and 0.4 s, and at the end: 20 each at most.
-    assert len(entries) <= 6 * 20
-    assert {entry.detail["address"] for entry in entries} >= {"others"}
+    assert len(entries()) <= 6 * 20
+    assert {entry.detail["address"] for entry in entries()} >= {"others"}

@@ -134,7 +134,10 @@ def test_rows_that_tma_cannot_move_are_left_to_torch(dtype: str, n: int, k: int)
         ("bf16.then_bias_residual", "tn", 10),
         ("bf16.then_silu_gate", "tn", 2),
         ("bf16.then_dsilu_gate_act", "tt", 5),
-        *((f"fp8_e4m3.out_e4m3.then_{epilogue}", "tn", 1) for epilogue in STORED),
+        # One of each kind: activations that need as many registers have the same kernels.
+        ("fp8_e4m3.out_e4m3.then_bias_relu2", "tn", 1),
+        ("fp8_e4m3.out_e4m3.then_bias_gelu", "tn", 1),
+        ("fp8_e4m3.out_e4m3.then_silu_gate", "tn", 1),
     ],
 )
 def test_the_list_of_all_is_wider(dtype: str, layout: str, times: int) -> None:

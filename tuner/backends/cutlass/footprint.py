@@ -7,6 +7,7 @@ compiling it; a test compares it with the compiler's numbers.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd
 
 from gemmsmith.core.kernel import (
@@ -37,6 +38,9 @@ _GATED_LINE = 1024
 _GROUPS_BYTES = 1024
 """Bytes of the current group's TMA descriptors, and of the tiles that the scheduler has queued."""
 
+_KEPT = 256
+"""Answers that are kept: the rules ask several times about a kernel, one rule after the other."""
+
 
 def consumer_warpgroups(kernel: CutlassKernel) -> int:
     """Warpgroups that share one output tile's accumulators."""
@@ -65,6 +69,7 @@ def stage_bytes(kernel: CutlassKernel) -> int:
     return (m * kernel.operation.a.bytes + n * kernel.operation.b.bytes) * k
 
 
+@lru_cache(maxsize=_KEPT)
 def epilogue_tile(kernel: CutlassKernel) -> tuple[int, int]:
     """The part of the output tile that one TMA store covers (CUTLASS's `EpilogueTileAuto`)."""
     m, n, _ = kernel.tile
@@ -77,6 +82,7 @@ def epilogue_tile(kernel: CutlassKernel) -> tuple[int, int]:
     return min(64, m), gcd(min(columns, n), n)
 
 
+@lru_cache(maxsize=_KEPT)
 def epilogue_bytes(kernel: CutlassKernel) -> int:
     """Bytes of the epilogue's staging buffers. C and D have one type, so they share buffers.
 
@@ -114,6 +120,7 @@ def _epilogue_parts(kernel: CutlassKernel) -> int:
     return (kernel.tile[0] // m) * (kernel.tile[1] // n)
 
 
+@lru_cache(maxsize=_KEPT)
 def stages(kernel: CutlassKernel) -> int:
     """Pipeline depth: explicit, or computed as CUTLASS's automatic choice computes it."""
     if kernel.stages:
@@ -131,6 +138,7 @@ def stages(kernel: CutlassKernel) -> int:
     return (shared - carveout) // per_stage
 
 
+@lru_cache(maxsize=_KEPT)
 def shared_bytes(kernel: CutlassKernel) -> int:
     """Dynamic shared memory of one thread block, barriers and padding included.
 
