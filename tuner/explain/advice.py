@@ -198,8 +198,8 @@ def rows(facts: Facts) -> Iterator[Advice]:
     operation, work = problem.operation, work_of(facts.problem, facts.roofline)
     if operation.is_grouped or work.bound is not Bound.COMPUTE:
         return
-    if problem.batch == 1 and operation.free_extent != "m":
-        return
+    if problem.batch == 1 and (operation.symmetric or operation.free_extent != "m"):
+        return  # another size is another product
 
     def of_size(other: Problem, size: int) -> Problem:
         return replace(other, batch=size) if problem.batch > 1 else replace(other, m=size)

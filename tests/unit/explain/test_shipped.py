@@ -135,6 +135,14 @@ def counted_tiles(problem: Problem, tile: tuple[int, ...], cluster: tuple[int, .
         while columns * tile[1] < problem.n:
             columns += cluster[1]
         total += rows * columns
+        if problem.operation.symmetric:  # without clusters that lie above the diagonal
+            whole = (tile[0] * cluster[0], tile[1] * cluster[1])
+            above = sum(
+                row * whole[0] + whole[0] <= column * whole[1]
+                for row in range(rows // cluster[0])
+                for column in range(columns // cluster[1])
+            )
+            total -= above * cluster[0] * cluster[1]
     return total
 
 
@@ -150,7 +158,8 @@ def counted_bytes(problem: Problem) -> float:
         groups = sum(counts) / len(counts)
     rows_of_a = problem.m * (1 if operation.is_grouped else problem.batch)
     columns_of_b = problem.n * (1 if "group_depth" in problem.dtype else groups)
-    moved = (rows_of_a + columns_of_b) * problem.k * element
+    matrices = rows_of_a if operation.symmetric else rows_of_a + columns_of_b
+    moved = matrices * problem.k * element
     outputs = problem.batch if "group_rows" not in problem.dtype else 1
     stored = operation.epilogue.outputs + operation.epilogue.reads + operation.accumulate
     moved += problem.m * problem.columns * operation.d.bytes * outputs * stored
@@ -191,9 +200,10 @@ def test_tiles_waves_and_bytes_of_fifty_winners_counted_again(
         assert grid.rounds == ceil(waves), problem
         vectors = 8 * problem.n + 8 * problem.m  # a bias, and factors of rows and columns
         assert item.work.least_bytes == pytest.approx(counted_bytes(problem), abs=vectors), problem
-        assert item.work.intensity == pytest.approx(
-            2 * problem.m * problem.n * problem.k * counted_batch(problem) / item.work.least_bytes
-        )
+        products = problem.m * problem.n * problem.k * counted_batch(problem)
+        if problem.operation.symmetric:  # the diagonal and one side of it
+            products = products * (problem.n + 1) / (2 * problem.n)
+        assert item.work.intensity == pytest.approx(2 * products / item.work.least_bytes)
 
 
 def counted_batch(problem: Problem) -> int:
