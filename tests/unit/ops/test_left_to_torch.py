@@ -28,6 +28,7 @@ from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.in_use import in_use, install
 from gemmsmith.ops.models import forwards
+from gemmsmith.ops.products import layer
 from tests.support import tiny_models
 from tests.support.below import Swapping, of_types
 from tests.support.patched import is_patched
@@ -225,6 +226,28 @@ def test_kernels_run_when_the_layer_changes(
         change(net, x)
         net(x)
         assert runs() > 0
+
+
+@pytest.mark.parametrize("kind", ["bert", "nanogpt", "torchtitan", "sequence"])
+def test_a_kernel_that_saves_little_is_left_in_training(
+    engine: Engine, chooser: Swapping, runs: Runs, kind: str
+) -> None:
+    """An autograd function in Python would take the host longer. Backward kernels save more."""
+    names = LAYERS[kind][1]
+    chooser.answers = lambda problem: any(f".then_{name}" in problem.dtype for name in names)
+    net, given = NETS[kind]()
+    own = net(*given)
+    chooser.saving_us = layer.LAYER_US - 1
+    with gemmsmith.patch(net):
+        for _ in range(2):
+            assert torch.equal(net(*given), own)
+        assert runs() == 0
+        with torch.no_grad():
+            net(*given)
+        assert runs() == len(names)
+        chooser.saving_us, chooser.snapshot = layer.LAYER_US, object()
+        net(*given)
+        assert runs() == len(names)
 
 
 def test_a_dropout_that_ends(engine: Engine, chooser: Swapping, runs: Runs) -> None:

@@ -189,30 +189,32 @@ def second(module: nn.Module, following: Iterable[str]) -> tuple[Any, torch.Tens
 
 
 def _fused(call: LinearCall | GatedCall | MlpCall, way: CallWay) -> torch.Tensor | None:
-    """The call by a single kernel. Returns None if no winner computes all of it.
+    """The call by a single kernel. Returns None if no winner computes all of it, or saves enough.
 
     A recorder notes what could be fused, and torch runs the products, which are noted too. A
     compiler gets an operator, which becomes torch's own where no kernel wins.
     """
     engine = current()
+    compiles = torch.compiler.is_compiling()
+    is_slight = way is not CallWay.TORCH and not compiles and call.saves_little(engine)
     if way is CallWay.EAGER and not torch.is_autocast_enabled(call.x.device.type):
-        return call.run_if_fused(way, engine)
+        return None if is_slight else call.run_if_fused(way, engine)
     if recording.is_recording():
         if are_torchs(*call):
             call.record()
         return None
-    if engine is None or way is CallWay.TORCH:
+    if engine is None or way is CallWay.TORCH or is_slight:
         return None
-    return call.run() if torch.compiler.is_compiling() or call.wins(engine) else None
+    return call.run() if compiles or call.wins(engine) else None
 
 
 def _left(way: CallWay, *calls: LinearCall | GatedCall | MlpCall) -> Left | None:
-    """`LEFT` if it is decided that no winner computes any of these. Else None."""
+    """`LEFT` if it is decided that no winner computes any of these, or saves enough. Else None."""
     engine = current() if way is CallWay.EAGER and not torch.compiler.is_compiling() else None
     if engine is None:
         return None
     for call in calls:
-        if not call.lacks(engine):
+        if not call.lacks(engine) and not call.saves_little(engine):
             return None
     return LEFT
 

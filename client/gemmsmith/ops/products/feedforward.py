@@ -135,6 +135,10 @@ class MlpCall(NamedTuple):
         operands = (as_cast(self.x), as_cast(self.down))
         return backward.lacks(engine, *operands, self.backward_epilogues)
 
+    def saves_little(self, _engine: Engine | None) -> bool:
+        """A fused backward product saves passes over the largest tensors, whatever its kernel."""
+        return False
+
     def run_if_fused(self, _way: CallWay, engine: Engine | None) -> torch.Tensor | None:
         """Both layers as one function. Returns None if no backward product with an epilogue won."""
         x, residual = self.x, self.residual

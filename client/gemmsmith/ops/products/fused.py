@@ -167,6 +167,11 @@ class LinearCall(NamedTuple):
         epilogue, operands = self.epilogue(), (as_cast(self.x), as_cast(self.weight))
         return epilogue is None or engine.lacks(Form.LINEAR, *operands, epilogue=epilogue)
 
+    def saves_little(self, engine: Engine | None) -> bool:
+        """Whether the kernel would save less than a layer in training costs the host."""
+        trains = self.has_gradient
+        return trains and layer.saves_little(engine, self.x, self.weight, self.epilogue())
+
     def run_if_fused(self, way: CallWay, engine: Engine | None) -> torch.Tensor | None:
         """The layer by one kernel of the engine. Returns None if no winner computes all of it."""
         x, weight, epilogue = self.x, self.weight, self.epilogue()

@@ -104,6 +104,13 @@ class GatedCall(NamedTuple):
         operands, epilogue = (as_cast(self.x), as_cast(gate)), self.epilogue()
         return self.bias is not None or engine.lacks(Form.LINEAR, *operands, epilogue=epilogue)
 
+    def saves_little(self, engine: Engine | None) -> bool:
+        """Whether the kernel would save less than a layer in training costs the host."""
+        if not wants_gradient(self.x, self.weight, self.up):
+            return False
+        gate, _ = parts(self.weight, self.up, self.interleaved)
+        return layer.saves_little(engine, self.x, gate, self.epilogue())
+
     def run_if_fused(self, way: CallWay, engine: Engine | None) -> torch.Tensor | None:
         """The layer by one kernel of the engine. Returns None if no winner computes all of it."""
         x, weight, up = self.x, self.weight, self.up
