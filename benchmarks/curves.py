@@ -1,8 +1,12 @@
-"""Draws the loss curves of training runs, torch's and gemmsmith's on top of each other.
+"""Draws curves of measured runs: losses of training, or what `run --tune` does while it is awaited.
 
-    python -m benchmarks.curves benchmarks/results/2026-11-22-h200-train.json -o training.png
+    cd benchmarks/results
+    python -m benchmarks.curves 2026-11-22-h200-train.json -o training.png
+    python -m benchmarks.curves 2026-11-27-h200-programs-held-out.json -o wait.png
 
-A panel for each run of examples/train_gpt.py in the file. docs/training.md shows the picture.
+A panel for each run of examples/train_gpt.py in the file, torch's losses and gemmsmith's on top of
+each other; or a panel for each program that was tuned (`gpu_session.py programs`). docs/training.md
+shows the pictures.
 """
 
 from __future__ import annotations
@@ -19,15 +23,7 @@ COLUMNS = 3
 
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw a panel for each run, three in a row."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    rows = -(-len(runs) // COLUMNS)
-    figure, axes = pyplot.subplots(
-        rows, COLUMNS, figsize=(10, 2.2 * rows), layout="constrained", squeeze=False
-    )
+    figure, axes = _panels(-(-len(runs) // COLUMNS), COLUMNS, height=2.2)
     for panel, run in zip(axes.flat, runs, strict=False):
         losses = run["losses"]
         panel.plot(losses["torch"], label="torch", linewidth=4, alpha=0.35)
@@ -43,13 +39,47 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def draw_waits(programs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw a panel for each program: its compilers, its GPU, and what is saved so far."""
+    figure, axes = _panels(len(programs), 1, height=2)
+    for (panel,), program in zip(axes, programs, strict=True):
+        cold = program["cold"]
+        seconds, compilers, busy = zip(*cold["samples"], strict=True)
+        panel.fill_between(seconds, busy, step="post", color="#1b6ca8", alpha=0.25, label="GPU, %")
+        panel.plot(seconds, compilers, color="#c8553d", linewidth=1, label="compilers")
+        panel.set_ylim(0, 105)
+        saved = panel.twinx()
+        when, ms = zip(*cold["saved"], strict=True)
+        saved.step([0, *when], [0, *ms], where="post", color="black", label="saved, ms")
+        saved.set_ylim(0, 1.1 * max(ms))
+        panel.set_title(f"{program['program']}: {cold['seconds']:.0f} s", fontsize=9)
+    for panel in (axes[0][0], saved):
+        panel.legend(fontsize=8, loc="upper left" if panel is saved else "upper right")
+    axes[-1][0].set_xlabel("seconds after the command", fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
+def _panels(rows: int, columns: int, *, height: float) -> tuple[Any, Any]:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    size = (10, height * rows)
+    return pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+
+
 def main() -> int:
     """Draw the runs of a file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("results", type=Path, help="a file with the runs")
     parser.add_argument("-o", "--output", type=Path, required=True, help="picture to write")
     options = parser.parse_args()
-    draw(json.loads(options.results.read_text(encoding="utf-8"))["runs"], options.output)
+    content = json.loads(options.results.read_text(encoding="utf-8"))
+    if isinstance(content, list):
+        draw_waits(content, options.output)
+    else:
+        draw(content["runs"], options.output)
     return 0
 
 

@@ -203,6 +203,9 @@ def _timed(session: Session, words: Sequence[str], env: Mapping[str, str]) -> di
         "seconds": round(time.monotonic() - began, 2),
         "first_step": firsts[-1] if firsts else None,
         "samples": samples,
+        "saved": [
+            (seconds, float(line.split()[3])) for seconds, line in lines if "saved so far" in line
+        ],
         "said": [
             line.replace(f"{ROOT}/", "")
             for _, line in lines
