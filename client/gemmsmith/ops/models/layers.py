@@ -195,17 +195,17 @@ def _fused(call: LinearCall | GatedCall | MlpCall, way: CallWay) -> torch.Tensor
     compiler gets an operator, which becomes torch's own where no kernel wins.
     """
     engine = current()
-    compiles = torch.compiler.is_compiling()
-    is_slight = way is not CallWay.TORCH and not compiles and call.saves_little(engine)
     if way is CallWay.EAGER and not torch.is_autocast_enabled(call.x.device.type):
-        return None if is_slight else call.run_if_fused(way, engine)
+        return call.run_if_fused(way, engine, patched=True)
     if recording.is_recording():
         if are_torchs(*call):
             call.record()
         return None
-    if engine is None or way is CallWay.TORCH or is_slight:
+    if engine is None or way is CallWay.TORCH:
         return None
-    return call.run() if compiles or call.wins(engine) else None
+    if torch.compiler.is_compiling():
+        return call.run()
+    return call.run() if call.wins(engine) and not call.saves_little(engine) else None
 
 
 def _left(way: CallWay, *calls: LinearCall | GatedCall | MlpCall) -> Left | None:

@@ -172,8 +172,13 @@ class LinearCall(NamedTuple):
         trains = self.has_gradient
         return trains and layer.saves_little(engine, self.x, self.weight, self.epilogue())
 
-    def run_if_fused(self, way: CallWay, engine: Engine | None) -> torch.Tensor | None:
-        """The layer by one kernel of the engine. Returns None if no winner computes all of it."""
+    def run_if_fused(
+        self, way: CallWay, engine: Engine | None, *, patched: bool = False
+    ) -> torch.Tensor | None:
+        """The layer by one kernel of the engine. Returns None if no winner computes all of it.
+
+        For a layer that is patched, also if it saves little.
+        """
         x, weight, epilogue = self.x, self.weight, self.epilogue()
         is_sized = way is CallWay.EAGER or functions.sizes_are_numbers(x, weight)
         if engine is None or epilogue is None or not is_sized:
@@ -181,6 +186,8 @@ class LinearCall(NamedTuple):
         plan = engine.plan(Form.LINEAR, x, weight, epilogue=epilogue)
         # Unlike `functions.decide`, this makes no record of operands without a winner.
         if plan is None or not plan.suits(operands := self.operands):
+            return None
+        if patched and self.has_gradient and layer.is_slight(engine, plan):
             return None
         decided = Decided(engine, plan, Form.LINEAR, x, weight, operands)
         main_grads = (self.main_grad, None)

@@ -111,8 +111,10 @@ class GatedCall(NamedTuple):
         gate, _ = parts(self.weight, self.up, self.interleaved)
         return layer.saves_little(engine, self.x, gate, self.epilogue())
 
-    def run_if_fused(self, way: CallWay, engine: Engine | None) -> torch.Tensor | None:
-        """The layer by one kernel of the engine. Returns None if no winner computes all of it."""
+    def run_if_fused(
+        self, way: CallWay, engine: Engine | None, *, patched: bool = False
+    ) -> torch.Tensor | None:
+        """As of `LinearCall`."""
         x, weight, up = self.x, self.weight, self.up
         is_sized = way is CallWay.EAGER or functions.sizes_are_numbers(x, weight, up)
         if self.bias is not None or not is_sized:
@@ -123,6 +125,8 @@ class GatedCall(NamedTuple):
         interleaved, main_grads = self.interleaved, (self.main_grad, self.up_main_grad)
         decided = layer.decide(engine, x, weight, operands, epilogue, interleaved=interleaved)
         if decided is None:
+            return None
+        if patched and aux and layer.is_slight(decided.engine, decided.plan):
             return None
         fusion = LinearFusion(epilogue, tuple(operands), main_grads, interleaved, decided)
         return layer.run(way, x, weight, operands, fusion, has_gradient=aux)

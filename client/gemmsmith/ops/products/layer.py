@@ -20,6 +20,7 @@ from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.engine.functions import Decided
 from gemmsmith.ops.engine.operands import Operands, present
+from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.products import backward
 from gemmsmith.ops.products.registry import CallWay, as_cast, register
 
@@ -98,15 +99,20 @@ def decide(
 def saves_little(
     engine: Engine | None, x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue | None
 ) -> bool:
-    """Whether the kernel of a layer in training saves less than `LAYER_US`.
-
-    The operands are those before autocast. Where rows must have the same bits at every M, times do
-    not matter.
-    """
-    if engine is None or epilogue is None or engine.is_invariant:
+    """As `is_slight`, of operands before autocast; False without a kernel."""
+    if engine is None or epilogue is None:
         return False
     plan = engine.plan(Form.LINEAR, as_cast(x), as_cast(weight), epilogue=epilogue)
-    return plan is not None and plan.saving_us is not None and plan.saving_us < LAYER_US
+    return plan is not None and is_slight(engine, plan)
+
+
+def is_slight(engine: Engine, plan: Plan) -> bool:
+    """Whether the kernel of a layer in training saves less than `LAYER_US`.
+
+    Where rows must have the same bits at every M, times do not matter.
+    """
+    slight = plan.saving_us is not None and plan.saving_us < LAYER_US
+    return slight and not engine.is_invariant
 
 
 def run(
