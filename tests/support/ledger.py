@@ -69,8 +69,10 @@ def _job_ended_once(session: Session, job: JobRow) -> None:
     assert kinds.count("started") == job.attempt, summary
     assert (job.active_key, job.lease_expires_at) == (None, None), summary
     promoted = session.scalars(select(WinnerRow.digest).where(WinnerRow.job == job.public_id)).all()
-    # A job may promote twice: the best compiled kernel, and a better one after more compilations.
-    assert len(promoted) == len(set(promoted)) <= 2, f"promoted {len(promoted)} times; {summary}"
+    # An attempt may promote twice: the best compiled kernel, and a better one after more
+    # compilations. After a kill it may repeat what another job of the problem replaced meanwhile.
+    assert len(promoted) <= 2 * job.attempt, f"promoted {len(promoted)} times; {summary}"
+    assert job.attempt > 1 or len(promoted) == len(set(promoted)), f"promoted twice; {summary}"
     if job.state != JobState.DONE:
         return
     (winner,) = [event.data for event in events if event.kind == "winner"]
