@@ -24,7 +24,7 @@ import torch
 from torch.nn import functional
 
 import gemmsmith
-from benchmarks.turns import Side, described, in_turns, keep, settle
+from benchmarks.turns import Side, described, in_turns, keep, peak
 from gemmsmith.ops.products import losses
 
 SIZES = ((4096, 4096, 128256), (8192, 2048, 151936), (16384, 1024, 50304))
@@ -115,13 +115,8 @@ def _liger() -> Callable[..., torch.Tensor] | None:
 
 def _peak(step: Step, side: Side, device: str) -> float:
     with side():
-        step()
-        if device == "cpu":
-            return 0.0
-        settle(device, forget=True)
-        before = torch.cuda.memory_allocated()
-        step()
-        return round((torch.cuda.max_memory_allocated() - before) / 1e9, 2)
+        before, most = peak(step, device)
+    return round((most - before) / 1e9, 2)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ import torch
 import transformers as transformers_
 
 import gemmsmith
+from benchmarks.programs import hugging
 from benchmarks.programs.hugging import MODELS as PROGRAMS
-from benchmarks.turns import Side, compared, described, in_turns, keep, settle
+from benchmarks.turns import Side, compared, described, in_turns, keep, peak
 
 transformers: Any = transformers_
 
@@ -131,16 +132,12 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 TINY = {
-    "num_hidden_layers": 2, "n_layer": 2, "hidden_size": 64, "n_embd": 64, "n_head": 4,
-    "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16,
-    "vocab_size": 128, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4,
-    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "kv_lora_rank": 16,
-    "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "encoder_layers": 2,
-    "decoder_layers": 2, "d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
-    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "image_size": 28, "batch": 2,
-    "length": 16,
+    **hugging.TINY, "num_local_experts": 4, "n_routed_experts": 4, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4,
+    "encoder_layers": 2, "decoder_layers": 2, "d_model": 64, "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "image_size": 28,
 }  # fmt: skip
-
 TINY_TOKENS = {
     f"{kind}_token_id": 0 for kind in ("pad", "bos", "eos", "cls", "sep", "decoder_start")
 }
@@ -209,15 +206,14 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     for side in ("torch", "ours"):
         with sides[side]():
             losses[side] = [float(steps[side]()) for _ in range(3)]
-            peaks[side] = _peak(steps[side], options.device)
+            peaks[side] = peak(steps[side], options.device).most
     seconds = in_turns(steps, sides, device=options.device, tiny=options.tiny)
     row = {"model": name, "compiled": options.compiled, **compared(seconds, "ours")}
     row |= {"losses": losses, "peak_bytes": peaks}
-    if liger := _with_liger(model):
+    if _applies_liger(model):
         run = partial(step, torch.compile(model) if options.compiled else model)
-        with liger:
-            row["peak_bytes"]["liger"] = _peak(run, options.device)
-            times = in_turns(run, {"liger": nullcontext}, device=options.device, tiny=options.tiny)
+        row["peak_bytes"]["liger"] = peak(run, options.device).most
+        times = in_turns(run, {"liger": nullcontext}, device=options.device, tiny=options.tiny)
         ms = round(1e3 * statistics.median(times["liger"]), 3)
         row["ms"]["liger"] = ms
         row["liger_gain"] = round(row["ms"]["torch"] / ms, 4)
@@ -230,8 +226,8 @@ def _patched(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-def _with_liger(model: torch.nn.Module) -> AbstractContextManager[None] | None:
-    """Let Liger replace what it can, for good; None if it is not here or has nothing for it."""
+def _applies_liger(model: torch.nn.Module) -> bool:
+    """Let Liger replace what it can, for good; False if it is not here or has nothing for it."""
     try:
         from liger_kernel.transformers import (  # type: ignore[import-not-found]
             _apply_liger_kernel_to_instance,
@@ -240,21 +236,11 @@ def _with_liger(model: torch.nn.Module) -> AbstractContextManager[None] | None:
             MODEL_TYPE_TO_APPLY_LIGER_FN,
         )
     except ImportError:
-        return None
+        return False
     if getattr(model.config, "model_type", None) not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        return None
+        return False
     _apply_liger_kernel_to_instance(model=model)
-    return nullcontext()
-
-
-def _peak(step: Step, device: str) -> int:
-    """Bytes at the peak of a step, above which cached memory does not count."""
-    step()
-    if device == "cpu":
-        return 0
-    settle(device, forget=True)
-    step()
-    return torch.cuda.max_memory_allocated()
+    return True
 
 
 def built(name: str, options: argparse.Namespace) -> tuple[Any, Callable[[Any], torch.Tensor]]:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Muon
 
 import gemmsmith
-from benchmarks.turns import Side, compared, described, in_turns, keep, settle
+from benchmarks.turns import Side, compared, described, in_turns, keep, peak, settle
 
 Sizes = Sequence[tuple[int, int]]
 MODELS: Mapping[str, Sizes] = {
@@ -66,12 +66,8 @@ def measured(sizes: Sizes, options: argparse.Namespace) -> dict[str, Any]:
     peaks = {}
     for side in ("torch", "ours"):
         with sides[side]():
-            optimizer.step()
-            settle(options.device, forget=True)
-            before = 0 if options.device == "cpu" else torch.cuda.memory_allocated()
-            optimizer.step()
-            if before:
-                peaks[side] = torch.cuda.max_memory_allocated() - before
+            before, most = peak(optimizer.step, options.device)
+        peaks[side] = most - before
     seconds = in_turns(optimizer.step, sides, device=options.device, tiny=options.tiny)
     return {**compared(seconds, "ours"), "peak_bytes": peaks}
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -85,6 +85,24 @@ def keep(result: dict[str, Any], part: str, row: dict[str, Any], output: Path) -
     print(json.dumps(row), flush=True)
     result[part].append(row)
     publish(output, (json.dumps(result) + "\n").encode(), shared=True)
+
+
+class Peak(NamedTuple):
+    """Bytes allocated before a step, and at its peak; 0 on the CPU."""
+
+    before: int
+    most: int
+
+
+def peak(step: Callable[[], object], device: str) -> Peak:
+    """The memory of the second of two steps, above which cached memory does not count."""
+    step()
+    if device == "cpu":
+        return Peak(0, 0)
+    settle(device, forget=True)
+    before = torch.cuda.memory_allocated()
+    step()
+    return Peak(before, torch.cuda.max_memory_allocated())
 
 
 def settle(device: str, *, forget: bool = False) -> None:

@@ -48,13 +48,13 @@ def muon(session: Session) -> int:
         *(sys.executable, "-m", "benchmarks.muon", "--winners", str(winners)),
         *("-o", str(session.file("muon", ".json"))),
         log=session.file("muon", ".log"),
-        env={**session.only_device(), "GEMMSMITH_PREVIEW": "1"},
+        env=session.only_device(),
         time_limit=session.time_limit,
     )
 
 
 def models(session: Session) -> int:
-    """Write models-<n>.json for each visible GPU: eager steps with baked winners, then compiled."""
+    """Write models-<n>.json for each visible GPU: steps with baked winners, in the chosen modes."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = len(visible.split(",")) if visible else max(gpus(), 1)
     winners = session.file("winners", ".gspack", "bf16")
@@ -63,7 +63,10 @@ def models(session: Session) -> int:
         on = replace(session, device=f"cuda:{ordinal}")
         env: Mapping[str, str] = {**on.only_device(), "GEMMSMITH_PREVIEW": "1"}
         worst = 0
-        for words in [[], ["--compiled"]][: len(session.modes)]:
+        for mode in ("eager", "compiled"):
+            if mode not in session.modes:
+                continue
+            words = ["--compiled"] if mode == "compiled" else []
             code = session.command(
                 *(sys.executable, "-m", "benchmarks.models", "--winners", str(winners), *words),
                 *("--share", f"{ordinal}/{count}"),

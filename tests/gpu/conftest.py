@@ -28,7 +28,6 @@ from gemmsmith.core.kernel import Kernel
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.files import publish
-from gemmsmith.program.variables import PREVIEW_VARIABLE
 from tests.gpu import selection
 from tests.gpu.support.building import BUILD_ONLY, build_needed, need
 from tests.support.compiled import kept
@@ -98,12 +97,6 @@ def in_use() -> Iterator[None]:
     gemmsmith.use((Snapshot.of(local_model(), [row]), Missing()))
     yield
     gemmsmith.use(None)
-
-
-@pytest.fixture
-def previews_in_use(monkeypatch: pytest.MonkeyPatch, in_use: None) -> None:
-    """As `in_use`, and patches use what no GPU has timed."""
-    monkeypatch.setenv(PREVIEW_VARIABLE, "1")
 
 
 class Packs:
