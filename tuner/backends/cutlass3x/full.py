@@ -22,7 +22,7 @@ _TMA_SCHEDULES = (
     (MainloopSchedule.PINGPONG, TileScheduler.SPLIT_K),
     (MainloopSchedule.COOPERATIVE, TileScheduler.SPLIT_K),
 )
-_PADDED_SCHEDULES = (
+_PERSISTENT = (
     (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT),
     (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT),
 )
@@ -34,9 +34,17 @@ def tma_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[Cutla
     return legal(tma_products(_TMA_SCHEDULES, operation, epilogue, alignment, RULES), RULES)
 
 
+@lru_cache(maxsize=32)
+def persistent_kernels(operation: Operation) -> tuple[CutlassKernel, ...]:
+    """Those that grouped and symmetric products may have."""
+    alignment = tma_alignment(operation)
+    every = tma_products(_PERSISTENT, operation, EpilogueSchedule.TMA, alignment, RULES)
+    return legal(every, RULES)
+
+
 @lru_cache(maxsize=16)
 def padded_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[CutlassKernel, ...]:
-    return legal(tma_products(_PADDED_SCHEDULES, operation, epilogue, 1, RULES), RULES)
+    return legal(tma_products(_PERSISTENT, operation, epilogue, 1, RULES), RULES)
 
 
 @lru_cache(maxsize=32)

@@ -24,8 +24,7 @@ from tuner.backends.cutlass.lines import (
     expand_all,
     legal,
 )
-from tuner.backends.cutlass.operation import tma_alignment
-from tuner.backends.cutlass.products import tma_products
+from tuner.backends.cutlass3x.full import persistent_kernels
 from tuner.backends.cutlass3x.rules import RULES
 
 _PINGPONG = (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT)
@@ -59,13 +58,6 @@ _DEPTH = (
 def kernels(operation: Operation, level: Level) -> tuple[CutlassKernel, ...]:
     """The kernels of a grouped operation."""
     if level is Level.FULL:
-        every = tma_products(
-            (_PINGPONG, _COOPERATIVE),
-            operation,
-            EpilogueSchedule.TMA,
-            tma_alignment(operation),
-            RULES,
-        )
-        return legal(every, RULES)
+        return persistent_kernels(operation)
     lines = _ROWS if operation.grouping is Grouping.ROWS else _DEPTH
     return legal(expand_all(lines, operation, EpilogueSchedule.TMA), RULES)
