@@ -8,21 +8,10 @@ from torch import nn
 from torch.optim import Muon
 
 import gemmsmith
+from benchmarks.muon import MODELS
 from gemmsmith.ops.models import optimizers
 from tests.unit.ops.test_newton_schulz import MATRICES, no_farther
 from tests.unit.ops.test_optimizers import losses
-
-MODELS = {
-    "GPT-350M": 24 * [(3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096)],
-    "Qwen3 0.6B": 28
-    * [(2048, 1024), *2 * [(1024, 1024)], (1024, 2048), *2 * [(3072, 1024)], (1024, 3072)],
-    "Llama 3 8B, a block": [
-        *2 * [(4096, 4096)],
-        *2 * [(1024, 4096)],
-        *2 * [(14336, 4096)],
-        (4096, 14336),
-    ],
-}
 
 
 @pytest.fixture
