@@ -65,7 +65,7 @@ class Proposals:
         first: Sequence[Candidate] = (),
     ) -> None:
         self._groups = by_kernel(candidates)
-        self._budget = budget
+        self.budget = budget
         self._waves = iter(budget.waves)
         self._leaders = {name: launches[0] for name, launches in self._groups.items()}
         self._first: dict[str, None] = {}
@@ -84,11 +84,11 @@ class Proposals:
 
     @property
     def most_kernels(self) -> int:
-        return min(self._budget.kernels, len(self._groups))
+        return min(self.budget.kernels, len(self._groups))
 
     def kernels(self, times: Mapping[str, float]) -> list[Candidate]:
         """The next wave, each kernel with its most promising launch; empty: no more kernels."""
-        room = min(next(self._waves, 0), self._budget.trials - len(self._proposed))
+        room = min(next(self._waves, 0), self.budget.trials - len(self._proposed))
         left = [name for name in self._groups if name not in self._taken]
         if room < len(left):
             left = self._chosen(left, times, room)
@@ -100,7 +100,7 @@ class Proposals:
 
         Empty once a batch has gained less than the noise.
         """
-        room = self._budget.trials - len(self._proposed)
+        room = self.budget.trials - len(self._proposed)
         left = [
             candidate
             for name in self._taken
@@ -114,7 +114,7 @@ class Proposals:
         self._best_us = min((times[k] for k in self._proposed if k in times), default=None)
         if before and self._best_us and self._best_us > before * (1 - NOISE):
             return []
-        return self._propose(self._around(times, min(room, self._budget.batch)))
+        return self._propose(self._around(times, min(room, self.budget.batch)))
 
     def _propose(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         proposed = {candidate.key: candidate for candidate in candidates}
@@ -156,7 +156,7 @@ class Proposals:
         if not best:
             return
         # Kernels whose best launch is far behind get no more launches.
-        limit = min(best.values())[0] * self._budget.policy.give_up_ratio
+        limit = min(best.values())[0] * self.budget.policy.give_up_ratio
         left = {
             name: self._nearest(name, self._proposed[key].launch)
             for name, (time, key) in best.items()

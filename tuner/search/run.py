@@ -102,16 +102,22 @@ class TuningRun:
                 raise
             return first  # the run was stopped, but it has a winner
 
-    def first(self) -> Winner | None:
-        """Promote the best of what is compiled, within seconds; None if nothing is. See `tune`."""
+    def first(self, bounds: Budget | None = None) -> Winner | None:
+        """Promote the best of what is compiled, if anything is, within `bounds`. See `tune`."""
         self.winner = self.promoted()
         if self.effort is Effort.RECHECK and (checked := self.winner or self.recheck()):
             return checked
         self.field = self.enumerate()
-        plan = self.field.plan(self.bounds)
+        plan = self.field.plan(bounds or self.bounds)
         if self.winner is None and (plan.most_kernels or not self.field.order):
             self.go(plan)
         return self.winner
+
+    def more(self) -> Winner | None:
+        """Measure what a first look left out of the compiled kernels. See `tune`."""
+        plan, before = self.field.plan(self.bounds), len(self.trials)
+        self.screen(plan)
+        return self.winner if len(self.trials) == before else self.promote(self.finals(plan.budget))
 
     def further(self) -> Proposals | None:
         """The go with kernels that are not compiled yet; None if it promises nothing."""
@@ -139,9 +145,8 @@ class TuningRun:
         Can be stopped between two kernels that are compiled, and before the finals, which take
         seconds.
         """
-        slug = self.device.model.slug
-        places = self.bounds.finalists
-        chosen = top_candidates(self.store, self.problem, slug, self._offered(), places)
+        slug, places = self.device.model.slug, self.bounds.finalists
+        chosen = top_candidates(self.store, self.problem, slug, self.candidates(), places)
         if not chosen:
             return None
         self.planned = len(chosen)
@@ -153,24 +158,15 @@ class TuningRun:
                 if self.should_stop():
                     raise JobAborted("stopped before the finals; finished kernels are kept")
         chosen = renewed(chosen, self.problem, self.device, self.packs)
-        finals = self._hold(chosen)
+        finals = self._hold(chosen, self.bounds)
         if chosen[0] not in finals.candidates:  # the present winner failed: only a search helps
             return None
         for trial in self._final_trials(finals):
             self._keep(trial)
         return self.promote(finals)
 
-    def lacks_kernels(self) -> bool:
-        """Whether a kernel must be compiled before anything can be measured.
-
-        Raises: see `tune`.
-        """
-        if self.builder is None or not self.device.needs_packs or self.compiled_only:
-            return False
-        kernels = dict.fromkeys(candidate.kernel for candidate in self._offered())
-        return bool(kernels) and not any(map(self.builder.has, kernels))
-
-    def _offered(self) -> list[Candidate]:
+    def candidates(self) -> list[Candidate]:
+        """What may be measured, in no order. See `tune`."""
         if not self.offered:
             level, builder = self.bounds.level, self.builder if self.compiled_only else None
             self.offered = offered(self.problem, self.device, level=level, built_by=builder)
@@ -178,11 +174,11 @@ class TuningRun:
 
     def enumerate(self) -> Field:
         """The candidates, most promising first."""
-        candidates = self._offered()
+        candidates = self.candidates()
         self.baseline_kernels = self.device.baseline_kernels(self.problem)
         kernels = {candidate.kernel.name: candidate.kernel for candidate in candidates}
-        message = f"{len(candidates)} candidates of {len(kernels)} kernels"
-        self._say(Step.ENUMERATE, 0, len(candidates), message)
+        count = len(candidates)
+        self._say(Step.ENUMERATE, 0, count, f"{count} candidates of {len(kernels)} kernels")
         built = None  # nothing has to be compiled
         if self.builder is not None and self.device.needs_packs and not self.compiled_only:
             built = {name for name, kernel in kernels.items() if self.builder.has(kernel)}
@@ -199,11 +195,14 @@ class TuningRun:
 
     def go(self, plan: Proposals) -> Winner:
         """Measure the plan's proposals, and promote the best candidate measured so far."""
+        self.screen(plan)
+        return self.promote(self.finals(plan.budget))
+
+    def screen(self, plan: Proposals) -> None:
         self.kernels = len(self.packs) + plan.most_kernels
         self.screen_kernels(plan)
         self.screen_launches(plan)
-        self.screen_library()
-        return self.promote(self.finals())
+        self.screen_library(plan.budget)
 
     def screen_kernels(self, plan: Proposals) -> None:
         """Measure the most promising kernels, each with its most promising launch."""
@@ -211,17 +210,18 @@ class TuningRun:
             self.planned += len(leaders)
             with closing(self._ready(leaders)) as batches:  # compilers end with the run, at once
                 for batch in batches:
-                    self._screen(batch)
-            self._screen_spoilt()
+                    self._screen(batch, plan.budget)
+            self._screen_spoilt(plan.budget)
 
     def screen_launches(self, plan: Proposals) -> None:
         """Measure further launches of the kernels that did best."""
         while launches := plan.launches(self._times()):
             self.planned += len(launches)
-            self._screen([self.packs.contender(c) for c in launches if c.key not in self.trials])
-            self._screen_spoilt()
+            left = [self.packs.contender(c) for c in launches if c.key not in self.trials]
+            self._screen(left, plan.budget)
+            self._screen_spoilt(plan.budget)
 
-    def screen_library(self) -> None:
+    def screen_library(self, bounds: Budget) -> None:
         """Measure cuBLASLt's own algorithms, once a run."""
         kernel = library_kernel(self.problem, self.device)
         if kernel is None or kernel.name in self.library:
@@ -232,17 +232,17 @@ class TuningRun:
             kernel=kernel,
             device=self.device,
             packs=self.packs,
-            budget=self.bounds,
+            budget=bounds,
             tried=self.trials,
         )
         served = self.store.winner(self.problem, self.device.model.slug)
         for contenders in library.batches(self._leaders, served):
             self.planned += len(contenders)
-            self._screen(contenders)
+            self._screen(contenders, bounds)
 
-    def finals(self) -> Finals:
+    def finals(self, bounds: Budget) -> Finals:
         measured = [trial.candidate for trial in self._leaders()]
-        chosen = finalists(measured, self.bounds.finalists)
+        chosen = finalists(measured, bounds.finalists)
         before = self.winner.candidate if self.winner else None
         if before in measured:
             chosen = [before, *(candidate for candidate in chosen if candidate != before)]
@@ -251,13 +251,13 @@ class TuningRun:
             raise NoLegalCandidate(
                 f"no candidate for {self.problem} survived: " + "; ".join(reasons[:3])
             )
-        return self._hold(chosen)
+        return self._hold(chosen, bounds)
 
-    def _hold(self, chosen: Sequence[Candidate]) -> Finals:
+    def _hold(self, chosen: Sequence[Candidate], bounds: Budget) -> Finals:
         """Finals of these candidates, fastest first, and the default; their trials are stored."""
         self._say(Step.FINALS, 0, len(chosen), f"{len(chosen)} finalists and the default")
         contenders = [self.packs.contender(candidate) for candidate in chosen]
-        finals = hold_finals(self.device, self.problem, contenders, self.bounds.policy)
+        finals = hold_finals(self.device, self.problem, contenders, bounds.policy)
         self.store.add_trials(list(self._final_trials(finals)))
         return finals
 
@@ -299,8 +299,8 @@ class TuningRun:
         with closing(in_batches(self.builder, missing, self.should_stop)) as batches:
             for built in batches:
                 contenders = self._contenders(built, todo)
-                message = f"{len(self.packs)} kernels built"
-                self._say(Step.COMPILE, len(self.packs), self.kernels, message)
+                count = len(self.packs)
+                self._say(Step.COMPILE, count, self.kernels, f"{count} kernels built")
                 if contenders:
                     yield contenders
 
@@ -318,10 +318,10 @@ class TuningRun:
                 contenders.append(self.packs.as_built(candidate))
         return contenders
 
-    def _screen(self, contenders: Sequence[Contender]) -> None:
+    def _screen(self, contenders: Sequence[Contender], bounds: Budget) -> None:
         if not contenders:
             return
-        for trial in self.device.screen(self.problem, contenders, self.bounds.policy):
+        for trial in self.device.screen(self.problem, contenders, bounds.policy):
             key, candidate = trial.candidate.key, trial.candidate
             if trial.failure and key not in self.spoilt and self.packs.is_damaged(candidate):
                 self.spoilt[key] = candidate
@@ -331,10 +331,10 @@ class TuningRun:
             if self.should_stop():
                 raise JobAborted(f"stopped; {len(self.trials)} trials are kept")
 
-    def _screen_spoilt(self) -> None:
+    def _screen_spoilt(self, bounds: Budget) -> None:
         """Screen those again that failed because of a damaged pack; a second failure counts."""
         again = [c for c in self.spoilt.values() if c.key not in self.trials]
-        self._screen([self.packs.contender(candidate) for candidate in again])
+        self._screen([self.packs.contender(candidate) for candidate in again], bounds)
 
     def _record(self, trial: Trial) -> None:
         self.store.add_trial(trial)

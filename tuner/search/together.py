@@ -1,24 +1,27 @@
 """Several problems tuned on one device: first what is compiled, then what is worth compiling.
 
 All problems are measured with the kernels that are compiled, in the order they come in, and each
-winner is promoted at once. Meanwhile and then, kernels are compiled in rounds for all problems
-together (`search.worth`), and a problem is measured again when those that may win it are ready; its
-finals hold its former winner and the default. It ends when no kernel pays for its seconds, or when
-`over` says so: answers stay, and finished packs too.
+winner is promoted at once: first with the few trials of a quick effort, so that all have an answer
+soon, then with those that their own effort allows. Meanwhile and then, kernels are compiled in
+rounds for all problems together (`search.worth`), and a problem is measured again when those that
+may win it are ready; its finals hold its former winner and the default. It ends when no kernel pays
+for its seconds, or when `over` says so: answers stay, and finished packs too.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, log
 from statistics import fmean
 
 from gemmsmith.core.kernel import AnyKernel, CublasLtKernel
+from gemmsmith.core.tuning import Effort
 from tuner.compile import Builder, Built
 from tuner.errors import DeviceError, JobAborted, NoGpu, NoLegalCandidate, TunerError
 from tuner.search import demand
+from tuner.search.budget import BUDGETS
 from tuner.search.exploration import SOONEST_US
 from tuner.search.offered import library_kernel
 from tuner.search.packs import Compiling, StopSignal
@@ -53,6 +56,7 @@ class Member:
     seconds: float = 0.0
     answered: float | None = None
     begun: bool = False
+    quick: bool = False  # whether its own effort allows more than was measured of what is compiled
     wishes: dict[str, AnyKernel] = field(default_factory=dict)
     awaited: set[str] = field(default_factory=set)  # names of kernels that compile for it
     built: list[Built] = field(default_factory=list)  # and those that are ready, not measured yet
@@ -61,10 +65,13 @@ class Member:
         """Measure what was built since the last time, or for the first time what is compiled."""
         began = time.monotonic()
         try:
-            if self.begun:
+            if not self.begun:
+                self.begin()
+            elif self.built:
                 self.winner = self.run.again(self.built)
             else:
-                self.begin()
+                self.quick = False
+                self._measure_compiled(self.run.more)
             self.error = None
         except NoGpu:
             raise  # the next problem would fail for the same reason
@@ -78,21 +85,31 @@ class Member:
 
     def lacks_kernels(self) -> bool:
         """Whether nothing can be measured yet; False if its turn will show an error."""
+        run = self.run
+        if run.builder is None or not run.device.needs_packs or run.compiled_only:
+            return False
         try:
-            return self.run.lacks_kernels()
+            kernels = dict.fromkeys(candidate.kernel for candidate in run.candidates())
         except (NoLegalCandidate, DeviceError):
             return False
+        return bool(kernels) and not any(map(run.builder.has, kernels))
 
     def begin(self) -> None:
         """Promote the best of what is compiled, if anything is, and choose what to compile."""
         self.begun = True
+        # With the rounds of its own effort: fewer ones may prefer another of two near candidates.
+        bounds = replace(BUDGETS[Effort.QUICK], policy=self.run.bounds.policy)
+        self._measure_compiled(lambda: self.run.first(bounds if self.quick else None))
+
+    def _measure_compiled(self, measure: Callable[[], Winner | None]) -> None:
         run = self.run
+        run.library.clear()
         library = library_kernel(run.problem, run.device)
         if library is None or run.builder is None or run.builder.has(library):
             library = None
         else:
             run.library.add(library.name)  # as if it had been screened: its pack comes later
-        self.winner = run.first()
+        self.winner = measure()
         if (further := run.further()) is not None:
             self.wishes = {c.kernel.name: c.kernel for c in further.kernels({})}
         # A re-check that has decided enumerates nothing, and searches for nothing.
@@ -163,6 +180,9 @@ class Together:
         on_wait: Callable[[int, int], None],
     ) -> None:
         self._members = members
+        if len(members) > 1:
+            for member in members:
+                member.quick = member.run.effort is Effort.DEFAULT
         self._builder = builder
         self._over = over
         self._on_begin = on_begin
@@ -194,8 +214,9 @@ class Together:
                 self._compile()
                 if (member := self._next()) is not None:
                     self._on_begin(member)
+                    before = member.winner
                     member.measure()
-                    if member.winner is not None or member.error is not None:
+                    if member.winner is not before or member.error is not None:
                         yield member
                 elif self._compiling is not None:
                     self._on_wait(self._done, self._kernels)
@@ -220,10 +241,14 @@ class Together:
                     yield member
 
     def _next(self) -> Member | None:
-        """The member to measure: if nothing better is left, one without an answer so far."""
+        """The member to measure next.
+
+        What is ready comes first, then members without an answer, then those quickly measured.
+        """
         ready = (m for m in self._members if not m.begun or (m.built and not m.awaited))
         partly = (m for m in self._members if m.winner is None and m.built)
-        return next(ready, None) or next(partly, None)
+        quick = (m for m in self._members if m.quick and m.run.field.order)
+        return next(ready, None) or next(partly, None) or next(quick, None)
 
     def _compile(self) -> None:
         """Start the next round, if no other runs and what it depends on was measured."""

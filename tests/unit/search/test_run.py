@@ -33,6 +33,7 @@ from tuner.search.budget import BUDGETS
 from tuner.search.finals import hold_finals
 from tuner.search.progress import Progress, Step
 from tuner.search.run import TuningRun
+from tuner.search.together import Member
 from tuner.store import Store
 from tuner.store.statement import is_believed, is_intact
 from tuner.trial import Failure, FailureKind, Finals, Phase, Trial
@@ -433,11 +434,11 @@ def test_where_nothing_is_compiled_there_is_no_first_answer(
 ) -> None:
     builder = Builder(ArtifactStore(tmp_path / "packs"), fake_nvcc.toolchain(tmp_path / "nvcc"))
     tuning = TuningRun(problem=PROBLEM, device=Compiling(device), store=store, builder=builder)
-    assert tuning.lacks_kernels()
+    assert Member(run=tuning).lacks_kernels()
     assert tuning.first() is None
     assert store.winners() == []
     assert tuning.tune().candidate == best_of(PROBLEM)
-    assert not tuning.lacks_kernels()
+    assert not Member(run=tuning).lacks_kernels()
 
 
 class Finalists(Compiling):

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.config import Use
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.tuning import Effort
 from tests.support import fake_nvcc
 from tests.support.recordings import best_of, record, some_candidates
 from tests.support.replacing import replace
@@ -18,6 +20,7 @@ from tuner.compile import ArtifactStore, Builder
 from tuner.devices import open_device
 from tuner.devices.base import Device
 from tuner.errors import NoLegalCandidate, NotRecorded
+from tuner.search.budget import BUDGETS
 from tuner.search.packs import Compiling as InBackground
 from tuner.search.packs import in_batches
 from tuner.search.run import TuningRun
@@ -169,3 +172,30 @@ def test_a_build_leaves_another_one_in_the_background_alone(tmp_path: Path) -> N
     assert not [thread for thread in threading.enumerate() if "compile" in thread.name]
     assert builder.has(quick)
     assert not builder.has(slow)
+
+
+def test_all_have_an_answer_before_any_is_measured_in_depth(store: Store, tmp_path: Path) -> None:
+    def many(problem: Problem) -> list[Candidate]:
+        return some_candidates(problem, 40)
+
+    builder = builder_in(tmp_path)
+    kernels = [c.kernel for problem in (SMALL, LARGE) for c in many(problem)]
+    assert all(built.pack for built in builder.build(kernels))
+    record(tmp_path / "sweeps", SMALL, LARGE, choose=many)
+    with open_device("replay:h200", sweeps=tmp_path / "sweeps") as opened:
+        device: Device = Compiling(opened)  # type: ignore[assignment]
+        small, large = chosen = members(device, store, builder, SMALL, LARGE)
+        quick = BUDGETS[Effort.QUICK].trials
+        depths: list[list[bool]] = []
+
+        def over() -> bool:
+            depths.append([len(member.run.trials) > quick for member in chosen])
+            return False
+
+        assert outcomes(chosen, builder, over=over)[:2] == [SMALL, LARGE]
+    assert small.winner is not None
+    assert large.winner is not None
+    at_the_end = [len(member.run.trials) > quick for member in chosen]
+    assert at_the_end == [True, True]
+    assert [False, False] in depths
+    assert small.winner.candidate == best_of(SMALL)
