@@ -3,7 +3,8 @@
     python -m benchmarks.advice -o advice.json [--device cuda:N] [--seconds S]
 
 Each size is tuned with the compiled kernels. Then the cost model's advice is written, before the
-padded problem is tuned in the same way, and the measured gain is written beside it.
+padded problem is tuned in the same way, and the measured gain is written beside it. Where no
+padding is advised, a gain of nothing is predicted for the smallest one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from service.cli.outcomes import TaskOutcome
 from service.settings import Settings
 from tuner.explain import explain
 from tuner.explain.advice import AdviceKind
+from tuner.explain.padding import paddings
 from tuner.trial import Winner
 
 SIZES = (
@@ -77,24 +79,26 @@ def _measure(tune: Tune, problem: Problem, row: dict[str, Any], write: Callable[
         return
     row |= {"device": unpadded.result.device.slug, "us": time_of(unpadded), **_runs(unpadded)}
     advice = [item for item in explain(unpadded.result).advice if item.kind is AdviceKind.PADDING]
-    if not advice:
-        row["error"] = "no padding is advised"
-        return
-    (predicted,) = advice
+    served_us = time_of(unpadded)
+    assert served_us is not None
+    larger, predicted_us, predicted = next(paddings(problem)), served_us, 1.0
+    if advice:
+        larger, predicted_us, predicted = advice[0].problem, advice[0].us, advice[0].ratio
     row |= {
-        "padded": str(predicted.problem),
-        "predicted_us": round(predicted.us, 3),
-        "predicted": round(predicted.ratio, 4),
+        "padded": str(larger),
+        "is_advised": bool(advice),
+        "predicted_us": round(predicted_us, 3),
+        "predicted": round(predicted, 4),
     }
     write()  # the prediction, before anything of it is measured
-    padded = tune([predicted.problem])[predicted.problem]
+    padded = tune([larger])[larger]
     us = time_of(padded)
     if us is None:
         row["error"] = padded.error
         return
-    ratio = predicted.ratio * predicted.us / us
+    ratio = predicted * predicted_us / us
     row |= {"padded_us": us, "measured": round(ratio, 4), **_runs(padded, "padded_")}
-    row["off"] = round(predicted.ratio / ratio - 1, 4)
+    row["off"] = round(predicted / ratio - 1, 4)
 
 
 def _runs(outcome: TaskOutcome, prefix: str = "") -> dict[str, Any]:
