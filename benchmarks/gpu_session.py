@@ -65,9 +65,9 @@ Several sessions may run at once on a host with several GPUs: give each its own 
 --dtype; the names of its database and logs have both.
 
 The wheels come from .wheels/ (`make wheels` on a machine with internet, and benchmarks/site.py for
-one small archive of them), carried packs and winners of train, train_moe and train_fused from
-.packs/, and transformers from the host. This script uses the standard library only, because nothing
-else is installed yet.
+one small archive of them), carried packs, files of kernels, and winners of train, train_moe and
+train_fused from .packs/, and transformers from the host. This script uses the standard library
+only, because nothing else is installed yet.
 """
 
 from __future__ import annotations

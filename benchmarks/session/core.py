@@ -246,7 +246,10 @@ def prepare(session: Session) -> int:
     code = session.gemmsmith("db", "upgrade", log=log)
     # Tuning tries earlier winners first.
     shipped = sorted(str(path) for path in (ROOT / "configs" / "winners").glob("*.jsonl"))
-    return code or session.gemmsmith("import", *shipped, log=log)
+    code = code or session.gemmsmith("import", *shipped, log=log)
+    for kernels in sorted(CARRIED.glob("*.gskernels")):
+        code = code or session.gemmsmith("kernels", "install", str(kernels), log=log)
+    return code
 
 
 def _install(session: Session, log: Path) -> int:
