@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
@@ -61,7 +60,6 @@ def models(session: Session) -> int:
 
     def work(ordinal: int) -> int:
         on = replace(session, device=f"cuda:{ordinal}")
-        env: Mapping[str, str] = {**on.only_device(), "GEMMSMITH_PREVIEW": "1"}
         worst = 0
         for mode in ("eager", "compiled"):
             if mode not in session.modes:
@@ -72,7 +70,7 @@ def models(session: Session) -> int:
                 *("--share", f"{ordinal}/{count}"),
                 *("-o", str(session.out / f"models-{ordinal}.json")),
                 log=session.out / f"models-{ordinal}.log",
-                env=env,
+                env=on.only_device(),
                 time_limit=session.time_limit,
             )
             worst = worst or code

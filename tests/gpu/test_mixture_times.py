@@ -110,7 +110,6 @@ def test_it_takes_less_time_than_transformers_own(
 
     from gemmsmith.ops.models.expert_layers import experts_forward, learn
 
-    monkeypatch.setenv("GEMMSMITH_PREVIEW", "1")
     learn()
     module = experts_of(kind)
     experts, chosen = module.num_experts, module.config.num_experts_per_tok

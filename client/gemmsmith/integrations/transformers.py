@@ -5,9 +5,8 @@
 
 In a block of `gemmsmith.patch()`, transformers' own `grouped_mm` runs the same products. This
 implementation also needs fewer passes over memory between the products if the experts are SwiGLU
-without biases (Qwen, Mixtral, DeepSeek, OLMoE), or, with `GEMMSMITH_PREVIEW=1`, have a clamped gate
-(gpt-oss). Under autocast the products are computed in
-autocast's type; transformers' own are computed in the weights' type.
+without biases (Qwen, Mixtral, DeepSeek, OLMoE), or have a clamped gate (gpt-oss). Under autocast
+the products are computed in autocast's type; transformers' own are computed in the weights' type.
 """
 
 from __future__ import annotations

@@ -31,9 +31,6 @@ ADVISE_VARIABLE = "GEMMSMITH_CAPTURE_ADVISE"
 """If it is 1, each process writes a description of a step instead of its products. `gemmsmith
 advise` sets it."""
 
-PREVIEW_VARIABLE = "GEMMSMITH_PREVIEW"
-"""If it is 1, a patch also uses what was tested on the host only, and not timed on a GPU so far."""
-
 DEFER_LOGITS_VARIABLE = "GEMMSMITH_DEFER_LOGITS"
 """If it is 0, heads of patched models compute their logits, also where only a loss reads them."""
 
@@ -54,10 +51,6 @@ STEP = ".step.json"
 
 STOPPED = "stopped"
 """The file that a process writes when it ends after its steps."""
-
-
-def uses_previews() -> bool:
-    return os.environ.get(PREVIEW_VARIABLE) == "1"
 
 
 def defers_logits() -> bool:

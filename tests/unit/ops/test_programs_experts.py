@@ -98,7 +98,6 @@ def made(kind: str) -> nn.Module:
 @pytest.fixture(autouse=True)
 def here(engine: Engine, without_binding: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every norm with a gradient is one of ours, and so are experts with biases."""
-    monkeypatch.setenv("GEMMSMITH_PREVIEW", "1")
     monkeypatch.setattr(norms, "LEAST", 0)
     monkeypatch.setattr(
         norms,

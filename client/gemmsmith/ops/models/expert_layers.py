@@ -7,9 +7,9 @@ provided that one of their grouped products has a winner. The model's configurat
 The experts' own forward runs if hooks would be skipped, or if a program has replaced functions that
 it calls.
 
-With `GEMMSMITH_PREVIEW=1`, experts may also be transposed, have biases, and a clamped gate, which
-is recognized by its source, if their implementation is `grouped_mm`. They save passes, and run
-while any winners are in use, but not in graphs, or where one order of sums is demanded.
+Experts may also be transposed, have biases, and a clamped gate, which is recognized by its source,
+if their implementation is `grouped_mm`. They save passes, and run while any winners are in use, but
+not in graphs, or where one order of sums is demanded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from gemmsmith.ops.products.mixture import computed, experts
 from gemmsmith.ops.products.mixture_operands import ExpertsOperands, refusal
 from gemmsmith.ops.products.passes import Gate
 from gemmsmith.ops.products.registry import CallWay, way_of
-from gemmsmith.program.variables import uses_previews
 
 _FORWARD = (
     "transformers.integrations.moe",
@@ -365,7 +364,7 @@ def _form(apply: Any) -> _GateForm | None:
 def gate_of(module: Any) -> Gate | None:
     """The gate of experts that are not `is_swiglu`; None if `computed` does not compute them."""
     known = learn() if _known is None else _known
-    if not uses_previews() or not module.has_gate or "_apply_gate" in module.__dict__:
+    if not module.has_gate or "_apply_gate" in module.__dict__:
         return None
     if module.gate_up_proj.dtype.itemsize != 2:
         return None
