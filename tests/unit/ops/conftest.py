@@ -18,6 +18,7 @@ from gemmsmith.core.problem import DType, Problem
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models.patching import _Patches
+from gemmsmith.ops.products import layer
 from tests.gpu.support.choosing import Ground
 from tests.support import below, fake_nvcc, stand_in
 from tests.support.serving import H200, own_signer
@@ -28,6 +29,12 @@ from tuner.compile import ArtifactStore
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(20261121)
+
+
+@pytest.fixture(autouse=True)
+def _small_layers_run_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training, too: they are torch's where products are as small as here."""
+    monkeypatch.setattr(layer, "LAYER_FLOPS", 0)
 
 
 @pytest.fixture(autouse=True)

@@ -230,7 +230,7 @@ def test_kernels_run_when_the_layer_changes(
 
 @pytest.mark.parametrize("kind", ["bert", "nanogpt", "torchtitan", "sequence"])
 def test_a_kernel_that_saves_little_is_left_in_training(
-    engine: Engine, chooser: Swapping, runs: Runs, kind: str
+    engine: Engine, chooser: Swapping, runs: Runs, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An autograd function in Python would take the host longer. Backward kernels save more."""
     names = LAYERS[kind][1]
@@ -248,6 +248,11 @@ def test_a_kernel_that_saves_little_is_left_in_training(
         chooser.saving_us, chooser.snapshot = layer.LAYER_US, object()
         net(*given)
         assert runs() == len(names)
+        chooser.snapshot = object()
+        monkeypatch.setattr(layer, "LAYER_FLOPS", 2**38)  # a neighbour's kernel has no saving
+        chooser.saving_us = None
+        net(*given)
+        assert runs() == 0
 
 
 def test_a_dropout_that_ends(engine: Engine, chooser: Swapping, runs: Runs) -> None:

@@ -37,11 +37,12 @@ _KEPT = ("up", "column_scale", "row_scale")
 _Kept = Mapping[str, Any]
 
 
-LAYER_US = 20.0
-"""What a kernel must save for a patched layer in training, which costs the host an autograd
-function in Python: 40 to 110 µs with its backward pass. On an H200 with a busy host, steps of
-DINOv2-L and BERT-large took 1.24 and 1.29 × as long with kernels that saved 12 µs a layer
-(2026-11-27). Where a kernel saves more, products are large, and the step waits for the GPU."""
+LAYER_US, LAYER_FLOPS = 20.0, 2**38
+"""What a kernel must save for a patched layer in training, and the operations of its product. The
+layer costs the host an autograd function in Python: 110 µs with its backward pass, and 1.1 ms on
+hosts of H100s and H200s where `F.linear` takes 75 µs. There a step of BERT-large took 1.4 × as long
+with kernels for 24 products of 2^36 operations, which saved the GPU 62 µs each (H100, 2026-11-27).
+Where a product is larger, a step waits for the GPU."""
 
 
 class LinearFusion(NamedTuple):
@@ -107,12 +108,14 @@ def saves_little(
 
 
 def is_slight(engine: Engine, plan: Plan) -> bool:
-    """Whether the kernel of a layer in training saves less than `LAYER_US`.
+    """Whether the kernel of a layer in training saves the GPU less than the layer costs the host.
 
     Where rows must have the same bits at every M, times do not matter.
     """
-    slight = plan.saving_us is not None and plan.saving_us < LAYER_US
-    return slight and not engine.is_invariant
+    if engine.is_invariant:
+        return False
+    is_small = plan.shape.problem.flops < LAYER_FLOPS
+    return is_small or (plan.saving_us is not None and plan.saving_us < LAYER_US)
 
 
 def run(
