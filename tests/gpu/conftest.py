@@ -28,6 +28,7 @@ from gemmsmith.core.kernel import Kernel
 from gemmsmith.core.launch import Launch
 from gemmsmith.core.problem import DType, Layout, Problem
 from gemmsmith.files import publish
+from gemmsmith.ops.products import layer
 from tests.gpu import selection
 from tests.gpu.support.building import BUILD_ONLY, build_needed, need
 from tests.support.compiled import kept
@@ -59,6 +60,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
         if missing:
             item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture(autouse=True)
+def _small_layers_run_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training, too: they are torch's where products are as small as in most tests."""
+    monkeypatch.setattr(layer, "LAYER_FLOPS", 0)
 
 
 @pytest.hookimpl(tryfirst=True)
