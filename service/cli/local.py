@@ -81,12 +81,15 @@ class Here:
         def on_begin(member: Member) -> None:
             task = tasks[member]
             says.span(*((0.0, _FIRST) if member.winner is None else (_FIRST, 1.0)))
-            says.overall(members.index(member), len(tasks), f"{task.problem} {task.origin}".strip())
+            say_overall(f"{task.problem} {task.origin}".strip())
 
         def on_wait(done: int, kernels: int) -> None:
-            answered = sum(member.winner is not None for member in members)
-            says.overall(min(answered, len(members) - 1), len(members), "compiling for all of them")
+            say_overall("compiling for all of them")
             says.update(Step.COMPILE, done, kernels)
+
+        def say_overall(what: str) -> None:
+            answered = sum(bool(member.winner or member.error) for member in members)
+            says.overall(min(answered, len(members) - 1), len(members), what)
 
         together = Together(
             members,
