@@ -73,6 +73,8 @@ class Overrides:
         self.blocks = Blocks(includes)
         self._by_kernel, self._takes = by_kernel, takes
         self._kinds: set[str] = set()
+        self._entered: set[str] = set()  # kinds, too: later where the binding comes later
+        self._originals: dict[str, Any] = {}
 
     def on(
         self, kind: str, only: Weights | None, enter: Enter | None = None
@@ -87,11 +89,17 @@ class Overrides:
         if kind not in self._kinds:
             self._kinds.add(kind)
             for name in self._by_kernel:
-                override(kind, name, partial(self._made, name), enter)
+                override(kind, name, partial(self._made, name))
+        if enter is not None and kind not in self._entered:
+            self._entered.add(kind)
+            for name, original in self._originals.items():
+                if original is not None:
+                    enter(name, original, kernel_of(name, kind))
         return self.blocks.opened(only)
 
     def _made(self, name: str, original: Any) -> Callable[..., torch.Tensor]:
         by_kernel = self._by_kernel[name]
+        self._originals[name] = original
 
         def call(
             keys: Any, a: torch.Tensor, b: torch.Tensor, *rest: Any, **named: Any
