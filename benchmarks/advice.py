@@ -77,10 +77,10 @@ def _measure(tune: Tune, problem: Problem, row: dict[str, Any], write: Callable[
     if not isinstance(unpadded.result, Winner):
         row["error"] = unpadded.error
         return
-    row |= {"device": unpadded.result.device.slug, "us": time_of(unpadded), **_runs(unpadded)}
-    advice = [item for item in explain(unpadded.result).advice if item.kind is AdviceKind.PADDING]
     served_us = time_of(unpadded)
     assert served_us is not None
+    row |= {"device": unpadded.result.device.slug, "us": served_us, **_runs(unpadded)}
+    advice = [item for item in explain(unpadded.result).advice if item.kind is AdviceKind.PADDING]
     larger, predicted_us, predicted = next(paddings(problem)), served_us, 1.0
     if advice:
         larger, predicted_us, predicted = advice[0].problem, advice[0].us, advice[0].ratio

@@ -100,10 +100,7 @@ def exactly(
 @pytest.mark.parametrize("tokens", [2048, 16384])
 @pytest.mark.parametrize("kind", ["qwen3", "gpt-oss"])
 def test_it_takes_less_time_than_transformers_own(
-    kind: str,
-    tokens: int,
-    record_property: Callable[[str, object], None],
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, tokens: int, record_property: Callable[[str, object], None]
 ) -> None:
     """A layer of experts, forwards and backwards, eager, in turns."""
     from transformers.integrations.moe import grouped_mm_experts_forward

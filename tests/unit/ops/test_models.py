@@ -93,6 +93,7 @@ def test_a_step(engine: Engine, chooser: Chooser, runs: Runs, tiny: Tiny) -> Non
 def test_gpt_oss(chooser: Chooser, runs: Runs) -> None:
     tiny = BY_NAME["gpt-oss"]
     model = tiny.model()
+    assert with_products(model) == {"GptOssExperts (experts)": 2}
     expected = tiny.step(model)
     only_fused(chooser)
     with gemmsmith.patch(model):
