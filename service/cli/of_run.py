@@ -22,7 +22,9 @@ from service.cli.output import CommandError, counted, note
 from service.cli.session import connect, made_store, model_of, signed_store
 from service.cli.tasks import Task, TuningOptions
 from service.settings import Settings
+from service.worker.process import open_worker_device
 from tuner.devices import local_gpu
+from tuner.devices.base import Device
 from tuner.errors import TunerError
 from tuner.search import demand
 from tuner.store import Store
@@ -52,12 +54,35 @@ def _model() -> str | None:
     return None if model is None else model.slug
 
 
-def tune(winners: ProgramWinners, captured: Captured, effort: str, time_limit: float | None) -> int:
+def prepare(settings: Settings) -> Device:
+    """Make the database, and start the processes that measure. Takes seconds, and no GPU memory.
+
+    Raises:
+        TunerError, SettingsError: nothing can be tuned here.
+    """
+    device = open_worker_device(settings)
+    device.warm()
+    try:
+        with signed_store(settings):
+            pass
+    except BaseException:
+        device.close()
+        raise
+    return device
+
+
+def tune(
+    winners: ProgramWinners,
+    captured: Captured,
+    effort: str,
+    time_limit: float | None,
+    device: Device | None = None,
+) -> int:
     """Tune what was captured, and add the winners to the bundle; the status.
 
     A service tunes and keeps them itself. What takes most time, by its calls and what tuning is
     expected to save in each, is tuned first. Problems with a current winner are not tuned again,
-    and problems that a fused winner replaces are not tuned at all.
+    and problems that a fused winner replaces are not tuned at all. `device` is that of `prepare`.
 
     Raises:
         TunerError, GemmsmithError: nothing can be tuned.
@@ -76,8 +101,8 @@ def tune(winners: ProgramWinners, captured: Captured, effort: str, time_limit: f
         stored = documents.snapshot(slug, known, pack_of=lambda _: None)
         tasks = _tasks(captured, stored)
         with _winners_compiled(settings, store, list(captured.problems)):
-            device = runner.on_device(settings, store, tuning)
-            status = runner.run(device, tasks, whole=True, as_json=False)
+            place = runner.on_device(settings, store, tuning, device)
+            status = runner.run(place, tasks, whole=True, as_json=False)
         private_folder(bundle.parent)
         problems = _problems(captured, bundle)  # another run may have written it meanwhile
         known = near(store, slug, problems)

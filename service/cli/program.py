@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -37,6 +38,10 @@ from service.cli.ended import Ended
 from service.cli.options import DataOptions, DeviceName, NumericsName, Url, complete_efforts
 from service.cli.output import CommandError, MisuseError, note, writable
 from tuner.signals import handled
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+    from tuner.devices.base import Device
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -153,42 +158,72 @@ def run(
         )
         return ended.with_numerics(options.numerics)
 
-    ended = run_once(stop=rehearse, variables=reporting | (demanded if has_winners else {}))
-    # Imported only now: a database and all that goes with it take a second.
-    from gemmsmith.errors import GemmsmithError
-    from service.cli import gained, of_run
-    from tuner.errors import TunerError
+    with _preparing(settings if rehearse and not url else None) as ready:
+        ended = run_once(stop=rehearse, variables=reporting | (demanded if has_winners else {}))
+        # Imported only now: a database and all that goes with it take a second.
+        from gemmsmith.errors import GemmsmithError
+        from service.cli import gained, of_run
+        from tuner.errors import TunerError
 
-    captured, kept_winners = ended.captured, of_run.ProgramWinners(settings, kept, url)
-    if reporting and not ended.stopped:
-        gained.report(ended, kept_winners, report_file)
-    if output is not None and captured.problems:
-        ended.save(output)
-    if ended.status:
-        raise typer.Exit(ended.status)
-    for line in ended.unseen:
-        note(f"gemmsmith: {line}")
-    if ended.reason:
-        note(f"gemmsmith: nothing was captured: {ended.reason}")
-        raise typer.Exit(1 if tune else 0)
-    if tune:
-        status = of_run.tune(kept_winners, captured, options.effort, options.time_limit)
-        if ended.stopped and reporting:
-            again = run_once(stop=False, variables=reporting | demanded)
-            gained.report(again, kept_winners, report_file)
-            status = again.status or status
-        elif ended.stopped:
-            status = run_program(command, demanded, winners()) or status
-        elif rehearse:
-            note(f"gemmsmith: the program ended before step {steps}, and is not run again")
-        raise typer.Exit(status)
-    try:
-        lines = of_run.summary(kept_winners, captured)
-    except (GemmsmithError, TunerError, OSError) as error:
-        # Only a line: the program has succeeded, whether its products have winners or not.
-        lines = [f"gemmsmith: which products have winners is not known: {error}"]
-    for line in lines:
-        note(line)
+        captured, kept_winners = ended.captured, of_run.ProgramWinners(settings, kept, url)
+        if reporting and not ended.stopped:
+            gained.report(ended, kept_winners, report_file)
+        if output is not None and captured.problems:
+            ended.save(output)
+        if ended.status:
+            raise typer.Exit(ended.status)
+        for line in ended.unseen:
+            note(f"gemmsmith: {line}")
+        if ended.reason:
+            note(f"gemmsmith: nothing was captured: {ended.reason}")
+            raise typer.Exit(1 if tune else 0)
+        if tune:
+            status = of_run.tune(
+                kept_winners, captured, options.effort, options.time_limit, ready()
+            )
+            if ended.stopped and reporting:
+                again = run_once(stop=False, variables=reporting | demanded)
+                gained.report(again, kept_winners, report_file)
+                status = again.status or status
+            elif ended.stopped:
+                status = run_program(command, demanded, winners()) or status
+            elif rehearse:
+                note(f"gemmsmith: the program ended before step {steps}, and is not run again")
+            raise typer.Exit(status)
+        try:
+            lines = of_run.summary(kept_winners, captured)
+        except (GemmsmithError, TunerError, OSError) as error:
+            # Only a line: the program has succeeded, whether its products have winners or not.
+            lines = [f"gemmsmith: which products have winners is not known: {error}"]
+        for line in lines:
+            note(line)
+
+
+@contextmanager
+def _preparing(settings: Settings | None) -> Iterator[Callable[[], Device | None]]:
+    """Meanwhile get ready to tune here. Yields a function that waits for the device.
+
+    It returns None if nothing can be tuned here: tuning says why.
+    """
+    if settings is None:
+        yield lambda: None
+        return
+
+    def prepare() -> Device:
+        from service.cli import of_run
+
+        return of_run.prepare(settings)
+
+    def ready() -> Device | None:
+        return None if prepared.exception() is not None else prepared.result()
+
+    with ThreadPoolExecutor(1) as pool:
+        prepared = pool.submit(prepare)
+        try:
+            yield ready
+        finally:
+            if (device := ready()) is not None:
+                device.close()
 
 
 def capture(

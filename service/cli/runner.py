@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gemmsmith.core.device import DeviceModel
     from gemmsmith.http.jobs import JobStatus
     from service.settings import Settings
+    from tuner.devices.base import Device
     from tuner.jobs import Job, Queue
     from tuner.store import Store
 
@@ -105,12 +106,14 @@ def here(settings: Settings, tuning: TuningOptions) -> Iterator[TuningPlace]:
 
 
 @contextmanager
-def on_device(settings: Settings, store: Store, tuning: TuningOptions) -> Iterator[TuningPlace]:
-    """This machine's device, with an open database."""
+def on_device(
+    settings: Settings, store: Store, tuning: TuningOptions, device: Device | None = None
+) -> Iterator[TuningPlace]:
+    """This machine's device, with an open database. `device`: as of `tuning_session`."""
     from service.cli.local import Here
 
     began = time.monotonic()  # the time limit includes opening the device
-    with stop_flag() as stop, tuning_session(settings, store) as session:
+    with stop_flag() as stop, tuning_session(settings, store, device) as session:
         yield Here(session, tuning, stop, began)
 
 

@@ -146,8 +146,12 @@ def signed_store(settings: Settings) -> Store:
 
 
 @contextmanager
-def tuning_session(settings: Settings, store: Store) -> Iterator[TuningSession]:
+def tuning_session(
+    settings: Settings, store: Store, device: Device | None = None
+) -> Iterator[TuningSession]:
     """Open this machine's device and compiler; the device stays entered until the end.
+
+    `device` is the device, if it is open already.
 
     Raises:
         DeviceError, CompilerNotFound: what is missing and how to get it.
@@ -155,7 +159,7 @@ def tuning_session(settings: Settings, store: Store) -> Iterator[TuningSession]:
     from service.worker.builder import open_builder
     from service.worker.process import open_worker_device
 
-    device = open_worker_device(settings)
+    device = device or open_worker_device(settings)
     builder = open_builder(settings, store) if device.needs_packs else None
     with device:
         yield TuningSession(store=store, device=device, builder=builder)

@@ -84,6 +84,15 @@ class Device(Protocol):
         fail here are in `Finals.failures`, not in `Finals.candidates`.
         """
 
+    def warm(self) -> None:
+        """Begin what takes seconds before the device can measure, without using the GPU yet.
+
+        Entering the device goes on with it, and `close` ends it.
+        """
+
+    def close(self) -> None:
+        """End what `warm` or entering has begun. The device can be used again afterwards."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...

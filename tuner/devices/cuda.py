@@ -254,8 +254,13 @@ class CudaDevice:
         if self._profiler is not None:
             self._profiler.close()
 
-    def __enter__(self) -> Self:
+    def warm(self) -> None:
         for child in (self._supervisor, self._profiler):  # both import torch: side by side
+            if child is not None:
+                child.warm()
+
+    def __enter__(self) -> Self:
+        for child in (self._supervisor, self._profiler):
             if child is not None:
                 child.start()
         return self

@@ -137,6 +137,9 @@ class ReplayDevice:
     def close(self) -> None:
         """Do nothing: a recording holds no process."""
 
+    def warm(self) -> None:
+        """A recording is read when it is opened."""
+
     def __enter__(self) -> Self:
         return self
 

@@ -1,8 +1,9 @@
 """Keeps one measuring child alive, and names the candidate that was running when it is lost.
 
-The child is started by `start` or by the first request, and again after it was lost. A request is
-answered by a stream of replies. Silence beyond the time limit, an invalid reply or the end of the
-process all raise `Blamed`, which has the index of the entrant that was running, or `NOBODY`.
+The child is started by `warm`, `start` or the first request, and again after it was lost.
+A request is answered by a stream of replies. Silence beyond the time limit, an invalid reply or the
+end of the process all raise `Blamed`, which has the index of the entrant that was running, or
+`NOBODY`.
 """
 
 from __future__ import annotations
@@ -189,6 +190,7 @@ class Supervisor:
         self._setup_timeout_s = setup_timeout_s
         self._child: Child | None = None
         self._starting: Child | None = None
+        self._greeted = False  # whether the starting child was asked to open the GPU
         self._environment: Environment | None = None
 
     @property
@@ -203,10 +205,19 @@ class Supervisor:
         assert self._environment is not None  # noqa: S101 - set with a ready child
         return self._environment
 
-    def start(self) -> None:
-        """Start the child, which begins to import torch. The first request waits for the rest."""
+    def warm(self) -> None:
+        """Start the child, which begins to import torch, and does not use the GPU yet."""
+        if self._starting is not None and not self._greeted and not self._starting.running:
+            self._starting.kill()  # it has ended while it waited
+            self._starting = None
         if self._child is None and self._starting is None:
             self._starting = Child(self._command)
+
+    def start(self) -> None:
+        """As `warm`, and have the child open the GPU. The first request waits for it."""
+        self.warm()
+        if self._starting is not None and not self._greeted:
+            self._greeted = True
             with suppress(ChildLost):  # raised again by the wait for its reply
                 self._starting.send(Hello(ordinal=self._ordinal))
 
@@ -214,7 +225,7 @@ class Supervisor:
         """End the child, if it runs."""
         if self._starting is not None:
             self._starting.kill()
-            self._starting = None
+            self._starting, self._greeted = None, False
         if self._child is not None:
             self._child.quit()
             self._child = None
@@ -275,7 +286,7 @@ class Supervisor:
             self._child.kill()
             self._child = None
         self.start()
-        child, self._starting = self._starting, None
+        child, self._starting, self._greeted = self._starting, None, False
         assert child is not None  # noqa: S101 - it was started
         try:
             ready = _greeting(child, self._setup_timeout_s)

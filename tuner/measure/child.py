@@ -1,5 +1,7 @@
 """The measuring process: `python -m tuner.measure.child`, requests on stdin, replies on stdout.
 
+It imports torch at once, which takes seconds, and opens the GPU at the first request.
+
 It alone imports torch and holds a CUDA context, so a candidate that hangs or crashes takes only
 this process with it. The protocol keeps a private copy of stdout and points descriptor 1 at
 stderr: nothing that a library prints can break it. The end of stdin ends the process, and so
@@ -13,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO
 
 from tuner.errors import DeviceError, NoGpu
@@ -62,6 +65,8 @@ def main() -> int:
             blamed = NOBODY
         output.write(encode(reply))
 
+    with suppress(ImportError):  # raised again where it is reported
+        _import_torch()
     requests = _requests(sys.stdin.buffer)
     hello = next(requests, None)
     if not isinstance(hello, Hello):
@@ -91,6 +96,10 @@ def main() -> int:
             reply = Refused(error=kind, message=str(error))
         send(reply)
     return 0
+
+
+def _import_torch() -> None:
+    from tuner.measure import batch, environment  # noqa: F401 - both import it
 
 
 def _watch(parent: int) -> None:

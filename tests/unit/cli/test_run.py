@@ -107,6 +107,37 @@ def test_a_rehearsal_is_ended_tuned_and_run_with_its_winners(
     assert "calls = 6" in (tmp_path / "suite.toml").read_text()
 
 
+WAITING = """
+import os, pathlib, time
+database = pathlib.Path(os.environ["GEMMSMITH_DATABASE"].removeprefix("sqlite:///"))
+until = time.monotonic() + 60
+while os.environ.get("GEMMSMITH_CAPTURE") and not database.exists() and time.monotonic() < until:
+    time.sleep(0.05)
+print("database", database.exists(), flush=True)
+"""
+
+
+def test_a_rehearsal_and_what_tuning_needs_run_side_by_side(
+    settings: Settings,
+    tuned: list[Captured],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "program.py").write_text(WAITING + PROGRAM)
+    run("run", "--tune", "--rehearse", "--", "python", "program.py", "0")
+    assert capfd.readouterr()[0].splitlines()[0] == "database True"
+    assert tuned
+
+
+def test_what_keeps_it_from_tuning_does_not_fail_a_rehearsal(
+    settings: Settings, tuned: list[Captured], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMMSMITH_DATABASE", "sqlite:////proc/no.db")
+    run("run", "--tune", "--rehearse", "--", "python", "program.py", "0")
+    assert tuned  # it meets the error itself
+    run("run", "--tune", "--rehearse", "--", "python", "program.py", "3", code=3)
+
+
 def test_a_rehearsal_that_reached_the_end_is_all(
     settings: Settings, tuned: list[Captured], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.core.problem import Problem
+from tests.support.processes import until
 from tuner.devices.base import Contender
+from tuner.devices.supervisor import Supervisor
 from tuner.errors import DeviceError, DoesNotFit, NoGpu, ReferenceBroken
 from tuner.measure.gpu_lock import gpu_lock, lock_path
 from tuner.measure.policy import Policy
@@ -264,6 +266,39 @@ def test_no_child_no_names(fake_device: DeviceFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("FAKE_CHILD_STILLBORN", "1")
     with fake_device() as device:
         assert device.baseline_kernels(PROBLEM) == ()
+
+
+WAITING = """
+import pathlib, sys
+pathlib.Path(sys.argv[1]).write_text("started")
+pathlib.Path(sys.argv[1]).write_text(sys.stdin.readline())
+"""
+
+
+def test_a_warm_child_opens_the_gpu_only_when_the_device_is_entered(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    supervisor = Supervisor(0, (sys.executable, "-c", WAITING, str(heard)), 30.0)
+    supervisor.warm()
+    until(lambda: heard.exists() and heard.read_text() == "started", "it does not start")
+    supervisor.warm()
+    supervisor.start()
+    until(lambda: "hello" in heard.read_text(), "it is not greeted")
+    supervisor.close()
+
+
+def test_a_warm_child_that_ended_is_replaced(fake_device: DeviceFactory) -> None:
+    device = fake_device()
+    device.warm()
+    child = device._supervisor._starting
+    assert child is not None
+    child._process.kill()
+    child._process.wait()
+    with device:
+        assert device.environment.gpu_uuid
+    device.warm()
+    device.close()
+    with device:
+        assert device.environment.gpu_uuid
 
 
 def test_the_real_child_says_when_there_is_no_gpu(tmp_path: Path) -> None:
