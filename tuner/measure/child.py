@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from select import select
 from typing import TYPE_CHECKING, BinaryIO
 
 from tuner.errors import DeviceError, NoGpu
@@ -67,6 +68,8 @@ def main() -> int:
 
     with suppress(ImportError):  # raised again where it is reported
         _import_torch()
+        if not select([sys.stdin], [], [], 0)[0]:  # no request waits
+            _import_compiler()
     requests = _requests(sys.stdin.buffer)
     hello = next(requests, None)
     if not isinstance(hello, Hello):
@@ -100,6 +103,11 @@ def main() -> int:
 
 def _import_torch() -> None:
     from tuner.measure import batch, environment  # noqa: F401 - both import it
+
+
+def _import_compiler() -> None:
+    """Import what `torch.compile` needs, which the first finals of a fused product wait for."""
+    import torch._inductor.compile_fx  # noqa: F401
 
 
 def _watch(parent: int) -> None:
