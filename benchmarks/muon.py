@@ -3,7 +3,8 @@
     python -m benchmarks.muon -o muon.json [--winners FILE]
 
 The sides alternate in one process, with torch against itself. The updates of equal shape are
-computed at once, and winners of configs/suites/muon.toml run kernels of half the work.
+computed at once, and winners of configs/suites/muon.toml run kernels of half the work. So do those
+of an optimizer of the program, which calls an iteration of its own for one matrix after another.
 A line of JSON for each model is printed and saved at once. Parameters are FP32, but for the last
 line: a whole step of a model in bf16, both passes, with Muon for the matrices of its layers and
 AdamW for its other parameters.
@@ -25,6 +26,7 @@ from torch.optim import Muon
 import gemmsmith
 from benchmarks.programs import hugging
 from benchmarks.turns import Side, compared, described, in_turns, keep, peak, settle
+from tests.support import muons
 
 Sizes = Sequence[tuple[int, int]]
 MODELS: Mapping[str, Sizes] = {
@@ -54,20 +56,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gemmsmith.use(options.winners or "auto")
     result = described(options.device) | {"muon": []}
     for name, sizes in (TINY if options.tiny else MODELS).items():
-        settle(options.device, forget=True)
-        keep(result, "muon", {"model": name, **measured(sizes, options)}, options.output)
+        for kind, make in (("", Muon), (", a Muon of the program's own", muons.OwnMuon)):
+            settle(options.device, forget=True)
+            row = {"model": name + kind, **measured(sizes, options, make)}
+            keep(result, "muon", row, options.output)
     settle(options.device, forget=True)
     keep(result, "muon", {"model": f"{WHOLE}, a whole step", **whole(options)}, options.output)
     return 0
 
 
-def measured(sizes: Sizes, options: argparse.Namespace) -> dict[str, Any]:
-    """Times of a step, and bytes at its peak above what was allocated."""
+def measured(sizes: Sizes, options: argparse.Namespace, make: Any) -> dict[str, Any]:
+    """Times of an optimizer's step, and bytes at its peak above what was allocated."""
     torch.manual_seed(1)
     params = [nn.Parameter(torch.randn(size, device=options.device)) for size in sizes]
     for param in params:
         param.grad = torch.randn_like(param)
-    optimizer: Any = Muon(params)
+    optimizer = make(params)
     return _in_turns(optimizer.step, gemmsmith.patch, options)
 
 

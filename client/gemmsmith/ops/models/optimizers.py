@@ -105,34 +105,43 @@ def _in_batches(own: Loop, relies_on: tuple[Original, ...]) -> Loop:
     return loop
 
 
-def _suit(params: Tensors, grads: Tensors, moments: Tensors, options: dict[str, Any]) -> bool:
-    """Whether updates in batches are those of torch's loop."""
+def suits(*matrices: torch.Tensor) -> bool:
+    """Whether kernels may compute with these matrices, unseen by the program."""
     engine, kind = current(), kind_in_use()
-    if engine is None or engine.is_invariant or kind is None or len(params) < 2:
+    if engine is None or engine.is_invariant or kind is None:
         return False
     if torch.is_grad_enabled() or torch.is_autocast_enabled(kind) or not is_unseen():
         return False
-    if isinstance(options["lr"], torch.Tensor) or options["has_complex"]:
+    return (
+        ours(*matrices)
+        and not is_traced(matrices[0])
+        and all(
+            matrix.device.type == kind
+            and matrix.dtype in _FLOATS
+            and matrix.dim() == 2
+            and matrix.numel() > 0
+            for matrix in matrices
+        )
+    )
+
+
+def _suit(params: Tensors, grads: Tensors, moments: Tensors, options: dict[str, Any]) -> bool:
+    """Whether updates in batches are those of torch's loop."""
+    if len(params) < 2 or isinstance(options["lr"], torch.Tensor) or options["has_complex"]:
         return False
-    if not ours(*params, *grads, *moments) or is_traced(params[0]):
+    if not suits(*params, *grads, *moments):
         return False
     if len({param.data_ptr() for param in params}) < len(params):
         return False  # two of them share memory: their order matters
     # Without Nesterov's momentum, torch divides a moment in bf16 itself by its norm.
     floats = _FLOATS if options["nesterov"] else _FLOATS - {torch.bfloat16}
-    for param, grad, moment in zip(params, grads, moments, strict=True):
-        if not (
-            param.shape == grad.shape == moment.shape
-            and param.device == grad.device == moment.device
-            and param.device.type == kind
-            and param.dtype in _FLOATS
-            and grad.dtype is moment.dtype
-            and grad.dtype in floats
-            and grad.dim() == 2
-            and grad.numel() > 0
-        ):
-            return False
-    return True
+    return all(
+        param.shape == grad.shape == moment.shape
+        and param.device == grad.device == moment.device
+        and grad.dtype is moment.dtype
+        and grad.dtype in floats
+        for param, grad, moment in zip(params, grads, moments, strict=True)
+    )
 
 
 _FLOATS = {torch.bfloat16, torch.float16, torch.float32, torch.float64}

@@ -27,7 +27,8 @@ and a compiled graph calls torch's operators, which the binding replaces. If a c
 product and a sum into an `addmm`, as with a residual of two dimensions, it stays torch's.
 
 Without a model, `torch.optim.Muon` computes matrices of equal shape at once
-(`gemmsmith.ops.models.optimizers`).
+(`gemmsmith.ops.models.optimizers`), and copies of its iteration in other optimizers run our kernels
+(`gemmsmith.ops.models.iterations`).
 
 Products without a tuned kernel stay torch's, and so does everything that kernels do not support
 (docs/fusing.md).
@@ -66,6 +67,7 @@ from gemmsmith.ops.engine.watching import watch
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
+from gemmsmith.ops.models.iterations import iterations_in_use
 from gemmsmith.ops.models.norms import kind_in_use
 from gemmsmith.ops.models.optimizers import muon_in_batches
 from gemmsmith.ops.models.recipes import may_be_head
@@ -234,6 +236,7 @@ class Patch(AbstractContextManager[None]):
             has_binding = self._replace_below(stack)
             if model is None:
                 stack.enter_context(muon_in_batches())
+                stack.enter_context(iterations_in_use())
             if model is not None:
                 forwards, functions = Forwards(), Functions()
                 stack.callback(self._linears.undo)
