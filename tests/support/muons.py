@@ -77,7 +77,7 @@ class OwnMuon(torch.optim.Optimizer):
         self.name, self.options = name, options
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         iterate: Any = globals()[self.name]
         for group in self.param_groups:
             for param in group["params"]:
