@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 
-def current(G: torch.Tensor, steps: int) -> torch.Tensor:  # noqa: N803 - as programs write it
+def current(G: torch.Tensor, steps: int) -> Any:  # noqa: N803 - as programs write it
     """Of today's Muon."""
     assert G.ndim >= 2
     a, b, c = (3.4445, -4.7750, 2.0315)
@@ -24,7 +24,7 @@ def current(G: torch.Tensor, steps: int) -> torch.Tensor:  # noqa: N803 - as pro
     return X
 
 
-def early(g: torch.Tensor, steps: int = 10, eps: float = 1e-7) -> torch.Tensor:
+def early(g: torch.Tensor, steps: int = 10, eps: float = 1e-7) -> Any:
     assert len(g.shape) == 2
     a, b, c = (3.0, -3.2, 1.2)
     x = g.bfloat16()
@@ -40,7 +40,7 @@ def early(g: torch.Tensor, steps: int = 10, eps: float = 1e-7) -> torch.Tensor:
     return x.to(g.dtype)
 
 
-def with_other_coefficients(g: torch.Tensor, steps: int) -> torch.Tensor:
+def with_other_coefficients(g: torch.Tensor, steps: int) -> Any:
     x = g.bfloat16()
     if g.size(0) > g.size(1):
         x = x.T
@@ -54,7 +54,7 @@ def with_other_coefficients(g: torch.Tensor, steps: int) -> torch.Tensor:
     return x
 
 
-def by_rows(g: torch.Tensor, steps: int) -> torch.Tensor:
+def by_rows(g: torch.Tensor, steps: int) -> Any:
     a, b, c = (3.0, -3.2, 1.2)
     x = g.bfloat16()
     if g.size(0) > g.size(1):
