@@ -195,7 +195,7 @@ def iteration(function: FunctionType) -> Iteration | None:
     )
 
 
-class _Open:
+class _Patched:
     """How many patches are open, and what they have replaced: modules, names, both functions."""
 
     patches = 0
@@ -209,18 +209,18 @@ def iterations_in_use() -> Iterator[None]:
 
     Blocks are nested. All optimizers of the process take part, existing and new ones.
     """
-    hook = register_optimizer_step_pre_hook(_search) if not _Open.patches else None
-    _Open.patches += 1
+    hook = register_optimizer_step_pre_hook(_search) if not _Patched.patches else None
+    _Patched.patches += 1
     try:
         yield
     finally:
-        _Open.patches -= 1
+        _Patched.patches -= 1
         if hook is not None:
             hook.remove()
-        if not _Open.patches:
-            _Open.searched.clear()
-            while _Open.replaced:
-                module, name, own, stand_in = _Open.replaced.pop()
+        if not _Patched.patches:
+            _Patched.searched.clear()
+            while _Patched.replaced:
+                module, name, own, stand_in = _Patched.replaced.pop()
                 if getattr(module, name, None) is stand_in:  # else replaced by the program since
                     setattr(module, name, own)
 
@@ -229,16 +229,16 @@ def _search(optimizer: object, *_: object) -> None:
     """Replace the iterations in the modules of an optimizer's classes."""
     for base in type(optimizer).__mro__:
         name = base.__module__
-        if name in _Open.searched or name.partition(".")[0] in ("builtins", "torch"):
+        if name in _Patched.searched or name.partition(".")[0] in ("builtins", "torch"):
             continue
-        _Open.searched.add(name)
+        _Patched.searched.add(name)
         if (module := sys.modules.get(name)) is None:
             continue
         for attribute, value in list(vars(module).items()):
             if type(value) is FunctionType and (known := iteration(value)) is not None:
                 stand_in = _stand_in(value, known)
                 setattr(module, attribute, stand_in)
-                _Open.replaced.append((module, attribute, value, stand_in))
+                _Patched.replaced.append((module, attribute, value, stand_in))
 
 
 @functools.cache  # because compiled graphs have guards on the function
@@ -248,7 +248,7 @@ def _stand_in(own: FunctionType, known: Iteration) -> Callable[..., Any]:
 
     @functools.wraps(own)
     def iterate(*arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling() or not _Open.patches or len(arguments) > len(names):
+        if torch.compiler.is_compiling() or not _Patched.patches or len(arguments) > len(names):
             return own(*arguments, **named)
         values = {**defaults, **dict(zip(names, arguments, strict=False)), **named}
         if len(values) != len(names) or not still(known.relies_on):
