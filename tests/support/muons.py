@@ -78,7 +78,7 @@ class OwnMuon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        iterate: Any = globals()[self.name]
+        iterate: Any = current if self.name == "current" else early
         for group in self.param_groups:
             for param in group["params"]:
                 param.add_(iterate(param.grad, 5, **self.options), alpha=-0.1)

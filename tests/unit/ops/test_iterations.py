@@ -149,3 +149,22 @@ def test_patches_are_nested(calls: list[Any]) -> None:
     with torch.no_grad():
         kept(torch.randn(8, 8), 5)  # the patch has ended
     assert len(calls) == 18
+
+
+def test_a_compiled_step_is_one_graph(calls: list[Any]) -> None:
+    def run() -> torch.Tensor:
+        torch.manual_seed(2)
+        param = nn.Parameter(torch.randn(16, 24))
+        param.grad = torch.randn(16, 24)
+        optimizer = muons.OwnMuon([param], "current")
+        torch._dynamo.reset()
+        torch.compile(optimizer.step, backend="eager", fullgraph=True)()
+        return param.detach()
+
+    theirs = run()
+    with gemmsmith.patch():
+        assert torch.equal(run(), theirs)
+        trained("current")
+        calls.clear()
+        assert torch.equal(run(), theirs)
+    assert not calls

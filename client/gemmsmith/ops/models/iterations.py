@@ -227,6 +227,8 @@ def iterations_in_use() -> Iterator[None]:
 
 def _search(optimizer: object, *_: object) -> None:
     """Replace the iterations in the modules of an optimizer's classes."""
+    if torch.compiler.is_compiling():
+        return
     for base in type(optimizer).__mro__:
         name = base.__module__
         if name in _Patched.searched or name.partition(".")[0] in ("builtins", "torch"):
