@@ -121,7 +121,8 @@ def test_other_iterations_are_not_recognized() -> None:
         return muons.current(g, steps)
 
     compiled: Any = torch.compile(muons.current, backend="eager")
-    for function in (muons.with_other_coefficients, muons.by_rows, within, compiled, trained):
+    others = (muons.with_other_coefficients, muons.by_rows, muons.in_five_steps)
+    for function in (*others, within, compiled, trained):
         assert type(function) is not FunctionType or iteration(function) is None
     assert iteration(CURRENT)
     assert iteration(EARLY)

@@ -2,10 +2,10 @@
 
 Many optimizers have a copy of the function `zeropower_via_newtonschulz5` in their module. It is
 recognized by its source: it must be equal to one of the forms below except for the names of
-variables, coefficients, assertions and ways to write a size. While a patch is open, a function in
-its place runs `gemmsmith.newton_schulz`: half of the work where symmetric kernels have won, and
-three kernels a step instead of eight. The loop over matrices stays the program's, so matrices of
-equal shape are not computed at once.
+variables, coefficients, assertions of two dimensions and ways to write a size. While a patch is
+open, a function in its place runs `gemmsmith.newton_schulz`: half of the work where symmetric
+kernels have won, and three kernels a step instead of eight. The loop over matrices stays the
+program's, so matrices of equal shape are not computed at once.
 
 A module is searched when an optimizer of a class that it defines takes its first step. At a call
 the program's function runs in compiled graphs, and for all that `optimizers.suits` excludes.
@@ -77,7 +77,8 @@ class _CanonicalIteration(Canonical):
         self.eps: float | str = 0.0
         tree = self._tree
         tree.name, tree.decorator_list, tree.args.defaults = "_", [], []
-        tree.body = [step for step in tree.body if not isinstance(step, ast.Assert)]
+        matrix = tree.args.args[0].arg if tree.args.args else ""
+        tree.body = [step for step in tree.body if not _demands_matrix(step, matrix)]
         for node in ast.walk(tree):
             if isinstance(node, ast.BinOp) and _is_norm_plus(node):
                 self.eps = node.right.id if isinstance(node.right, ast.Name) else self.eps
@@ -135,6 +136,14 @@ _SIZES = {
     for at in places
 }
 _NORMS = dict.fromkeys((".norm()", ".norm(dim=(-2, -1), keepdim=True)"), "norm")
+
+
+def _demands_matrix(step: ast.stmt, name: str) -> bool:
+    """Whether a statement only asserts that a tensor has two dimensions, or at least two."""
+    if not isinstance(step, ast.Assert):
+        return False
+    dims = (f"{name}.ndim", f"{name}.dim()", f"len({name}.shape)")
+    return ast.unparse(step.test) in {f"{dim} {sign} 2" for dim in dims for sign in ("==", ">=")}
 
 
 def _call(name: str, *arguments: Any) -> ast.Call:
