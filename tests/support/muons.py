@@ -40,51 +40,6 @@ def early(g: torch.Tensor, steps: int = 10, eps: float = 1e-7) -> Any:
     return x.to(g.dtype)
 
 
-def with_other_coefficients(g: torch.Tensor, steps: int) -> Any:
-    x = g.bfloat16()
-    if g.size(0) > g.size(1):
-        x = x.T
-    x = x / (x.norm() + 1e-7)
-    for a, b, c in [(3.0, -3.2, 1.2)] * steps:
-        square = x @ x.T
-        both = b * square + c * square @ square
-        x = a * x + both @ x
-    if g.size(0) > g.size(1):
-        x = x.T
-    return x
-
-
-def by_rows(g: torch.Tensor, steps: int) -> Any:
-    a, b, c = (3.0, -3.2, 1.2)
-    x = g.bfloat16()
-    if g.size(0) > g.size(1):
-        x = x.T
-    x = x / (x.norm(dim=-1, keepdim=True) + 1e-7)
-    for _ in range(steps):
-        square = x @ x.T
-        both = b * square + c * square @ square
-        x = a * x + both @ x
-    if g.size(0) > g.size(1):
-        x = x.T
-    return x
-
-
-def in_five_steps(g: torch.Tensor, steps: int) -> Any:
-    assert steps == 5
-    a, b, c = (3.0, -3.2, 1.2)
-    x = g.bfloat16()
-    if g.size(0) > g.size(1):
-        x = x.T
-    x = x / (x.norm() + 1e-7)
-    for _ in range(steps):
-        square = x @ x.T
-        both = b * square + c * square @ square
-        x = a * x + both @ x
-    if g.size(0) > g.size(1):
-        x = x.T
-    return x
-
-
 class OwnMuon(torch.optim.Optimizer):
     """Calls an iteration of this module by its name, as programs do."""
 

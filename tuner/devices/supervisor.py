@@ -74,6 +74,7 @@ class Child:
             env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,  # so that an interrupt at the terminal goes to the parent only
         )
+        self.greeted = False  # whether it was asked to open the GPU
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -190,7 +191,6 @@ class Supervisor:
         self._setup_timeout_s = setup_timeout_s
         self._child: Child | None = None
         self._starting: Child | None = None
-        self._greeted = False  # whether the starting child was asked to open the GPU
         self._environment: Environment | None = None
 
     @property
@@ -207,8 +207,9 @@ class Supervisor:
 
     def warm(self) -> None:
         """Start the child, which begins to import torch, and does not use the GPU yet."""
-        if self._starting is not None and not self._greeted and not self._starting.running:
-            self._starting.kill()  # it has ended while it waited
+        waiting = self._starting
+        if waiting is not None and not waiting.greeted and not waiting.running:
+            waiting.kill()
             self._starting = None
         if self._child is None and self._starting is None:
             self._starting = Child(self._command)
@@ -216,8 +217,8 @@ class Supervisor:
     def start(self) -> None:
         """As `warm`, and have the child open the GPU. The first request waits for it."""
         self.warm()
-        if self._starting is not None and not self._greeted:
-            self._greeted = True
+        if self._starting is not None and not self._starting.greeted:
+            self._starting.greeted = True
             with suppress(ChildLost):  # raised again by the wait for its reply
                 self._starting.send(Hello(ordinal=self._ordinal))
 
@@ -225,7 +226,7 @@ class Supervisor:
         """End the child, if it runs."""
         if self._starting is not None:
             self._starting.kill()
-            self._starting, self._greeted = None, False
+            self._starting = None
         if self._child is not None:
             self._child.quit()
             self._child = None
@@ -286,7 +287,7 @@ class Supervisor:
             self._child.kill()
             self._child = None
         self.start()
-        child, self._starting, self._greeted = self._starting, None, False
+        child, self._starting = self._starting, None
         assert child is not None  # noqa: S101 - it was started
         try:
             ready = _greeting(child, self._setup_timeout_s)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import runpy
 from collections.abc import Iterator
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -116,13 +119,49 @@ def test_what_it_does_not_suit_is_left_to_the_program(calls: list[Any]) -> None:
     assert not calls
 
 
-def test_other_iterations_are_not_recognized() -> None:
-    def within(g: torch.Tensor, steps: int) -> torch.Tensor:
+VARIANTS: dict[str, tuple[bool, tuple[tuple[str, str], ...]]] = {
+    "sizes by number": (True, (("size(-2)", "shape[0]"), ("size(-1)", "size(1)"))),
+    "as many as two": (True, (("G.ndim >= 2", "G.dim() == 2"),)),
+    "of its norm": (True, (("norm(dim=(-2, -1), keepdim=True)", "norm()"),)),
+    "any steps": (True, (("steps: int)", "steps: int = 7)"),)),
+    "coefficients of each step": (
+        False,
+        (
+            ("    a, b, c = (3.4445, -4.7750, 2.0315)\n", ""),
+            ("for _ in range(steps)", "for a, b, c in [(3.0, -3.2, 1.2)] * steps"),
+        ),
+    ),
+    "norms of rows": (False, (("dim=(-2, -1)", "dim=-1"),)),
+    "five steps alone": (False, (("assert G.ndim >= 2", "assert steps == 5"),)),
+    "eps of the module": (False, (("1e-7", "EPS"),)),
+    "without the last turn": (
+        False,
+        (("        X = X.mT  # noqa: N806\n    return", "        pass\n    return"),),
+    ),
+}
+"""Of today's iteration: whether it is recognized, and what is replaced in its source."""
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(tmp_path: Path, name: str) -> None:
+    is_known, replacements = VARIANTS[name]
+    source = inspect.getsource(CURRENT)
+    for old, new in replacements:
+        assert old in source
+        source = source.replace(old, new)
+    (tmp_path / "program.py").write_text(
+        f"import torch\nfrom typing import Any\nEPS = 1e-7\n{source}"
+    )
+    function = runpy.run_path(str(tmp_path / "program.py"))["current"]
+    assert (iteration(function) is not None) is is_known
+
+
+def test_other_functions_are_not_recognized() -> None:
+    def within(g: torch.Tensor, steps: int) -> Any:
         return muons.current(g, steps)
 
     compiled: Any = torch.compile(muons.current, backend="eager")
-    others = (muons.with_other_coefficients, muons.by_rows, muons.in_five_steps)
-    for function in (*others, within, compiled, trained):
+    for function in (within, compiled, trained):
         assert type(function) is not FunctionType or iteration(function) is None
     assert iteration(CURRENT)
     assert iteration(EARLY)
@@ -132,11 +171,11 @@ def test_a_function_that_the_program_replaces_stays(calls: list[Any]) -> None:
     with gemmsmith.patch():
         trained("current")
         calls.clear()
-        muons.current = muons.by_rows
+        muons.current = muons.early = other = lambda g, _: g.bfloat16()
         trained("current")
         assert not calls
-    assert muons.current is muons.by_rows
-    muons.current = CURRENT
+    assert muons.current is muons.early is other
+    muons.current, muons.early = CURRENT, EARLY
 
 
 def test_patches_are_nested(calls: list[Any]) -> None:

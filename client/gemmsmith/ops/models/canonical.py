@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Container
+from types import FunctionType
+
+from gemmsmith.ops.models.reading import parsed
 
 
 class Canonical(ast.NodeTransformer):
@@ -36,6 +39,35 @@ class Canonical(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         return ast.Name(id=self._renamed(node.id), ctx=node.ctx)
+
+
+class OfFunction(Canonical):
+    """Of a function that is no method, without its name and its parameters' defaults.
+
+    Attributes:
+        parameters: their names in the function.
+    """
+
+    def __init__(self, tree: ast.FunctionDef) -> None:
+        super().__init__(tree)
+        self._tree.name, self._tree.decorator_list, self._tree.args.defaults = "_", [], []
+        self.parameters = [parameter.arg for parameter in self._tree.args.args]
+
+    def keep(self, parameters: Container[str]) -> None:
+        """Leave out all others. Before `text()`."""
+        self.parameters = [name for name in self.parameters if name in parameters]
+        self._tree.args.args = [ast.arg(arg=name) for name in self.parameters]
+
+
+def parsed_plain(function: object) -> ast.FunctionDef | None:
+    """As `parsed`; None of a closure, or with parameters that are not plain ones."""
+    if not isinstance(function, FunctionType) or function.__closure__:
+        return None
+    tree = parsed(function)
+    if tree is None:
+        return None
+    of = tree.args
+    return None if of.posonlyargs or of.kwonlyargs or of.vararg or of.kwarg else tree
 
 
 class OfModule(Canonical):

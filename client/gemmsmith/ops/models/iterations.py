@@ -17,7 +17,7 @@ import ast
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -25,11 +25,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gemmsmith.ops.models.canonical import Canonical
+from gemmsmith.ops.models.canonical import OfFunction, parsed_plain
 from gemmsmith.ops.models.forwards import still
 from gemmsmith.ops.models.optimizers import suits
 from gemmsmith.ops.models.originals import Original, originals
-from gemmsmith.ops.models.reading import parsed
 from gemmsmith.ops.products.newton_schulz import COEFFICIENTS, STEPS, newton_schulz
 
 _BEGINS = """
@@ -68,22 +67,16 @@ class Iteration(NamedTuple):
     relies_on: tuple[Original, ...]
 
 
-class _CanonicalIteration(Canonical):
+class _CanonicalIteration(OfFunction):
     """Also reads the numbers, and writes sizes, norms and transposed matrices in one way."""
 
     def __init__(self, tree: ast.FunctionDef) -> None:
         super().__init__(tree)
         self.coefficients, self.in_place = COEFFICIENTS, False
-        self.eps: float | str = 0.0
-        tree = self._tree
-        tree.name, tree.decorator_list, tree.args.defaults = "_", [], []
-        matrix = tree.args.args[0].arg if tree.args.args else ""
-        tree.body = [step for step in tree.body if not _demands_matrix(step, matrix)]
-        for node in ast.walk(tree):
-            if isinstance(node, ast.BinOp) and _is_norm_plus(node):
-                self.eps = node.right.id if isinstance(node.right, ast.Name) else self.eps
-        tree.args.args = [arg for arg in tree.args.args if arg.arg != self.eps]
-        self.parameters = [arg.arg for arg in tree.args.args]
+        tree, names = self._tree, self.parameters
+        tree.body = [step for step in tree.body if not _demands_matrix(step, names)]
+        self.eps = _taken_eps(tree, names)
+        self.keep({*names} - {str(self.eps)})
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:  # noqa: N802 - a name of `ast`
         if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
@@ -100,14 +93,6 @@ class _CanonicalIteration(Canonical):
         self.in_place = True
         value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
         return self.visit_Assign(ast.Assign([node.target], value))
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:  # noqa: N802 - a name of `ast`
-        if _is_norm_plus(node):
-            if isinstance(node.right, ast.Constant) and type(node.right.value) in (int, float):
-                self.eps, node.right = float(node.right.value), _call("eps")  # type: ignore[arg-type]
-            elif isinstance(node.right, ast.Name) and node.right.id == self.eps:
-                node.right = _call("eps")
-        return self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:  # noqa: N802 - a name of `ast`
         node.attr = "mT" if node.attr == "T" else node.attr
@@ -138,12 +123,27 @@ _SIZES = {
 _NORMS = dict.fromkeys((".norm()", ".norm(dim=(-2, -1), keepdim=True)"), "norm")
 
 
-def _demands_matrix(step: ast.stmt, name: str) -> bool:
-    """Whether a statement only asserts that a tensor has two dimensions, or at least two."""
-    if not isinstance(step, ast.Assert):
+def _demands_matrix(step: ast.stmt, names: Sequence[str]) -> bool:
+    """Whether a statement only asserts that the first parameter is a matrix, or a batch of them."""
+    if not isinstance(step, ast.Assert) or not names:
         return False
-    dims = (f"{name}.ndim", f"{name}.dim()", f"len({name}.shape)")
+    dims = (form.format(names[0]) for form in ("{}.ndim", "{}.dim()", "len({}.shape)"))
     return ast.unparse(step.test) in {f"{dim} {sign} 2" for dim in dims for sign in ("==", ">=")}
+
+
+def _taken_eps(tree: ast.FunctionDef, names: Sequence[str]) -> float | str:
+    """What is added to the norm, a number or a parameter; the tree no longer says which."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.BinOp) or not _is_norm_plus(node):
+            continue
+        added = node.right
+        if isinstance(added, ast.Constant) and isinstance(added.value, int | float):
+            node.right = _call("eps")
+            return float(added.value)
+        if isinstance(added, ast.Name) and added.id in names:
+            node.right = _call("eps")
+            return added.id
+    return 0.0
 
 
 def _call(name: str, *arguments: Any) -> ast.Call:
@@ -181,13 +181,10 @@ def _relies_on() -> tuple[Original, ...] | None:
 @functools.cache
 def iteration(function: FunctionType) -> Iteration | None:
     """What a function computes. Returns None if it is not recognized."""
-    if not {"bfloat16", "norm"} <= {*function.__code__.co_names} or function.__closure__:
+    if not {"bfloat16", "norm"} <= {*function.__code__.co_names}:
         return None
-    tree, relies_on = parsed(function), _relies_on()
+    tree, relies_on = parsed_plain(function), _relies_on()
     if tree is None or relies_on is None:
-        return None
-    arguments = tree.args
-    if arguments.posonlyargs or arguments.kwonlyargs or arguments.vararg or arguments.kwarg:
         return None
     canonical = _CanonicalIteration(tree)
     casts = _known().get(canonical.text())
@@ -205,9 +202,9 @@ def iteration(function: FunctionType) -> Iteration | None:
 
 
 class _Patched:
-    """How many patches are open, and what they have replaced: modules, names, both functions."""
+    """Whether a patch is open, and what is replaced: modules, names, both functions."""
 
-    patches = 0
+    is_open = False
     replaced: list[tuple[ModuleType, str, Any, Any]] = []  # noqa: RUF012 - of the process
     searched: set[str] = set()  # noqa: RUF012 - names of modules
 
@@ -218,20 +215,21 @@ def iterations_in_use() -> Iterator[None]:
 
     Blocks are nested. All optimizers of the process take part, existing and new ones.
     """
-    hook = register_optimizer_step_pre_hook(_search) if not _Patched.patches else None
-    _Patched.patches += 1
+    if _Patched.is_open:
+        yield
+        return
+    hook = register_optimizer_step_pre_hook(_search)
+    _Patched.is_open = True
     try:
         yield
     finally:
-        _Patched.patches -= 1
-        if hook is not None:
-            hook.remove()
-        if not _Patched.patches:
-            _Patched.searched.clear()
-            while _Patched.replaced:
-                module, name, own, stand_in = _Patched.replaced.pop()
-                if getattr(module, name, None) is stand_in:  # else replaced by the program since
-                    setattr(module, name, own)
+        _Patched.is_open = False
+        hook.remove()
+        _Patched.searched.clear()
+        while _Patched.replaced:
+            module, name, own, stand_in = _Patched.replaced.pop()
+            if getattr(module, name, None) is stand_in:  # else replaced by the program since
+                setattr(module, name, own)
 
 
 def _search(optimizer: object, *_: object) -> None:
@@ -259,7 +257,7 @@ def _stand_in(own: FunctionType, known: Iteration) -> Callable[..., Any]:
 
     @functools.wraps(own)
     def iterate(*arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling() or not _Patched.patches or len(arguments) > len(names):
+        if torch.compiler.is_compiling() or not _Patched.is_open or len(arguments) > len(names):
             return own(*arguments, **named)
         values = {**defaults, **dict(zip(names, arguments, strict=False)), **named}
         if len(values) != len(names) or not still(known.relies_on):

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from gemmsmith.ops.models.canonical import Canonical
+from gemmsmith.ops.models.canonical import OfFunction, parsed_plain
 from gemmsmith.ops.models.forwards import has_no_global_hooks, has_own_forward, is_plain
 from gemmsmith.ops.models.originals import Original, originals
-from gemmsmith.ops.models.reading import parsed
 
 
 class Pairing(NamedTuple):
@@ -192,15 +191,13 @@ _WRITTEN_WITH = (
 """The functions of torch that the forms call."""
 
 
-class _CanonicalFunction(Canonical):
+class _CanonicalFunction(OfFunction):
     """Also leaves out unused parameters, and calls the function that is called `rotate`."""
 
     def __init__(self, tree: ast.FunctionDef) -> None:
         super().__init__(tree)
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        self.parameters = [node.arg for node in tree.args.args if node.arg in used]
-        self._tree.args.args = [node for node in self._tree.args.args if node.arg in used]
-        self._tree.args.defaults, self._tree.decorator_list, self._tree.name = [], [], "_"
+        self.keep(used)
         self.called: set[str] = set()
 
     def visit_Name(self, node: ast.Name) -> ast.Name:  # noqa: N802 - a name of `ast`
@@ -287,12 +284,7 @@ MISSING = object()
 
 def _read(function: object) -> tuple[_CanonicalFunction, str] | None:
     """The canonical text of a function; None if its source or its names' meaning is not known."""
-    if not isinstance(function, FunctionType) or (tree := parsed(function)) is None:
-        return None
-    arguments = tree.args
-    if function.__closure__ or arguments.posonlyargs or arguments.kwonlyargs:
-        return None
-    if arguments.vararg or arguments.kwarg:
+    if not isinstance(function, FunctionType) or (tree := parsed_plain(function)) is None:
         return None
     if function.__globals__.get("torch", torch) is not torch:
         return None
