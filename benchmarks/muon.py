@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--winners", help="as `gemmsmith.use` takes them (default: auto)")
+    parser.add_argument("--model", choices=[*MODELS, WHOLE], action="append", help="(default: all)")
     parser.add_argument("--tiny", action="store_true", help="small sizes, few repeats")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(arguments)
@@ -56,10 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gemmsmith.use(options.winners or "auto")
     result = described(options.device) | {"muon": []}
     for name, sizes in (TINY if options.tiny else MODELS).items():
+        if options.model and name not in options.model:
+            continue
         for kind, make in (("", Muon), (", a Muon of the program's own", muons.OwnMuon)):
             settle(options.device, forget=True)
             row = {"model": name + kind, **measured(sizes, options, make)}
             keep(result, "muon", row, options.output)
+    if options.model and WHOLE not in options.model:
+        return 0
     settle(options.device, forget=True)
     keep(result, "muon", {"model": f"{WHOLE}, a whole step", **whole(options)}, options.output)
     return 0

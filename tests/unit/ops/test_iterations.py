@@ -39,6 +39,7 @@ def calls(
         return own(matrices, *options)
 
     monkeypatch.setattr(iterations, "newton_schulz", noted)
+    monkeypatch.setattr(iterations, "LEAST_FLOPS", 0)
     yield seen
     assert (muons.current, muons.early) == (CURRENT, EARLY)
 
@@ -165,6 +166,15 @@ def test_other_functions_are_not_recognized() -> None:
         assert type(function) is not FunctionType or iteration(function) is None
     assert iteration(CURRENT)
     assert iteration(EARLY)
+
+
+def test_small_matrices_run_the_programs_function(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iterations, "LEAST_FLOPS", 2 * 32 * 32 * 48)
+    with gemmsmith.patch():
+        trained("current")
+    assert len(calls) == 3 * 2  # 32 × 48 and 48 × 32, but not 16 × 16
 
 
 def test_a_function_that_the_program_replaces_stays(calls: list[Any]) -> None:
