@@ -2,10 +2,10 @@
 
     python -m benchmarks.heads -o heads.json [--winners FILE] [--chunk-bytes N …]
 
-The sides alternate in one process: the three products, torch eager and compiled,
-`gemmsmith.linear_cross_entropy` with chunks of each number of bytes, and Liger's fused function if
-it can be imported. Times in ms, and the most memory above weight and input in GB. A line of JSON
-for each size is printed and saved at once.
+The sides alternate in one process: the three products, torch eager and compiled, compiled with our
+pass over graphs if there are winners, `gemmsmith.linear_cross_entropy` with chunks of each number
+of bytes, and Liger's fused function if it can be imported. Times in ms, and the most memory above
+weight and input in GB. A line of JSON for each size is printed and saved at once.
 """
 
 from __future__ import annotations
@@ -73,6 +73,10 @@ def measured(size: tuple[int, int, int], options: argparse.Namespace) -> dict[st
         "compiled": both(torch.compile(_by_torch)),
         **dict.fromkeys(ours, both(gemmsmith.linear_cross_entropy)),
     }
+    if options.winners:  # else nothing is in use, and the pass leaves all graphs
+        passed: Any = gemmsmith.inductor_pass()
+        places = {"joint_custom_pre_pass": passed, "pre_grad_custom_pass": passed}
+        steps["compiled, with the pass"] = both(torch.compile(_by_torch, options=places))
     if liger := _liger():
         steps["liger"] = both(liger)
     sides: dict[str, Side] = dict.fromkeys(steps, nullcontext)

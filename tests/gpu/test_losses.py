@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
+import gemmsmith
 from gemmsmith.ops.products import loss_passes, losses
 from gemmsmith.ops.products.loss_passes import LossOptions
 from gemmsmith.ops.products.losses import linear_cross_entropy
@@ -272,6 +274,26 @@ def test_compiled(name: str) -> None:
     )
     exact = outcome(reference, leaves, torch.float64, **options)
     close(outcome(run, leaves), exact, BOUND)
+
+
+@pytest.mark.usefixtures("in_use")
+def test_the_pass_over_graphs_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    leaves = operands(300, width=64, vocabulary=losses.LEAST_VOCABULARY)
+    ours, calls, own = gemmsmith.inductor_pass(), [], losses.cross_entropy
+    options: Any = {"joint_custom_pre_pass": ours, "pre_grad_custom_pass": ours}
+
+    def noted(*given: Any) -> Any:
+        calls.append(given)
+        return own(*given)
+
+    def loss(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: Any) -> Any:
+        return functional.cross_entropy(functional.linear(x, weight, bias).float(), labels)
+
+    monkeypatch.setattr(losses, "cross_entropy", noted)
+    found = outcome(torch.compile(loss, options=options, dynamic=False), leaves)
+    close(found, outcome(reference, leaves, torch.float64), BOUND)
+    assert len(calls) == 1
 
 
 class Tied(nn.Module):

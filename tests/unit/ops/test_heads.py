@@ -24,9 +24,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import gemmsmith
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.models import deferred, heads
+from gemmsmith.ops.models import deferred
 from gemmsmith.ops.models.automatic import every_model
 from gemmsmith.ops.models.deferred_logits import DeferredLogits
+from gemmsmith.ops.products import losses
 from gemmsmith.program.built import remember
 from gemmsmith.program.variables import DEFER_LOGITS_VARIABLE
 from tests.support.patched import is_patched
@@ -44,7 +45,7 @@ Sizes = list[tuple[int, ...]]
 
 @pytest.fixture(autouse=True)
 def _narrow(engine: Engine, without_binding: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "LEAST", VOCABULARY)
+    monkeypatch.setattr(losses, "LEAST_VOCABULARY", VOCABULARY)
 
 
 @pytest.fixture
@@ -256,7 +257,7 @@ def test_only_with_winners_and_where_the_variable_allows(monkeypatch: pytest.Mon
     with gemmsmith.patch(model):
         assert not is_deferred(model)
     monkeypatch.delenv(DEFER_LOGITS_VARIABLE)
-    monkeypatch.setattr(heads, "LEAST", VOCABULARY + 1)
+    monkeypatch.setattr(losses, "LEAST_VOCABULARY", VOCABULARY + 1)
     with gemmsmith.patch(model):
         assert not is_deferred(model)
 

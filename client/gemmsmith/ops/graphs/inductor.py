@@ -5,6 +5,8 @@ replaces products that an activation, a gate or a residual follows (also after L
 an activation), and gradients that are a product and an activation's gradient. Each becomes one
 operator, if a winner computes exactly that for that size. Everything else stays as it is. The
 operator looks up its kernel when it runs, and runs torch's own operators if the winner is gone.
+
+In a graph before autograd it finds heads whose logits only a loss reads (losses.py).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from gemmsmith.ops.engine.functions import lie_alike
 from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.engine.operands import present
 from gemmsmith.ops.engine.plan import Plan
+from gemmsmith.ops.graphs.losses import is_before_autograd, replace_losses
 from gemmsmith.ops.graphs.matching import (
     Product,
     activated,
@@ -59,6 +62,9 @@ def inductor_pass() -> CustomGraphPass:
 
         torch._inductor.config.joint_custom_pre_pass = gemmsmith.inductor_pass()
 
+    The same object as `pre_grad_custom_pass`, too, computes losses without the logits of a head, if
+    nothing else reads them and the compiled function does not return them.
+
     The pass uses the winners that are in use when a graph is compiled, so call `gemmsmith.use`
     before. Sizes must be static (`dynamic=False`, or torch's default for the first compilation).
     Inductor's caches distinguish graphs with different winners; if they cannot, nothing is cached.
@@ -73,6 +79,9 @@ class FusingPass(CustomGraphPass):
         """Replace what one kernel computes."""
         engine = current()
         if engine is None:
+            return
+        if is_before_autograd(graph):
+            replace_losses(engine, graph)
             return
         changed = False
         for node in calls(graph):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from gemmsmith.ops.models.deferred import Deferred, HeadCall
 from gemmsmith.ops.products.losses import linear_cross_entropy
+from gemmsmith.ops.products.scaling import LogitScaling
 
 _aten = torch.ops.aten
 _OPTIONS = {"ignore_index", "label_smoothing", "reduction"}
@@ -68,36 +68,32 @@ def _rows(logits: Any) -> _Rows | None:
         return None
     head = logits.deferred.head
     x, (vocabulary, depth) = head.x, head.weight.shape
-    factor, divisor, softcap, is_capped = 1.0, 1.0, 1.0, False
+    scaling = LogitScaling()
     for deferred in reversed(steps[:-1]):
         if not deferred.is_recorded or deferred.like.shape[-1] != vocabulary:
             return None
-        number = deferred.arguments[0] if deferred.step in SCALES else 0
+        number, follows = deferred.arguments[0] if deferred.step in SCALES else 0, True
         match deferred.step:
             case _aten.slice.Tensor:
                 x = _aten.slice(x, *deferred.arguments)
             case _aten.view.default | _aten._unsafe_view.default:
                 x = x.reshape(*deferred.like.shape[:-1], depth)
-            case _aten.tanh.default if not is_capped:
-                is_capped = True
-            case _aten.mul.Tensor if is_capped and softcap == 1:
-                softcap = number
-            case _aten.mul.Tensor if not is_capped:
-                factor *= number
-            case _aten.div.Tensor if not is_capped:
-                divisor *= number
+            case _aten.tanh.default:
+                follows = scaling.tanh()
+            case _aten.mul.Tensor:
+                follows = scaling.multiply(number)
+            case _aten.div.Tensor:
+                follows = scaling.divide(number)
             case _aten.clone.default | _aten._to_copy.default:
-                if deferred.like.dtype not in (torch.float32, x.dtype):
-                    return None
+                follows = deferred.like.dtype in (torch.float32, x.dtype)
             case _:
-                return None
-    if divisor == 0 or softcap <= 0 or not math.isfinite(factor * softcap / divisor):
+                follows = False
+        if not follows:
+            return None
+    of_operands = scaling.of_operands(x.dtype)
+    if of_operands is None:
         return None
-    scale = factor * softcap / divisor
+    scale, softcap = of_operands
     if scale == 1:
-        return x, head.bias, softcap if is_capped else None
-    # Only a power of two can be multiplied in before the product without rounding.
-    if abs(math.frexp(scale)[0]) != 0.5 or x.dtype is not torch.bfloat16:
-        return None
-    bias = None if head.bias is None else head.bias * scale
-    return x * scale, bias, softcap if is_capped else None
+        return x, head.bias, softcap
+    return x * scale, None if head.bias is None else head.bias * scale, softcap

@@ -19,9 +19,6 @@ from gemmsmith.ops.models.deferred_logits import defer, is_read
 from gemmsmith.ops.models.norms import kind_in_use
 from gemmsmith.ops.products.registry import CallWay, autocast, wants_gradient, way_of
 
-LEAST = 8192
-"""Least number of outputs of a head. Not measured yet."""
-
 _TYPES = (torch.bfloat16, torch.float16)
 
 

@@ -20,12 +20,12 @@ from torch import nn
 from torch.nn import functional
 
 from gemmsmith.core.epilogue import Activation
-from gemmsmith.ops.models import heads
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, experts_recipe
 from gemmsmith.ops.models.forwards import NOTHING, OWN_WEIGHT, DependsOn, has_own_forward
 from gemmsmith.ops.models.norms import NormRecipe, norm_recipe
 from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import Activated, Called, Combined, Expression, Given, Half, read
+from gemmsmith.ops.products import losses
 from gemmsmith.program.variables import defers_logits
 
 
@@ -279,7 +279,7 @@ def head_recipe(module: nn.Module) -> HeadRecipe | None:
 
 def may_be_head(module: nn.Module) -> bool:
     """Whether a patch defers the outputs of the module in training."""
-    is_wide = type(module) is nn.Linear and module.out_features >= heads.LEAST
+    is_wide = type(module) is nn.Linear and module.out_features >= losses.LEAST_VOCABULARY
     return is_wide and defers_logits()
 
 

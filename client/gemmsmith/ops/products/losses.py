@@ -41,6 +41,8 @@ ONE_CHUNK = 4
 """Of a weight's gradient, so many times K rows are one chunk. 8192×2048×151936 on an H100 takes
 25.3 ms and 3.2 GB as one chunk, 27.5 ms and 1.9 GB as two or four, and torch 41.0 ms and 14.9 GB
 (2026-11-27)."""
+LEAST_VOCABULARY = 8192
+"""Least number of outputs of a linear layer that is taken for a head. Not measured yet."""
 MULTIPLE = 256
 """Rows of a chunk are a multiple, so that they fill tiles."""
 

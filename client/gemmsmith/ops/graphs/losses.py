@@ -1,0 +1,180 @@
+"""A head and its loss in a graph as a program writes it, before autograd.
+
+Logits that only a loss reads become `linear_cross_entropy` of the head's operands, as in eager
+programs. Logits that a graph returns, as the compiled forward of a model of transformers does,
+stay: their gradient comes from outside.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.products import losses
+from gemmsmith.ops.products.loss_passes import LossOptions
+from gemmsmith.ops.products.scaling import LogitScaling
+
+_SIGNATURE = inspect.signature(functional.cross_entropy)
+_OPTIONS = {"ignore_index": int, "label_smoothing": float, "reduction": str}
+
+# Functions and names of methods.
+_VIEWS = {"view", "reshape", "flatten", torch.flatten, torch.reshape}
+_CASTS = {"float", "to", "contiguous"}
+_CAPS = {"tanh", torch.tanh}
+_PRODUCTS = ("mul", operator.mul, torch.mul)
+_SCALES: dict[Any, Callable[[LogitScaling, float], bool]] = {
+    **dict.fromkeys(_PRODUCTS, LogitScaling.multiply),
+    **dict.fromkeys(("div", operator.truediv, torch.div), LogitScaling.divide),
+}
+_STEPS = {*_VIEWS, *_CASTS, *_CAPS, *_SCALES, operator.getitem}
+
+
+def is_before_autograd(graph: fx.Graph) -> bool:
+    """Whether a graph holds the program's own calls, as Dynamo has written them."""
+    return any("example_value" in node.meta for node in graph.nodes)
+
+
+def replace_losses(engine: Engine, graph: fx.Graph) -> None:
+    """Compute losses from the operands of heads, where nothing else reads the logits."""
+    if engine.is_invariant or any("autocast" in str(node.target) for node in graph.nodes):
+        return
+    for node in list(graph.nodes):
+        if node.target is functional.cross_entropy:
+            _replace(engine, node)
+
+
+def _replace(engine: Engine, loss: fx.Node) -> None:
+    named = _SIGNATURE.bind(*loss.args, **loss.kwargs).arguments
+    logits, labels = named.pop("input"), named.pop("target")
+    options = {name: named.pop(name) for name in _OPTIONS if name in named}
+    if any(value is not None for value in named.values()):
+        return
+    if any(type(value) is not _OPTIONS[name] for name, value in options.items()):
+        return
+    if options.get("reduction") == "none":  # takes a fourth product, which compiled code does not
+        return
+    chain = list(_chain(logits))
+    if not chain or not _is_head(engine, chain[-1]) or not _are_labels(labels, logits):
+        return
+    *steps, head = chain
+    x, weight, bias = _operands(head)
+    left = _left(steps[::-1], _value(x))
+    if left is None:
+        return
+    rows, scale, softcap = left
+    graph, dtype = loss.graph, _value(loss).dtype
+    with graph.inserting_before(loss):
+        for function, argument in rows:
+            x = graph.call_function(function, (x, argument))
+        if scale != 1:
+            x = graph.call_function(operator.mul, (x, scale))
+            bias = None if bias is None else graph.call_function(operator.mul, (bias, scale))
+        out = graph.call_function(
+            torch.ops.gemmsmith.linear_cross_entropy.default,
+            (x, weight, bias, labels, None, *LossOptions(softcap=softcap, **options)),
+        )
+        if dtype is not torch.float32:
+            out = graph.call_method("to", (out, dtype))
+    out.meta["example_value"] = _value(loss)
+    loss.replace_all_uses_with(out)
+    for node in (loss, *chain):  # only the one before reads each
+        graph.erase_node(node)
+
+
+def _chain(logits: object) -> Iterator[fx.Node]:
+    """The steps from what a loss reads back to the head, if only the next step reads each."""
+    node = logits
+    while isinstance(node, fx.Node) and len(node.users) == 1:
+        yield node
+        if node.target not in _STEPS or len(node.all_input_nodes) != 1:
+            return
+        (node,) = node.all_input_nodes
+
+
+_Rows = list[tuple[Callable[[Any, Any], Any], Any]]
+
+
+def _left(steps: Sequence[fx.Node], x: torch.Tensor) -> tuple[_Rows, float, float | None] | None:
+    """What steps between a head and its loss leave of the operands.
+
+    Returns functions of x with their second argument, what x and the bias are multiplied by, and
+    the softcap; or None if a loss cannot follow these steps.
+    """
+    rows: _Rows = []
+    scaling, dtype, depth = LogitScaling(), x.dtype, x.shape[-1]
+    for step in steps:
+        (read,) = step.all_input_nodes
+        before, after = _value(read), _value(step)
+        others = [other for other in (*step.args, *step.kwargs.values()) if other is not read]
+        size = (*after.shape[:-1], depth)
+        if after.device != before.device or after.shape[-1:] != before.shape[-1:]:
+            return None
+        if not all(type(extent) is int for extent in after.shape):
+            return None
+        if step.target in _SCALES:
+            (number, *more), is_first = others, step.args[:1] == (read,)
+            follows = (
+                isinstance(number, int | float)
+                and not more
+                and (is_first or step.target in _PRODUCTS)
+                and _SCALES[step.target](scaling, number)
+            )
+        elif step.target in _CAPS:
+            follows = scaling.tanh()
+        elif step.target in _CASTS:
+            follows = after.dtype in (torch.float32, dtype)
+        else:
+            is_view = step.target in _VIEWS
+            rows.append((torch.reshape, size) if is_view else (operator.getitem, others[0]))
+            function, argument = rows[-1]
+            x = function(x, argument)
+            follows = x.shape == size
+        if not follows:
+            return None
+    of_operands = scaling.of_operands(dtype)
+    return None if of_operands is None else (rows, *of_operands)
+
+
+def _is_head(engine: Engine, node: fx.Node) -> bool:
+    values = [_value(operand) for operand in _operands(node) if operand is not None]
+    if node.target is not functional.linear or len(values) < 2:
+        return False
+    if not all(isinstance(value, FakeTensor) for value in values):
+        return False
+    x, weight, *_ = values
+    return (
+        x.dtype is torch.bfloat16  # FP16 takes a fourth product, too
+        and x.device.type == engine.platform.kind
+        and all(value.dtype is x.dtype and value.device == x.device for value in values)
+        and weight.shape[0] >= losses.LEAST_VOCABULARY
+    )
+
+
+def _are_labels(labels: object, logits: object) -> bool:
+    value, read = _value(labels), _value(logits)
+    return (
+        isinstance(value, FakeTensor)
+        and value.dtype is torch.int64
+        and value.device == read.device
+        and read.dim() == 2
+        and value.shape == read.shape[:1]
+    )
+
+
+def _operands(linear: fx.Node) -> tuple[Any, Any, Any]:
+    """x, weight and bias, or None."""
+    named = dict(zip(("input", "weight", "bias"), linear.args, strict=False)) | linear.kwargs
+    return named.get("input"), named.get("weight"), named.get("bias")
+
+
+def _value(node: object) -> Any:
+    """The tensor without data that Dynamo has computed for a node."""
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
