@@ -291,8 +291,8 @@ def test_the_pass_over_graphs_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
         return functional.cross_entropy(functional.linear(x, weight, bias).float(), labels)
 
     monkeypatch.setattr(losses, "cross_entropy", noted)
-    found = outcome(torch.compile(loss, options=options, dynamic=False), leaves)
-    close(found, outcome(reference, leaves, torch.float64), BOUND)
+    compiled = outcome(torch.compile(loss, options=options, dynamic=False), leaves)
+    close(compiled, outcome(reference, leaves, torch.float64), BOUND)
     assert len(calls) == 1
 
 

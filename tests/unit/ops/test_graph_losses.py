@@ -46,7 +46,7 @@ def entropy(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch
     return functional.cross_entropy(flat(logits), labels.reshape(-1), **options)
 
 
-FOUND: dict[str, Loss] = {
+REPLACED: dict[str, Loss] = {
     "flat": lambda net, x, y: entropy(net.head(x), y),
     "in FP32": lambda net, x, y: entropy(net.head(x).float(), y),
     "cast": lambda net, x, y: entropy(net.head(x).to(torch.float32), y),
@@ -90,6 +90,10 @@ LEFT: dict[str, Loss] = {
     "chosen rows": lambda net, x, y: entropy(net.head(x)[torch.arange(2)], y),
     "in FP16": lambda net, x, y: entropy(functional.linear(x.half(), net.head.weight.half()), y),
     "autocast": lambda net, x, y: _with_autocast(net, x, y),
+    "x is written to": lambda net, x, y: _written(net, x, y, lambda x: x.mul_(3)),
+    "a row of x is set": lambda net, x, y: _written(net, x, y, lambda x: x.__setitem__(0, 0)),
+    "x is an output": lambda net, x, y: _written(net, x, y, lambda x: torch.neg(x, out=x)),
+    "without gradients": lambda net, x, y: _without_gradients(net, x, y),
     "no head": lambda net, x, y: entropy(x.repeat(1, 1, VOCABULARY // WIDTH), y),
 }
 
@@ -97,6 +101,21 @@ LEFT: dict[str, Loss] = {
 def _with_autocast(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", dtype=BF16):
         return entropy(net.head(x), y)
+
+
+def _written(
+    net: Net, x: torch.Tensor, y: torch.Tensor, write: Callable[[torch.Tensor], object]
+) -> torch.Tensor:
+    operand = x.detach().clone()
+    logits = functional.linear(operand, net.head.weight.detach())
+    write(operand)
+    return entropy(logits, y) + x.float().mean()
+
+
+def _without_gradients(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        logits = net.head(x)
+    return entropy(logits, y) + x.float().mean()
 
 
 class Seen:
@@ -137,11 +156,11 @@ def close(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
         assert (one - other).abs().max() <= 0.02 * other.abs().max()
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", REPLACED)
 def test_a_loss_needs_no_logits(name: str) -> None:
     net, seen = Net(), Seen()
-    expected = step(FOUND[name], net)
-    close(step(seen.compiled(FOUND[name], fullgraph=True), net), expected)
+    expected = step(REPLACED[name], net)
+    close(step(seen.compiled(REPLACED[name], fullgraph=True), net), expected)
     assert seen.count == (2 if name == "twice" else 1)
 
 
@@ -160,8 +179,8 @@ def test_what_is_never_replaced(why: str, engine: Engine) -> None:
         install(None)
     if why == "one order of sums":
         engine.is_invariant = True
-    compiled = seen.compiled(FOUND["flat"], dynamic=why == "sizes are symbols")
-    close(step(compiled, net), step(FOUND["flat"], net))
+    compiled = seen.compiled(REPLACED["flat"], dynamic=why == "sizes are symbols")
+    close(step(compiled, net), step(REPLACED["flat"], net))
     assert not seen.changed
 
 
@@ -169,8 +188,8 @@ def test_without_gradients() -> None:
     net, seen = Net(), Seen()
     x, labels = torch.randn(2, 5, WIDTH).to(BF16), torch.arange(10).view(2, 5)
     with torch.no_grad():
-        expected = FOUND["flat"](net, x, labels)
-        close([seen.compiled(FOUND["flat"])(net, x, labels)], [expected])
+        expected = REPLACED["flat"](net, x, labels)
+        close([seen.compiled(REPLACED["flat"])(net, x, labels)], [expected])
     assert seen.count == 1
 
 
@@ -206,7 +225,7 @@ def test_inductor_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same pass in both places, as the documentation says."""
     net, ours = Net(), gemmsmith.inductor_pass()
     options: Any = {"joint_custom_pre_pass": ours, "pre_grad_custom_pass": ours}
-    expected = step(FOUND["in FP32"], net)
+    expected = step(REPLACED["in FP32"], net)
     calls: list[int] = []
     own = losses.cross_entropy
 
@@ -218,6 +237,6 @@ def test_inductor_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     with fresh_inductor_cache():
         for turn in range(2):  # the second time from a cache
             torch._dynamo.reset()
-            compiled = torch.compile(FOUND["in FP32"], options=options, dynamic=False)
+            compiled = torch.compile(REPLACED["in FP32"], options=options, dynamic=False)
             close(step(compiled, net), expected)
             assert len(calls) == turn + 1

@@ -34,6 +34,13 @@ _SCALES: dict[Any, Callable[[LogitScaling, float], bool]] = {
     **dict.fromkeys(_PRODUCTS, LogitScaling.multiply),
     **dict.fromkeys(("div", operator.truediv, torch.div), LogitScaling.divide),
 }
+_IN_PLACE = {
+    getattr(operator, name)
+    for name in (
+        *("iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow"),
+        *("irshift", "isub", "itruediv", "ixor", "setitem"),
+    )
+}
 _STEPS = {*_VIEWS, *_CASTS, *_CAPS, *_SCALES, operator.getitem}
 
 
@@ -44,10 +51,13 @@ def is_before_autograd(graph: fx.Graph) -> bool:
 
 def replace_losses(engine: Engine, graph: fx.Graph) -> None:
     """Compute losses from the operands of heads, where nothing else reads the logits."""
-    if engine.is_invariant or any("autocast" in str(node.target) for node in graph.nodes):
+    if engine.is_invariant:
         return
+    autocasts = 0
     for node in list(graph.nodes):
-        if node.target is functional.cross_entropy:
+        autocasts += "enter_autocast" in str(node.target)
+        autocasts -= "exit_autocast" in str(node.target)
+        if node.target is functional.cross_entropy and not autocasts:
             _replace(engine, node)
 
 
@@ -67,7 +77,7 @@ def _replace(engine: Engine, loss: fx.Node) -> None:
     *steps, head = chain
     x, weight, bias = _operands(head)
     left = _left(steps[::-1], _value(x))
-    if left is None:
+    if left is None or any(map(_changes, _between(head, loss))):
         return
     rows, scale, softcap = left
     graph, dtype = loss.graph, _value(loss).dtype
@@ -97,6 +107,29 @@ def _chain(logits: object) -> Iterator[fx.Node]:
         if node.target not in _STEPS or len(node.all_input_nodes) != 1:
             return
         (node,) = node.all_input_nodes
+
+
+def _between(first: fx.Node, last: fx.Node) -> Iterator[fx.Node]:
+    node = first.next
+    while node is not last:
+        yield node
+        node = node.next
+
+
+def _changes(node: fx.Node) -> bool:
+    """Whether a step may write to what another node reads, or switch gradients or autocast.
+
+    The head is computed where its loss was, so nothing between them may do that.
+    """
+    name = str(getattr(node.target, "__name__", node.target))
+    schema = getattr(node.target, "_schema", None)
+    return (
+        name.endswith("_")
+        or node.target in _IN_PLACE
+        or bool(node.kwargs.get("inplace") or node.kwargs.get("out") is not None)
+        or bool(schema is not None and schema.is_mutable)
+        or any(word in name for word in ("autocast", "grad_enabled", "inference_mode"))
+    )
 
 
 _Rows = list[tuple[Callable[[Any, Any], Any], Any]]
