@@ -21,6 +21,7 @@ session that is cut off keeps its results. A failing step is reported, and the n
     bake      the shipped winners of each element type, with carried kernels: winners-*.gspack
     compile   the kernels of the suite's problems
     tune      the suite with the compiled kernels; winners are exported as winners-*.jsonl
+    missing   the problems that only winners of another GPU ship for, as tune
     record    exhaustive sweeps of sweeps.toml or --suite, of what is compiled: sweep-*.jsonl.zst
     peers     other libraries and the winners: peers-<dtype>.json (tune their suite first:
               `tune peers --suite benchmarks/peers/problems.toml`)

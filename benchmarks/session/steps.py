@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from benchmarks.session import carrying
 from benchmarks.session.core import CARRIED, ROOT, SITE, STATE, Deadline, Session
@@ -75,19 +76,39 @@ def tune(session: Session) -> int:
     deadline = Deadline(session)
     worst = 0
     for dtype in session.dtypes:
-        log = session.file("tune", ".log", dtype)
-        try:
-            code = session.gemmsmith(
-                *("tune", "--suite", session.suite or SUITE, "--dtype", dtype),
-                *("--device", session.device, "--time-limit", deadline.left()),
-                *("--effort", session.effort, "--compiled-only", "--again"),
-                log=log,
-            )
-            worst = worst or code
-        finally:
-            winners = session.file("winners", ".jsonl", dtype)
-            session.gemmsmith("export", str(winners), log=log)
+        log, winners = (session.file(*name, dtype) for name in _TUNE)
+        suite = session.suite or SUITE
+        worst = _tuned(session, deadline, suite, log, winners, "--dtype", dtype) or worst
     return worst
+
+
+def missing(session: Session) -> int:
+    """Tune what winners of another GPU ship for, and none of this one; export all winners."""
+    suite = session.file("missing", ".toml")
+    log, winners = (session.file(*name) for name in _TUNE)
+    code = session.command(
+        *(sys.executable, "-m", "benchmarks.missing", "-o", str(suite)),
+        log=log,
+        env=session.only_device(),
+    )
+    return code or _tuned(session, Deadline(session), str(suite), log, winners)
+
+
+_TUNE = (("tune", ".log"), ("winners", ".jsonl"))
+
+
+def _tuned(
+    session: Session, deadline: Deadline, suite: str, log: Path, winners: Path, *words: str
+) -> int:
+    try:
+        return session.gemmsmith(
+            *("tune", "--suite", suite, *words),
+            *("--device", session.device, "--time-limit", deadline.left()),
+            *("--effort", session.effort, "--compiled-only", "--again"),
+            log=log,
+        )
+    finally:
+        session.gemmsmith("export", str(winners), log=log)
 
 
 def record(session: Session) -> int:
@@ -185,6 +206,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "bake": bake,
     "compile": compile_kernels,
     "tune": tune,
+    "missing": missing,
     "record": record,
     "peers": peers,
     "ceilings": ceilings,
