@@ -9,6 +9,7 @@ or importing a winner of the kernel puts the right one in its place (`heal`).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -237,13 +238,20 @@ def _upsert(
     identity: dict[str, Any],
     rest: dict[str, Any],
 ) -> int:
-    query = select(table.id).filter_by(**identity)
-    row_id = session.scalar(query)
+    query = _by_identity(table, *identity)
+    row_id = session.scalar(query, identity)
     if row_id is None:
         row_id = insert_ignore(session, table, {**identity, **rest})
     if row_id is None:  # another process was quicker, and has committed by now
-        row_id = session.scalars(query).one()
+        row_id = session.scalars(query, identity).one()
     return row_id
+
+
+@functools.cache  # to write such a query costs more than to run it
+def _by_identity(
+    table: type[DeviceRow] | type[EnvironmentRow] | type[KernelRow] | type[ProblemRow], *names: str
+) -> Select[int]:
+    return select(table.id).where(*(getattr(table, name) == bindparam(name) for name in names))
 
 
 def pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
