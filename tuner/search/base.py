@@ -4,7 +4,7 @@ With them on a machine a new problem is tuned in seconds, because nothing has to
 They are elected: sample problems of all sizes vote for the kernels that a tuning run would begin
 with, known winners vote for themselves, and seats go to kernels that are cheap to compile and have
 the votes of problems that have few kernels so far. Problems with rows that TMA cannot read or write
-do not vote: their kernels are different, and compiled when such a problem comes.
+have different kernels. Only heads of an odd vocabulary vote for one of these each, in all passes.
 
 Deterministic: the same device model and winners give the same kernels in the same order, on every
 machine of a fleet.
@@ -50,6 +50,8 @@ _HALF = 4
 """The place in a problem's order of kernels whose vote has half the weight."""
 _WINNER = 4.0
 """Votes of a measured winner, against 1 for the model's favourite."""
+_ODD = 50257
+"""The vocabulary of GPT-2. Without a kernel, tuning such a head waits a minute for compilers."""
 
 _Ballot = list[tuple[AnyKernel, float]]
 
@@ -74,6 +76,8 @@ def base_kernels(
         twin = _TWINS.get(dtype, dtype)
         if twin not in known:
             known[twin] = [_leaders(problem, device) for problem in _probes(twin)]
+            for head in _heads(twin):
+                known[twin] += [[(kernel, _WINNER)] for kernel, _ in _leaders(head, device)[:1]]
         ballots += [
             [
                 (of_type(kernel, dtype), weight)
@@ -105,6 +109,15 @@ def _probes(dtype: str) -> Iterator[Problem]:
                 dtype=dtype,
                 layout=layout,
             )
+
+
+def _heads(dtype: str) -> Iterator[Problem]:
+    """The products of a head whose rows of logits are not aligned to 16 bytes."""
+    m, k = 8192, 2048
+    sizes = {Layout.TN: (m, _ODD, k), Layout.TT: (m, k, _ODD), Layout.NT: (_ODD, k, m)}
+    for layout in (layout for layout in _PASSES if layout in layouts_of(dtype)):
+        rows, columns, depth = sizes[layout]
+        yield Problem(m=rows, n=columns, k=depth, dtype=dtype, layout=layout)
 
 
 def _size(draw: Random, least: float, most: float, step: int) -> int:

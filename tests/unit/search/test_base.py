@@ -51,3 +51,17 @@ def test_an_unseen_problem_has_enough_kernels_in_it(
     problem = Problem(m=m, n=n, k=k, dtype=DType.BF16, layout=layout)
     legal = {each.kernel.name for each in candidates(problem, H200)}
     assert len(legal & {each.name for each in base}) >= 16
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.FP16])
+def test_a_head_of_an_odd_vocabulary_has_a_kernel_in_each_pass(
+    dtype: DType, base: list[Kernel]
+) -> None:
+    names = {each.name for each in base}
+    for layout, (m, n, k) in (
+        (Layout.TN, (3600, 49159, 2048)),
+        (Layout.TT, (3600, 2048, 49159)),
+        (Layout.NT, (49159, 2048, 3600)),
+    ):
+        problem = Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)
+        assert names & {each.kernel.name for each in candidates(problem, H200)}
