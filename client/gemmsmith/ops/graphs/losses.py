@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.products import losses
+from gemmsmith.ops.products.logit_scaling import LogitScaling
 from gemmsmith.ops.products.loss_passes import LossOptions
-from gemmsmith.ops.products.scaling import LogitScaling
 
 _SIGNATURE = inspect.signature(functional.cross_entropy)
 _OPTIONS = {"ignore_index": int, "label_smoothing": float, "reduction": str}

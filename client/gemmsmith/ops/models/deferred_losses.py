@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from gemmsmith.ops.models.deferred import Deferred, HeadCall
+from gemmsmith.ops.products.logit_scaling import LogitScaling
 from gemmsmith.ops.products.losses import linear_cross_entropy
-from gemmsmith.ops.products.scaling import LogitScaling
 
 _aten = torch.ops.aten
 _OPTIONS = {"ignore_index", "label_smoothing", "reduction"}

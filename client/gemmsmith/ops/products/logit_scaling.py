@@ -29,7 +29,8 @@ class LogitScaling:
         return is_first
 
     def divide(self, number: float) -> bool:
-        self._divisor *= number
+        if not self._is_capped:
+            self._divisor *= number
         return not self._is_capped
 
     def of_operands(self, dtype: torch.dtype) -> tuple[float, float | None] | None:
