@@ -50,9 +50,7 @@ def _finite(value: Any) -> Any:
         return str(value)
     # Most leaves need no call. Importing all shipped winners visits 900,000 values.
     if isinstance(value, dict):
-        return {
-            key: item if type(item) in _PLAIN else _finite(item) for key, item in value.items()
-        }
+        return {key: item if type(item) in _PLAIN else _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [item if type(item) in _PLAIN else _finite(item) for item in value]
     return value
