@@ -96,7 +96,7 @@ def test_every_model_has_a_page_to_which_the_list_leads(http: httpx.Client) -> N
 @pytest.mark.parametrize(
     ("text", "leads"),
     [
-        ("llama", ["llama-3-70b", "llama-3-8b", "llama-8b-blocks"]),
+        ("llama", ["llama-3-70b", "llama-3-8b", "llama-3.2-1b", "llama-8b-blocks"]),
         ("bf16 LLAMA-3-8B tn", ["llama-3-8b"]),
         ("3-8b", ["llama-3-8b", "qwen3-8b"]),
         ("mixtral, 4096", ["mixtral-8x7b"]),
