@@ -50,8 +50,9 @@ _HALF = 4
 """The place in a problem's order of kernels whose vote has half the weight."""
 _WINNER = 4.0
 """Votes of a measured winner, against 1 for the model's favourite."""
-_ODD = 50257
-"""The vocabulary of GPT-2. Without a kernel, tuning such a head waits a minute for compilers."""
+_ODD, _HEAD = 50257, 12.0
+"""The vocabulary of GPT-2, and the votes for the favourite of each pass of such a head: enough for a
+seat beside the shipped winners. Without a kernel, tuning it waits a minute for compilers."""
 
 _Ballot = list[tuple[AnyKernel, float]]
 
@@ -77,7 +78,7 @@ def base_kernels(
         if twin not in known:
             known[twin] = [_leaders(problem, device) for problem in _probes(twin)]
             for head in _heads(twin):
-                known[twin] += [[(kernel, _WINNER)] for kernel, _ in _leaders(head, device)[:1]]
+                known[twin] += [[(kernel, _HEAD)] for kernel, _ in _leaders(head, device)[:1]]
         ballots += [
             [
                 (of_type(kernel, dtype), weight)
