@@ -51,8 +51,8 @@ _HALF = 4
 _WINNER = 4.0
 """Votes of a measured winner, against 1 for the model's favourite."""
 _ODD, _HEAD = 50257, 12.0
-"""The vocabulary of GPT-2, and the votes for the favourite of each pass of such a head: enough for a
-seat beside the shipped winners. Without a kernel, tuning it waits a minute for compilers."""
+"""The vocabulary of GPT-2, and the votes for the favourite of each pass of such a head: enough for
+a seat beside the shipped winners. Without a kernel, tuning it waits a minute for compilers."""
 
 _Ballot = list[tuple[AnyKernel, float]]
 
