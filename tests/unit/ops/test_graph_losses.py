@@ -78,6 +78,7 @@ LEFT: dict[str, Loss] = {
         flat(net.head(x)).float(), functional.one_hot(y.reshape(-1), VOCABULARY).float()
     ),
     "each row's loss": lambda net, x, y: entropy(net.head(x), y, reduction="none").mean(),
+    "squared": lambda net, x, y: (lambda logits: entropy(logits * logits, y))(net.head(x)),
     "scaled by three": lambda net, x, y: entropy(net.head(x) * 3, y),
     "divided": lambda net, x, y: entropy(1.0 / (2 + net.head(x).tanh()), y),
     "a number is added": lambda net, x, y: entropy(net.head(x) + 1, y),

@@ -153,11 +153,13 @@ def _left(steps: Sequence[fx.Node], x: torch.Tensor) -> tuple[_Rows, float, floa
         if not all(type(extent) is int for extent in after.shape):
             return None
         if step.target in _SCALES:
-            (number, *more), is_first = others, step.args[:1] == (read,)
+            number = (
+                others[0] if len(others) == 1 else None
+            )  # logits may be multiplied by themselves
+            is_first = step.args[:1] == (read,) or step.target in _PRODUCTS
             follows = (
                 isinstance(number, int | float)
-                and not more
-                and (is_first or step.target in _PRODUCTS)
+                and is_first
                 and _SCALES[step.target](scaling, number)
             )
         elif step.target in _CAPS:
