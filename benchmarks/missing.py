@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gemmsmith.core.problem import Problem
 from gemmsmith.ops.engine.source import local_model
+from gemmsmith.program.captured import Captured
 from tuner.exchange import read_winners
 from tuner.trial import Winner
 
@@ -30,36 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if slug is None:
         parser.error("there is no GPU here: name one, as --gpu nvidia-h200-132sm")
     files = sorted(WINNERS.glob("*.jsonl"))
-    problems = missing((winner for file in files for winner in read_winners(file)), slug)
-    options.output.write_text(suite(problems))
-    print(f"{len(problems)} problems have winners on another GPU than {slug} alone")
-    return int(not problems)
+    lacked = missing((winner for file in files for winner in read_winners(file)), slug)
+    lacked.save(options.output)
+    print(f"{len(lacked.problems)} problems have winners on another GPU than {slug} alone")
+    return int(not lacked.problems)
 
 
-def missing(winners: Iterable[Winner], slug: str) -> list[Problem]:
-    """Problems without a winner of the GPU, by operation."""
-    here: set[Problem] = set()
-    elsewhere: dict[Problem, None] = {}
-    for winner in winners:
-        if winner.device.slug == slug:
-            here.add(winner.problem)
-        else:
-            elsewhere[winner.problem] = None
-    return sorted((each for each in elsewhere if each not in here), key=lambda each: each.dtype)
-
-
-def suite(problems: Iterable[Problem]) -> str:
-    """A suite file, in TOML."""
-    lines = ['name = "missing"']
-    for number, problem in enumerate(problems):
-        lines += [
-            "\n[[problem]]",
-            f'name = "{number}"',
-            *(f"{name} = {getattr(problem, name)}" for name in ("m", "n", "k", "batch")),
-            f'dtype = "{problem.dtype}"',
-            f'layout = "{problem.layout}"',
-        ]
-    return "\n".join(lines) + "\n"
+def missing(winners: Iterable[Winner], slug: str) -> Captured:
+    """Problems without a winner of the GPU, as if a run had had each once."""
+    known = list(winners)
+    here = {winner.problem for winner in known if winner.device.slug == slug}
+    lacked = Captured()
+    lacked.problems.update({winner.problem for winner in known} - here)
+    return lacked
 
 
 if __name__ == "__main__":

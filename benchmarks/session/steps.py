@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from benchmarks.session import carrying
 from benchmarks.session.core import CARRIED, ROOT, SITE, STATE, Deadline, Session
@@ -76,39 +75,33 @@ def tune(session: Session) -> int:
     deadline = Deadline(session)
     worst = 0
     for dtype in session.dtypes:
-        log, winners = (session.file(*name, dtype) for name in _TUNE)
-        suite = session.suite or SUITE
-        worst = _tuned(session, deadline, suite, log, winners, "--dtype", dtype) or worst
+        worst = _tuned(session, deadline, session.suite or SUITE, dtype) or worst
     return worst
 
 
 def missing(session: Session) -> int:
     """Tune what winners of another GPU ship for, and none of this one; export all winners."""
     suite = session.file("missing", ".toml")
-    log, winners = (session.file(*name) for name in _TUNE)
     code = session.command(
         *(sys.executable, "-m", "benchmarks.missing", "-o", str(suite)),
-        log=log,
+        log=session.file("missing", ".log"),
         env=session.only_device(),
     )
-    return code or _tuned(session, Deadline(session), str(suite), log, winners)
+    return code or _tuned(session, Deadline(session), str(suite), None)
 
 
-_TUNE = (("tune", ".log"), ("winners", ".jsonl"))
-
-
-def _tuned(
-    session: Session, deadline: Deadline, suite: str, log: Path, winners: Path, *words: str
-) -> int:
+def _tuned(session: Session, deadline: Deadline, suite: str, dtype: str | None) -> int:
+    """Tune a suite in this element type, or all of its problems, and export all winners."""
+    log = session.file("tune", ".log", dtype)
     try:
         return session.gemmsmith(
-            *("tune", "--suite", suite, *words),
+            *("tune", "--suite", suite, *(() if dtype is None else ("--dtype", dtype))),
             *("--device", session.device, "--time-limit", deadline.left()),
             *("--effort", session.effort, "--compiled-only", "--again"),
             log=log,
         )
     finally:
-        session.gemmsmith("export", str(winners), log=log)
+        session.gemmsmith("export", str(session.file("winners", ".jsonl", dtype)), log=log)
 
 
 def record(session: Session) -> int:

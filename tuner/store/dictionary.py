@@ -72,8 +72,9 @@ class Dictionary:
         return ids
 
     def problem_id(self, session: Session, problem: Problem) -> int | None:
+        identity = problem_identity(problem)
         return self._ids.get(_key(problem)) or session.scalar(
-            select(ProblemRow.id).filter_by(**problem_identity(problem))
+            _by_identity(ProblemRow, *identity), identity
         )
 
     def device_id(self, session: Session, slug: str) -> int | None:

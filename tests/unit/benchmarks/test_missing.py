@@ -24,15 +24,16 @@ def test_a_problem_of_another_gpu_alone_is_missing(tmp_path: Path) -> None:
         replace(winner(grouped), device=OTHER_DEVICE),
         replace(winner(fused), device=OTHER_DEVICE),
     ]
-    problems = missing.missing(records, DEVICE.slug)
+    lacked = missing.missing(records, DEVICE.slug)
+    problems = sorted(lacked.problems)
     assert problems == [fused, grouped]
     file = tmp_path / "missing.toml"
-    file.write_text(missing.suite(problems))
+    lacked.save(file)
     entries = load(file).entries
     assert [(each.m, each.n, each.k, each.batch, each.layout) for each in entries] == [
         (each.m, each.n, each.k, each.batch, each.layout) for each in problems
     ]
-    assert not missing.missing(records, OTHER_DEVICE.slug)
+    assert not missing.missing(records, OTHER_DEVICE.slug).problems
 
 
 def test_the_shipped_winners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,4 +43,6 @@ def test_the_shipped_winners(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         record.problem for path in missing.WINNERS.glob("*.jsonl") for record in read_winners(path)
     }
     assert len(load(file).entries) == len(problems)
+    suite = load(file)
+    assert {problem for dtype in suite.dtypes for _, problem in suite.problems(dtype)} == problems
     assert capsys.readouterr().out.startswith(f"{len(problems)} problems")
