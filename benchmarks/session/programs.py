@@ -44,8 +44,9 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
 }
 """Script and options of each program. No suite has products of the last three."""
 
-TUNE_S = "60"
-"""Seconds after which no further problem is tuned; those with most time at stake come first."""
+TUNE_S, UNBUILT_S = 60, 140
+"""Seconds after which no further problem is tuned; those with most time at stake come first. The
+second limit is for a session without carried kernels."""
 
 LIMIT_S = 240.0
 
@@ -80,7 +81,8 @@ def _parts(session: Session, name: str, mode: str) -> Any:
     bundle = None if session.bundle is None else str(session.bundle.resolve())
     if bundle is None and not tuned:
         before = count_kernels(env)
-        options = ("--effort", session.effort, "--time-limit", TUNE_S)
+        limit = str(TUNE_S if before else UNBUILT_S)
+        options = ("--effort", session.effort, "--time-limit", limit)
         cold = _timed(session, [*_gemmsmith("run", "--tune", "--rehearse", *options), *words], env)
         yield {"exit": cold["exit"], "cold": cold, "compiled": count_kernels(env) - before}
         if cold["exit"]:
