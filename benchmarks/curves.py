@@ -2,7 +2,7 @@
 
     cd benchmarks/results
     python -m benchmarks.curves 2026-11-22-h200-train.json -o training.png
-    python -m benchmarks.curves 2026-11-27-h200-programs-held-out.json -o wait.png
+    python -m benchmarks.curves 2026-11-27-h100-programs-held-out-{again,last}.json -o wait.png
 
 A panel for each run of examples/train_gpt.py in the file, torch's losses and gemmsmith's on top of
 each other; or a panel for each program that was tuned (`gpu_session.py programs`). docs/training.md
@@ -70,16 +70,16 @@ def _panels(rows: int, columns: int, *, height: float) -> tuple[Any, Any]:
 
 
 def main() -> int:
-    """Draw the runs of a file."""
+    """Draw the runs of a file, or the programs of all files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("results", type=Path, help="a file with the runs")
+    parser.add_argument("results", type=Path, nargs="+", help="files with the runs")
     parser.add_argument("-o", "--output", type=Path, required=True, help="picture to write")
     options = parser.parse_args()
-    content = json.loads(options.results.read_text(encoding="utf-8"))
-    if isinstance(content, list):
-        draw_waits(content, options.output)
+    contents = [json.loads(path.read_text(encoding="utf-8")) for path in options.results]
+    if isinstance(contents[0], list):
+        draw_waits([program for content in contents for program in content], options.output)
     else:
-        draw(content["runs"], options.output)
+        draw([run for content in contents for run in content["runs"]], options.output)
     return 0
 
 
