@@ -27,7 +27,10 @@ import gemmsmith
 from benchmarks.turns import Side, described, in_turns, keep, peak
 from gemmsmith.ops.products import losses
 
-SIZES = ((4096, 4096, 128256), (8192, 2048, 151936), (16384, 1024, 50304))
+SIZES = (
+    *((4096, 4096, 128256), (8192, 2048, 151936), (16384, 1024, 50304)),
+    *((4096, 1600, 50257), (8192, 1024, 30522)),  # GPT-2 XL and BERT: not aligned
+)
 """Rows, width and vocabulary."""
 TINY_SIZES = ((64, 32, 96),)
 

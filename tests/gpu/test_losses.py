@@ -129,25 +129,30 @@ def test_200_random_sizes(chunks: Callable[[int, int], None]) -> None:
         assert equal(ours, outcome(linear_cross_entropy, tuple(leaves), **options))
 
 
-@pytest.mark.parametrize("width", [1, 8192, 50257, 128256])
+@pytest.mark.parametrize(
+    ("width", "columns"), [(1, 0), (1, 63), (8192, 0), (50257, 0), (50257, 47), (128256, 0)]
+)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("by_row", [False, True, None])
-def test_the_pass(width: int, dtype: torch.dtype, by_row: bool | None) -> None:
+def test_the_pass(width: int, columns: int, dtype: torch.dtype, by_row: bool | None) -> None:
     """Triton's form against torch's, which is checked on the host."""
     pytest.importorskip("triton")
     torch.manual_seed(3)
     plain: Any = loss_passes.cross_entropy.__wrapped__  # type: ignore[attr-defined]
-    logits = (4 * torch.randn(37, width, device="cuda")).to(dtype)
+    logits = (4 * torch.randn(37, width + columns, device="cuda")).to(dtype)
+    logits[:, width:] = torch.nan
     labels = torch.randint(width, (37,), device="cuda")
     labels[5] = -1
     scale = None if by_row is None else torch.rand(37 if by_row else 1, device="cuda")
     eps, floor = torch.finfo(dtype).eps, 2e-6 if width == 1 else 1e-7
     for smoothing, cap, z_loss in TERMS:
         options = LossOptions(-1, smoothing, cap, z_loss, "sum")
-        rows, ours = loss_passes.cross_entropy(logits.clone(), labels, scale, options)
-        exact, gradient = plain(logits.clone(), labels, scale, options)
+        rows, ours = loss_passes.cross_entropy(logits.clone(), labels, scale, options, width)
+        exact, gradient = plain(logits.clone(), labels, scale, options, width)
         torch.testing.assert_close(rows, exact, rtol=1e-5, atol=2e-5)
-        torch.testing.assert_close(ours, gradient, rtol=2 * eps, atol=floor)
+        torch.testing.assert_close(
+            ours, gradient, rtol=2 * eps, atol=floor, equal_nan=scale is None
+        )
         assert scale is None or not ours[5].any()
 
 

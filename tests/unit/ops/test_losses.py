@@ -125,9 +125,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     seen: list[tuple[int, bool]] = []
     own = loss_passes.cross_entropy
 
-    def noted(logits: torch.Tensor, labels: torch.Tensor, scale: Any, options: Any) -> Any:
+    def noted(logits: torch.Tensor, labels: torch.Tensor, scale: Any, *others: Any) -> Any:
         seen.append((logits.shape[0], scale is not None))
-        return own(logits, labels, scale, options)
+        return own(logits, labels, scale, *others)
 
     monkeypatch.setattr(losses, "cross_entropy", noted)
     return seen
@@ -153,7 +153,9 @@ def test_fp64_is_torchs() -> None:
         close(ours, outcome(reference, leaves, **options), 1e-14)
 
 
-def test_100_random_calls(computing: str, chunks: Callable[[int], None]) -> None:
+def test_100_random_calls(
+    computing: str, chunks: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw = random.Random(5)
     for _ in range(100):
         leading = draw.choice(
@@ -170,6 +172,7 @@ def test_100_random_calls(computing: str, chunks: Callable[[int], None]) -> None
         x.requires_grad_()
         labels.view(-1)[:1] = 0  # not all are ignored
         chunks(draw.choice([1, 7, 32, 1000]), vocabulary)
+        monkeypatch.setattr(losses, "LEAST_PADDED", draw.choice([1, 1000]))
         options = {
             "label_smoothing": draw.choice([0.0, 0.3]),
             "softcap": draw.choice([None, 4.0]),
@@ -187,6 +190,59 @@ def test_100_random_calls(computing: str, chunks: Callable[[int], None]) -> None
             assert (mine.double() - exactly).norm() <= 1e-2 * exactly.norm() + floor * (
                 vocabulary <= 2
             ), options
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["plain", "none", "all"])
+@pytest.mark.parametrize("rows", [losses.LEAST_PADDED, 40])
+def test_logits_are_padded(
+    rows: int,
+    name: str,
+    dtype: torch.dtype,
+    chunks: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes, own = set(), losses.cross_entropy
+
+    def noted(logits: torch.Tensor, *others: Any) -> Any:
+        sizes.add(logits.shape[1])
+        return own(logits, *others)
+
+    monkeypatch.setattr(losses, "cross_entropy", noted)
+    for vocabulary in (37, 50):  # torch's own kernels load 1 and 2 elements at a time
+        chunks(200, vocabulary)
+        leaves = operands(rows, vocabulary=vocabulary, dtype=dtype)
+        ours = outcome(linear_cross_entropy, leaves, **OPTIONS[name])
+        close(ours, outcome(reference, leaves, torch.float64, **OPTIONS[name]), BOUNDS[dtype])
+        assert all(part.is_contiguous() for part in ours)
+        assert sizes == {losses.LINE if rows >= losses.LEAST_PADDED else vocabulary}
+        sizes.clear()
+
+
+def test_an_infinite_row_that_is_ignored_does_not_reach_others() -> None:
+    x, weight, labels, bias = operands(losses.LEAST_PADDED, vocabulary=37)
+    labels[3] = -100
+    with torch.no_grad():
+        x[3] = torch.inf
+    _, of_x, _, of_bias = outcome(linear_cross_entropy, (x, weight, labels, bias))
+    assert not of_x[3].any()
+    assert of_x.isfinite().all()
+    assert of_bias.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocabulary", "depth", "columns"),
+    [
+        (4096, 50257, 1600, 47),
+        (8192, 30522, 1024, 6),
+        (4096, 49155, 2048, 61),
+        (4096, 50264, 1600, 0),  # aligned
+        (4096, 50257, 1601, 0),  # the depth is not
+        (16, 50257, 1600, 0),  # the copy of the weight would take longer
+    ],
+)
+def test_padding(rows: int, vocabulary: int, depth: int, columns: int) -> None:
+    assert losses.padding(rows, vocabulary, depth) == columns
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, 199])

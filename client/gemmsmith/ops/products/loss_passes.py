@@ -27,18 +27,23 @@ class LossOptions(NamedTuple):
 
 @by_triton(_KERNELS)
 def cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor | None, options: LossOptions
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    scale: torch.Tensor | None,
+    options: LossOptions,
+    vocabulary: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses of rows, [R] in FP32, and the gradient of their logits in the logits' memory.
 
     Args:
-        logits: [R, V].
+        logits: [R, V], or wider: what follows the vocabulary is padding, whose gradient is 0.
         labels: [R].
         scale: what gradients are multiplied by: FP32, [1] or [R]. None leaves the logits.
         options: but for the reduction.
+        vocabulary: V; None if there is no padding.
     """
     ignored, smoothing, cap, z_loss, _ = options
-    wide = capped(logits.float(), cap)
+    wide = capped(logits[:, :vocabulary].float(), cap)
     losses = losses_of(wide, labels, options)
     if scale is None:
         return losses, logits
@@ -49,7 +54,8 @@ def cross_entropy(
     gradient.scatter_add_(1, target, torch.full_like(target, smoothing - 1, dtype=wide.dtype))
     if cap is not None:
         gradient.mul_(1 - (wide / cap).square())
-    return losses, logits.copy_(gradient.mul_(scale[:, None]).where(kept, 0))
+    gradient = gradient.mul_(scale[:, None]).where(kept, 0)
+    return losses, logits.copy_(functional.pad(gradient, (0, logits.shape[1] - wide.shape[1])))
 
 
 @by_triton(_KERNELS)

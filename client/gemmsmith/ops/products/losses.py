@@ -9,6 +9,11 @@ Where the gradient of the loss must come first, the backward pass computes the l
 row has its own (`reduction="none"`), or FP16 would lose small gradients without the program's loss
 scale, or the graph is kept for another backward pass.
 
+Logits of a vocabulary that is not aligned are padded, with a copy of the weight: kernels for other
+widths load single elements. Of a step of GPT-2 XL with 4096 tokens (vocabulary 50257), torch's
+three products take 16.5 of 44.7 ms on an H200, and of BERT with 8192 (30522) 6.1 of 57.9
+(2026-11-27).
+
 Sums are FP32, in a fixed order. Operands that are not bf16 or fp16 are left to torch.
 """
 
@@ -45,6 +50,12 @@ LEAST_VOCABULARY = 8192
 """Least number of outputs of a linear layer that is taken for a head. Not measured yet."""
 MULTIPLE = 256
 """Rows of a chunk are a multiple, so that they fill tiles."""
+
+ALIGNED, LINE = 8, 64
+"""16-bit elements: widths of these multiples have fast kernels, and fill lines of memory."""
+LEAST_PADDED = 256
+"""Rows from which logits are padded. A copy of the weight takes 131 / rows of the time of three
+products, by the rates of an H200: 3.3 TB/s and 650 TFLOPS. Not measured yet."""
 
 _NARROW = (torch.bfloat16, torch.float16)
 _REDUCTIONS = ("mean", "sum", "none")
@@ -145,6 +156,21 @@ def chunk_rows(rows: int, vocabulary: int, depth: int, size: int) -> int:
     return -(-rows // (chunks * MULTIPLE)) * MULTIPLE
 
 
+def padding(rows: int, vocabulary: int, depth: int) -> int:
+    """How many columns are added to logits, so that all three products have aligned operands."""
+    if rows < LEAST_PADDED or vocabulary % ALIGNED == 0 or depth % ALIGNED:
+        return 0
+    return -vocabulary % LINE
+
+
+def _padded(
+    weight: torch.Tensor, bias: torch.Tensor | None, columns: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight and bias with so many further outputs, which are 0."""
+    weight = torch.cat((weight, weight.new_zeros(columns, weight.shape[1])))
+    return weight, None if bias is None else functional.pad(bias, (0, columns))
+
+
 def _divisor(
     labels: torch.Tensor, count: torch.Tensor | None, options: LossOptions
 ) -> torch.Tensor | None:
@@ -194,8 +220,12 @@ def _compute(
 ) -> Computed:
     """On a device, chunk by chunk, of x[R, K] and labels[R]. Without a scale no gradients."""
     options, rows, vocabulary = LossOptions(*others), x.shape[0], weight.shape[0]
+    engine = functions.engine_here()
+    if engine is None or not engine.is_invariant:  # else the number of rows must not matter
+        columns = padding(rows, vocabulary, x.shape[1])
+        weight, bias = _padded(weight, bias, columns) if columns else (weight, bias)
     needs_x, needs_weight, needs_bias = (need and scale is not None for need in needs)
-    step = chunk_rows(rows, vocabulary, x.shape[1] * needs_weight, x.element_size())
+    step = chunk_rows(rows, weight.shape[0], x.shape[1] * needs_weight, x.element_size())
     of_weight = of_bias = None
     if needs_weight and step < rows:
         of_weight = torch.zeros(weight.shape, dtype=torch.float32, device=x.device)
@@ -204,7 +234,7 @@ def _compute(
         part = slice(first, first + step)
         factor = scale if scale is None or scale.numel() == 1 else scale[part]
         logits = backward.linear(x[part], weight, bias)
-        of_rows, logits = cross_entropy(logits, labels[part], factor, options)
+        of_rows, logits = cross_entropy(logits, labels[part], factor, options, vocabulary)
         losses.append(of_rows)
         if needs_x:
             of_x.append(functions.product(Form.MATMUL, logits, weight))
@@ -219,8 +249,10 @@ def _compute(
     return (
         _joined(losses),
         _joined(of_x) if of_x else x.new_empty(0),
-        x.new_empty(0) if of_weight is None else of_weight.to(weight.dtype).contiguous(),
-        x.new_empty(0) if of_bias is None else of_bias.to(x.dtype),
+        x.new_empty(0)
+        if of_weight is None
+        else of_weight[:vocabulary].to(weight.dtype).contiguous(),
+        x.new_empty(0) if of_bias is None else of_bias[:vocabulary].to(x.dtype),
     )
 
 

@@ -23,32 +23,33 @@ COLUMNS = 4096
 
 
 @triton.jit
-def _load(logits, at, width: tl.constexpr, cap: tl.constexpr):
-    value = tl.load(logits + at, mask=at < width, other=float("-inf")).to(tl.float32)
+def _load(logits, at, width: tl.constexpr, pitch: tl.constexpr, cap: tl.constexpr):
+    # Whole rows with their padding: a width that is not aligned would load single elements.
+    value = tl.load(logits + at, mask=at < pitch, other=float("-inf")).to(tl.float32)
     if cap > 0:
         # tanh; its absolute error is that of FP32.
         value = cap * (2 * tl.sigmoid(value * (2 / cap)) - 1)
-        value = tl.where(at < width, value, float("-inf"))
-    return value
+    return tl.where(at < width, value, float("-inf"))
 
 
 @TritonKernel
 @triton.jit
 def _cross_entropy(
     logits, labels, scale, losses,
-    width: tl.constexpr, ignored: tl.constexpr, smoothing: tl.constexpr, cap: tl.constexpr,
-    z_loss: tl.constexpr, scaled: tl.constexpr, by_row: tl.constexpr, block: tl.constexpr,
+    width: tl.constexpr, pitch: tl.constexpr, ignored: tl.constexpr, smoothing: tl.constexpr,
+    cap: tl.constexpr, z_loss: tl.constexpr, scaled: tl.constexpr, by_row: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    logits += row * width
+    logits += row * pitch
     label = tl.load(labels + row)
     if label == ignored:
         tl.store(losses + row, 0.0)
         if scaled:
             zeros = tl.zeros((block,), dtype=logits.dtype.element_ty)
-            for first in range(0, width, block):
+            for first in range(0, pitch, block):
                 at = first + tl.arange(0, block)
-                tl.store(logits + at, zeros, mask=at < width)
+                tl.store(logits + at, zeros, mask=at < pitch)
     else:
         # One largest logit and one sum of the row, not of each lane: one exponential an element,
         # and few registers, so that many rows are read at once.
@@ -57,7 +58,7 @@ def _cross_entropy(
         plain = 0.0
         for first in range(0, width, block):
             at = first + tl.arange(0, block)
-            value = _load(logits, at, width, cap)
+            value = _load(logits, at, width, pitch, cap)
             higher = tl.maximum(largest, tl.max(value, axis=0))
             total = total * tl.exp(largest - higher) + tl.sum(tl.exp(value - higher), axis=0)
             largest = higher
@@ -65,7 +66,7 @@ def _cross_entropy(
                 plain += tl.sum(tl.where(at < width, value, 0.0), axis=0)
         sums = largest + tl.log(total)
         is_label = (label >= 0) & (label < width)
-        target = _load(logits, tl.where(is_label, label, 0), width, cap)
+        target = _load(logits, tl.where(is_label, label, 0), width, pitch, cap)
         loss = sums - (1 - smoothing) * target
         if smoothing > 0:
             loss -= smoothing / width * plain
@@ -75,15 +76,15 @@ def _cross_entropy(
             factor = tl.load(scale + row * by_row)
             factor = tl.where(is_label, factor, float("nan"))
             share = 1 + 2 * z_loss * sums
-            for first in range(0, width, block):
+            for first in range(0, pitch, block):
                 at = first + tl.arange(0, block)
-                value = _load(logits, at, width, cap)
+                value = _load(logits, at, width, pitch, cap)
                 gradient = tl.exp(value - sums) * share - smoothing / width
                 gradient -= tl.where(at == label, 1.0 - smoothing, 0.0)
                 if cap > 0:
                     gradient *= 1 - (value / cap) * (value / cap)
-                gradient *= factor
-                tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < width)
+                gradient = tl.where(at < width, gradient * factor, 0.0)
+                tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < pitch)
 
 
 @TritonKernel
@@ -99,19 +100,24 @@ def _multiply(matrix, factor, width: tl.constexpr, block: tl.constexpr):
 
 
 def cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor | None, options: LossOptions
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    scale: torch.Tensor | None,
+    options: LossOptions,
+    vocabulary: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As loss_passes.cross_entropy."""
     ignored, smoothing, cap, z_loss, _ = options
     logits, labels = logits.contiguous(), labels.contiguous()
-    rows, width = logits.shape
+    rows, pitch = logits.shape
+    width = pitch if vocabulary is None else vocabulary
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     # The kernel needs a tensor for every argument.
     factors = losses if scale is None else scale.contiguous()
     by_row = int(scale is not None and scale.numel() > 1)
     block = min(BLOCK, power_of_2(width))
-    constants = (width, ignored, smoothing, cap or 0.0, z_loss, scale is not None, by_row, block)
-    _cross_entropy(rows, (logits, labels, factors, losses), *constants, warps=WARPS)
+    constants = (width, pitch, ignored, smoothing, cap or 0.0, z_loss, scale is not None, by_row)
+    _cross_entropy(rows, (logits, labels, factors, losses), *constants, block, warps=WARPS)
     return losses, logits
 
 
