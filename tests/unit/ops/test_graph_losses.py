@@ -173,15 +173,46 @@ def test_a_loss_is_left_alone(name: str) -> None:
     assert not seen.changed
 
 
-@pytest.mark.parametrize("why", ["nothing in use", "one order of sums", "sizes are symbols"])
+@pytest.mark.parametrize("name", REPLACED)
+def test_sizes_that_are_symbols(name: str) -> None:
+    net, seen = Net(), Seen()
+    expected = step(REPLACED[name], net)
+    run = seen.compiled(REPLACED[name], fullgraph=True, dynamic=True)
+    close(step(run, net), expected)
+    assert seen.count == (2 if name == "twice" else 1)
+
+
+def test_a_batch_of_another_size_runs_the_same_graph() -> None:
+    net, seen = Net(), Seen()
+    run = seen.compiled(REPLACED["in FP32"], fullgraph=True, dynamic=True)
+    for rows in (2, 3, 7):
+        x = torch.randn(rows, 5, WIDTH).to(BF16).requires_grad_()
+        labels = torch.randint(0, VOCABULARY, (rows, 5))
+        ours, theirs = (
+            [loss.detach(), *torch.autograd.grad(loss, [x, net.head.weight])]
+            for loss in (function(net, x, labels) for function in (run, REPLACED["in FP32"]))
+        )
+        close(ours, theirs)
+    assert seen.count == 1
+
+
+def test_a_weight_of_any_size_is_left() -> None:
+    seen = Seen()
+    run = seen.compiled(
+        lambda x, w, y: functional.cross_entropy(functional.linear(x, w), y), dynamic=True
+    )
+    run(torch.randn(9, WIDTH).to(BF16), torch.randn(VOCABULARY, WIDTH).to(BF16), torch.arange(9))
+    assert not seen.changed
+
+
+@pytest.mark.parametrize("why", ["nothing in use", "one order of sums"])
 def test_what_is_never_replaced(why: str, engine: Engine) -> None:
     net, seen = Net(), Seen()
     if why == "nothing in use":
         install(None)
     if why == "one order of sums":
         engine.is_invariant = True
-    compiled = seen.compiled(REPLACED["flat"], dynamic=why == "sizes are symbols")
-    close(step(compiled, net), step(REPLACED["flat"], net))
+    close(step(seen.compiled(REPLACED["flat"]), net), step(REPLACED["flat"], net))
     assert not seen.changed
 
 

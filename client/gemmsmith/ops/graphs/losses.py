@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from gemmsmith.ops.engine.engine import Engine
@@ -76,7 +77,7 @@ def _replace(engine: Engine, loss: fx.Node) -> None:
         return
     *steps, head = chain
     x, weight, bias = _operands(head)
-    left = _left(steps[::-1], _value(x))
+    left = _left(steps[::-1], _value(x), _value(weight).shape[1])
     if left is None or any(map(_changes, _between(head, loss))):
         return
     rows, scale, softcap = left
@@ -132,30 +133,29 @@ def _changes(node: fx.Node) -> bool:
     )
 
 
-_Rows = list[tuple[Callable[[Any, Any], Any], Any]]
+_Row = tuple[Callable[[Any, Any], Any], Any]
+_Rows = list[_Row]
 
 
-def _left(steps: Sequence[fx.Node], x: torch.Tensor) -> tuple[_Rows, float, float | None] | None:
-    """What steps between a head and its loss leave of the operands.
+def _left(
+    steps: Sequence[fx.Node], x: torch.Tensor, depth: int
+) -> tuple[_Rows, float, float | None] | None:
+    """What steps between a head and its loss leave of the operands, x[…, depth] above all.
 
     Returns functions of x with their second argument, what x and the bias are multiplied by, and
     the softcap; or None if a loss cannot follow these steps.
     """
     rows: _Rows = []
-    scaling, dtype, depth = LogitScaling(), x.dtype, x.shape[-1]
+    scaling, dtype = LogitScaling(), x.dtype
     for step in steps:
         (read,) = step.all_input_nodes
         before, after = _value(read), _value(step)
         others = [other for other in (*step.args, *step.kwargs.values()) if other is not read]
         size = (*after.shape[:-1], depth)
-        if after.device != before.device or after.shape[-1:] != before.shape[-1:]:
-            return None
-        if not all(type(extent) is int for extent in after.shape):
+        if after.device != before.device or not _same(after.shape[-1:], before.shape[-1:]):
             return None
         if step.target in _SCALES:
-            number = (
-                others[0] if len(others) == 1 else None
-            )  # logits may be multiplied by themselves
+            number = others[0] if len(others) == 1 else None  # else logits times themselves
             is_first = step.args[:1] == (read,) or step.target in _PRODUCTS
             follows = (
                 isinstance(number, int | float)
@@ -167,15 +167,31 @@ def _left(steps: Sequence[fx.Node], x: torch.Tensor) -> tuple[_Rows, float, floa
         elif step.target in _CASTS:
             follows = after.dtype in (torch.float32, dtype)
         else:
-            is_view = step.target in _VIEWS
-            rows.append((torch.reshape, size) if is_view else (operator.getitem, others[0]))
-            function, argument = rows[-1]
+            row = _of_rows(step, others, (-1, depth) if after.dim() == 2 else size)
+            if row is None:
+                return None
+            rows.append(row)
+            function, argument = row
             x = function(x, argument)
-            follows = x.shape == size
+            follows = _same(x.shape, size)
         if not follows:
             return None
     of_operands = scaling.of_operands(dtype)
     return None if of_operands is None else (rows, *of_operands)
+
+
+def _of_rows(step: fx.Node, others: Sequence[Any], size: Sequence[Any]) -> _Row | None:
+    """What does to x, and to its size, what a step does to the rows of logits."""
+    if step.target not in _VIEWS:
+        return operator.getitem, others[0]
+    return (torch.reshape, size) if all(type(extent) is int for extent in size) else None
+
+
+def _same(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether sizes, of which some may be symbols, are the same for all values."""
+    return len(sizes) == len(others) and all(
+        statically_known_true(size == other) for size, other in zip(sizes, others, strict=True)
+    )
 
 
 def _is_head(engine: Engine, node: fx.Node) -> bool:
@@ -189,6 +205,7 @@ def _is_head(engine: Engine, node: fx.Node) -> bool:
         x.dtype is torch.bfloat16  # FP16 takes a fourth product, too
         and x.device.type == engine.platform.kind
         and all(value.dtype is x.dtype and value.device == x.device for value in values)
+        and all(type(extent) is int for extent in weight.shape)
         and weight.shape[0] >= losses.LEAST_VOCABULARY
     )
 
@@ -200,7 +217,7 @@ def _are_labels(labels: object, logits: object) -> bool:
         and value.dtype is torch.int64
         and value.device == read.device
         and read.dim() == 2
-        and value.shape == read.shape[:1]
+        and _same(value.shape, read.shape[:1])
     )
 
 
