@@ -368,7 +368,10 @@ def test_a_layer_whose_outputs_are_read_is_left_to_torch(computed: Sizes) -> Non
         assert is_deferred(other)
 
 
-def test_logits_are_those_before_the_step(computed: Sizes) -> None:
+@pytest.mark.parametrize("why", ["few rows", "a large weight", "many rows"])
+def test_logits_are_those_before_the_step(
+    why: str, computed: Sizes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where a program changes weights past torch's version counters."""
     changes: list[Callable[[nn.Module], Any]] = [
         lambda model: torch.optim.SGD(model.parameters(), lr=0.5).step(),
@@ -377,17 +380,21 @@ def test_logits_are_those_before_the_step(computed: Sizes) -> None:
             {name: part * 2 for name, part in model.state_dict().items()}
         ),
     ]
-    for rows in (1, 9):  # few logits are computed, of many the weight is copied
-        for change in changes:
-            model = made()
-            tokens, labels = (part[:rows] for part in batch())
-            expected = model(tokens, labels)[0].detach()
-            with gemmsmith.patch(model):
-                logits, loss = model(tokens, labels)
-                loss.backward()
-                change(model)
-                assert torch.equal(logits, expected)
-                assert not torch.equal(model(tokens, labels)[0], expected)
+    if why != "few rows":
+        monkeypatch.setattr(deferred, "FEW_ROWS", 0)
+        monkeypatch.setattr(deferred, "MOST_MEMORY", 0 if why == "a large weight" else 99)
+    for change in changes:
+        model = made()
+        tokens, labels = batch()
+        expected = model(tokens, labels)[0].detach()
+        with gemmsmith.patch(model):
+            logits, loss = model(tokens, labels)
+            loss.backward()
+            assert bool(computed) == (why != "many rows")  # then the weight was copied
+            change(model)
+            assert torch.equal(logits, expected)
+            assert not torch.equal(model(tokens, labels)[0], expected)
+        computed.clear()
 
 
 def test_logits_that_autocast_made_need_no_copy(computed: Sizes) -> None:
