@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measured(size: tuple[int, int, int], options: argparse.Namespace) -> dict[str, Any]:
     """Measure both passes at one size: medians in ms, and peaks in GB."""
     rows, width, vocabulary = size
+    torch._dynamo.reset()  # else sizes after the first are symbols
     torch.manual_seed(1)
     with torch.device(options.device):
         x = torch.randn(rows, width, dtype=torch.bfloat16).requires_grad_()
