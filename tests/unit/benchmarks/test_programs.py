@@ -15,10 +15,16 @@ from benchmarks.session import programs
 from benchmarks.session.steps import STEPS
 
 
+@pytest.mark.parametrize(("kernels", "limit"), [(653, 60), (0, 140)])
 def test_programs_run_as_a_user_starts_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kernels: int,
+    limit: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compiled, a program is tuned only where that was not done before."""
+    monkeypatch.setattr(programs, "count_kernels", lambda _env: kernels)
     names = ("--model", "example", "--model", "llama")
     session = gpu_session.parse(
         ["programs", "--dry-run", "--out", str(tmp_path), *names, "--mode", "eager"]
@@ -26,7 +32,7 @@ def test_programs_run_as_a_user_starts_them(
     assert STEPS["programs"](session) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("$ ")]
     said = [re.sub(r"^\$ \S+ (-m service.cli.main )?|(?<= -- )\S+ ", "", line) for line in lines]
-    tuned = "run --tune --rehearse --effort default --time-limit 60 -- "
+    tuned = f"run --tune --rehearse --effort default --time-limit {limit} -- "
     llama = "benchmarks/programs/hugging.py llama --steps 18"
     exports = [line for line in said if line.startswith("export ")]
     assert [line for line in said if line not in exports] == [

@@ -239,6 +239,7 @@ def test_an_infinite_row_that_is_ignored_does_not_reach_others() -> None:
         (4096, 50264, 1600, 0),  # aligned
         (4096, 50257, 1601, 0),  # the depth is not
         (16, 50257, 1600, 0),  # the copy of the weight would take longer
+        (1024, 128257, 4096, 0),  # or more memory than torch's logits
     ],
 )
 def test_padding(rows: int, vocabulary: int, depth: int, columns: int) -> None:

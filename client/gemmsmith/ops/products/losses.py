@@ -157,8 +157,12 @@ def chunk_rows(rows: int, vocabulary: int, depth: int, size: int) -> int:
 
 
 def padding(rows: int, vocabulary: int, depth: int) -> int:
-    """How many columns are added to logits, so that all three products have aligned operands."""
-    if rows < LEAST_PADDED or vocabulary % ALIGNED == 0 or depth % ALIGNED:
+    """How many columns are added to logits, so that all three products have aligned operands.
+
+    The copy of the weight takes at most the memory of torch's logits in 16 and 32 bits.
+    """
+    is_aligned = vocabulary % ALIGNED == 0
+    if is_aligned or depth % ALIGNED or rows < max(LEAST_PADDED, depth // 3):
         return 0
     return -vocabulary % LINE
 
