@@ -358,7 +358,7 @@ def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: f
             )
             note(f"  {progress.phase}: {progress.message}{longer}")
 
-    note(f"{problem} on {recorded.name}, real measurements of {recorded.model.name}")
+    note(f"{problem}, from real measurements of {recorded.model.name}")
     with Store.open(f"sqlite:///{database}") as store, recorded:
         return TuningRun(
             problem=problem,

@@ -173,13 +173,15 @@ def test_a_loss_is_left_alone(name: str) -> None:
     assert not seen.changed
 
 
-@pytest.mark.parametrize("name", REPLACED)
+@pytest.mark.parametrize(
+    "name", ["flat", "with a bias", "by a module", "of all but the last token", "with a softcap"]
+)
 def test_sizes_that_are_symbols(name: str) -> None:
     net, seen = Net(), Seen()
     expected = step(REPLACED[name], net)
     run = seen.compiled(REPLACED[name], fullgraph=True, dynamic=True)
     close(step(run, net), expected)
-    assert seen.count == (2 if name == "twice" else 1)
+    assert seen.count == 1
 
 
 def test_a_batch_of_another_size_runs_the_same_graph() -> None:
