@@ -181,7 +181,10 @@ def _left(
 
 
 def _of_rows(step: fx.Node, others: Sequence[Any], size: Sequence[Any]) -> _Row | None:
-    """What does to x, and to its size, what a step does to the rows of logits."""
+    """The function of x, with its argument, in place of a view or a slice of logits.
+
+    Returns None if a size of the result is a symbol.
+    """
     if step.target not in _VIEWS:
         return operator.getitem, others[0]
     return (torch.reshape, size) if all(type(extent) is int for extent in size) else None

@@ -29,7 +29,9 @@ def _load(logits, at, width: tl.constexpr, pitch: tl.constexpr, cap: tl.constexp
     if cap > 0:
         # tanh; its absolute error is that of FP32.
         value = cap * (2 * tl.sigmoid(value * (2 / cap)) - 1)
-    return tl.where(at < width, value, float("-inf"))
+    if cap > 0 or pitch > width:
+        value = tl.where(at < width, value, float("-inf"))
+    return value
 
 
 @TritonKernel
@@ -83,7 +85,9 @@ def _cross_entropy(
                 gradient -= tl.where(at == label, 1.0 - smoothing, 0.0)
                 if cap > 0:
                     gradient *= 1 - (value / cap) * (value / cap)
-                gradient = tl.where(at < width, gradient * factor, 0.0)
+                gradient *= factor
+                if pitch > width:
+                    gradient = tl.where(at < width, gradient, 0.0)
                 tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < pitch)
 
 
