@@ -190,9 +190,11 @@ def test_more_logits_than_32_bits_count() -> None:
     scale = torch.ones(1, device="cuda")
     parts = (slice(0, 8), slice(rows // 2, rows // 2 + 8), slice(rows - 8, rows))
     kept = [logits[part].clone() for part in parts]
-    ours, gradient = loss_passes.cross_entropy(logits, labels, scale, LossOptions())
+    ours, gradient = loss_passes.cross_entropy(logits, labels, scale, LossOptions(), vocabulary)
     for part, some in zip(parts, kept, strict=True):
-        exact, expected = loss_passes.cross_entropy(some, labels[part], scale, LossOptions())
+        exact, expected = loss_passes.cross_entropy(
+            some, labels[part], scale, LossOptions(), vocabulary
+        )
         assert torch.equal(ours[part], exact)
         assert torch.equal(gradient[part], expected)
 

@@ -110,8 +110,13 @@ def is_reported(engine: Engine | None) -> bool:
 
 
 def sizes_are_numbers(*tensors: torch.Tensor | None) -> bool:
-    """Whether no size or stride is a tracer's symbol."""
-    return unobserved() or all(
+    """Whether no size or stride is a tracer's symbol: without a tracer there are no symbols."""
+    return unobserved() or has_numbers(*tensors)
+
+
+def has_numbers(*tensors: torch.Tensor | None) -> bool:
+    """Whether no size or stride is a symbol, also of tensors in a graph."""
+    return all(
         type(extent) is int
         for tensor in tensors
         if tensor is not None

@@ -27,7 +27,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from gemmsmith.core.epilogue import GATES, Epilogue
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.engine.functions import lie_alike
+from gemmsmith.ops.engine.functions import has_numbers, lie_alike
 from gemmsmith.ops.engine.in_use import current
 from gemmsmith.ops.engine.operands import present
 from gemmsmith.ops.engine.plan import Plan
@@ -66,7 +66,8 @@ def inductor_pass() -> CustomGraphPass:
     nothing else reads them and the compiled function does not return them.
 
     The pass uses the winners that are in use when a graph is compiled, so call `gemmsmith.use`
-    before. Sizes must be static (`dynamic=False`, or torch's default for the first compilation).
+    before. Sizes must be static (`dynamic=False`, or torch's default for the first compilation),
+    but for the number of rows of a loss.
     Inductor's caches distinguish graphs with different winners; if they cannot, nothing is cached.
     """
     return FusingPass()
@@ -289,13 +290,9 @@ def _plan(
     form: Form = Form.LINEAR,
 ) -> Plan | None:
     a = value(x)
-    if epilogue is None or not _has_numbers(a) or not _has_numbers(weight):
+    if epilogue is None or not has_numbers(a, weight):
         return None
     return engine.plan(form, Spec.of(a), Spec.of(weight), epilogue=epilogue)
-
-
-def _has_numbers(tensor: torch.Tensor) -> bool:
-    return all(type(extent) is int for extent in (*tensor.size(), *tensor.stride()))
 
 
 def _rows(weight: fx.Node) -> torch.Tensor:

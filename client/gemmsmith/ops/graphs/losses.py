@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.functions import has_numbers
 from gemmsmith.ops.products import losses
 from gemmsmith.ops.products.logit_scaling import LogitScaling
 from gemmsmith.ops.products.loss_passes import LossOptions
@@ -140,7 +141,9 @@ _Rows = list[_Row]
 def _left(
     steps: Sequence[fx.Node], x: torch.Tensor, depth: int
 ) -> tuple[_Rows, float, float | None] | None:
-    """What steps between a head and its loss leave of the operands, x[…, depth] above all.
+    """What steps between a head and its loss leave of the operands.
+
+    The depth is that of the weight: the last size of x may be a symbol that has one value.
 
     Returns functions of x with their second argument, what x and the bias are multiplied by, and
     the softcap; or None if a loss cannot follow these steps.
@@ -208,7 +211,7 @@ def _is_head(engine: Engine, node: fx.Node) -> bool:
         x.dtype is torch.bfloat16  # FP16 takes a fourth product, too
         and x.device.type == engine.platform.kind
         and all(value.dtype is x.dtype and value.device == x.device for value in values)
-        and all(type(extent) is int for extent in weight.shape)
+        and has_numbers(weight)
         and weight.shape[0] >= losses.LEAST_VOCABULARY
     )
 

@@ -31,16 +31,16 @@ def cross_entropy(
     labels: torch.Tensor,
     scale: torch.Tensor | None,
     options: LossOptions,
-    vocabulary: int | None = None,
+    vocabulary: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses of rows, [R] in FP32, and the gradient of their logits in the logits' memory.
 
     Args:
-        logits: [R, V], or wider: what follows the vocabulary is padding, whose gradient is 0.
+        logits: [R, V], or wider: the columns after V are padding, whose gradient is 0.
         labels: [R].
         scale: what gradients are multiplied by: FP32, [1] or [R]. None leaves the logits.
         options: but for the reduction.
-        vocabulary: V; None if there is no padding.
+        vocabulary: V.
     """
     ignored, smoothing, cap, z_loss, _ = options
     wide = capped(logits[:, :vocabulary].float(), cap)

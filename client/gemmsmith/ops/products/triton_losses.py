@@ -108,20 +108,20 @@ def cross_entropy(
     labels: torch.Tensor,
     scale: torch.Tensor | None,
     options: LossOptions,
-    vocabulary: int | None = None,
+    vocabulary: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As loss_passes.cross_entropy."""
     ignored, smoothing, cap, z_loss, _ = options
     logits, labels = logits.contiguous(), labels.contiguous()
     rows, pitch = logits.shape
-    width = pitch if vocabulary is None else vocabulary
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     # The kernel needs a tensor for every argument.
     factors = losses if scale is None else scale.contiguous()
     by_row = int(scale is not None and scale.numel() > 1)
-    block = min(BLOCK, power_of_2(width))
-    constants = (width, pitch, ignored, smoothing, cap or 0.0, z_loss, scale is not None, by_row)
-    _cross_entropy(rows, (logits, labels, factors, losses), *constants, block, warps=WARPS)
+    block = min(BLOCK, power_of_2(vocabulary))
+    sizes, terms = (vocabulary, pitch), (ignored, smoothing, cap or 0.0, z_loss)
+    constants = (*sizes, *terms, scale is not None, by_row, block)
+    _cross_entropy(rows, (logits, labels, factors, losses), *constants, warps=WARPS)
     return losses, logits
 
 
