@@ -17,11 +17,14 @@ printf '%s\n' cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-
   nvidia-nvshmem-cu13 triton > "$wanted/cuda"
 # The release of torch that is tested: that of cpu.lock, which is kept by hand.
 sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements/cpu.lock > "$wanted/torch"
+# The oldest Python that the project takes: each package has one version, which installs on it.
+oldest=$(sed -n 's/^requires-python = ">=\(.*\)"/\1/p' pyproject.toml)
 lock() {
   name=$1
   shift
-  uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-annotate \
-    --custom-compile-command 'make lock' --only-binary :all: --emit-build-options \
+  uv pip compile --quiet --universal --python-version "$oldest" --fork-strategy fewest \
+    --generate-hashes --no-annotate --custom-compile-command 'make lock' \
+    --only-binary :all: --emit-build-options \
     --excludes "$wanted/ours" -c "$wanted/torch" --output-file "requirements/$name.lock" "$@" \
     pyproject.toml client/pyproject.toml "$wanted/in"
 }

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +90,22 @@ def test_locks_agree_on_versions_and_only_one_brings_cuda_libraries() -> None:
     assert {locked["gpu"][name] == locked["test"][name] for name in shared} == {True}
     assert entries("cpu") == {"torch": locked["gpu"]["torch"] + "+cpu"}
     assert {lock for lock in LOCKS if "cuda-toolkit" in locked[lock]} == {"gpu"}
+
+
+def test_what_is_locked_installs_on_the_oldest_python_that_the_project_takes() -> None:
+    """Debian 12 has 3.11.2: a release that needs 3.11.5 would stop `make test` there."""
+    asked = {SpecifierSet(project["requires-python"]) for project in PROJECTS.values()}
+    assert asked == {SpecifierSet(">=3.11")}
+    locked = entries("run") | entries("test") | entries("cpu")
+    installed = [dist for dist in distributions() if canonicalize_name(dist.name) in locked]
+    assert len(installed) > 50
+    newer = [
+        f"{dist.name} {dist.version} needs Python {needed}"
+        for dist in installed
+        if (needed := dist.metadata["Requires-Python"])
+        and not SpecifierSet(needed).contains("3.11.0")
+    ]
+    assert newer == []
 
 
 @pytest.mark.parametrize("tampered", [False, True])
