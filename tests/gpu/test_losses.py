@@ -154,6 +154,11 @@ def test_the_pass(width: int, columns: int, dtype: torch.dtype, by_row: bool | N
             ours, gradient, rtol=2 * eps, atol=floor, equal_nan=scale is None
         )
         assert scale is None or not ours[5].any()
+        own = logits.clone()
+        again = loss_passes.cross_entropy(own, labels, scale, options, width, True)
+        assert torch.equal(again[0], rows)
+        assert torch.equal(again[1][:, :width], ours[:, :width])
+        assert torch.equal(own[:, :width], logits[:, :width])
 
 
 def test_the_passes_run() -> None:

@@ -172,16 +172,18 @@ SAMPLES: tuple[Sample, ...] = (
     ("experts", experts_operands),
     ("experts", lambda m, lay: (*experts_operands(m, lay), False)),
     ("experts_backward", experts_backward),
-    ("linear_cross_entropy", lambda m, lay: (*loss_operands(m, lay), None, *LOSS, "mean")),
-    ("linear_cross_entropy", lambda m, lay: (*loss_operands(m, lay), None, *LOSS, "none")),
-    ("cross_entropy_gradients", lambda m, lay: (
-        *loss_operands(m, lay), torch.rand(m), [True, True, True], *LOSS, "none",
+    ("linear_cross_entropy", lambda m, lay: (*loss_operands(m, lay), None, None, *LOSS, "mean")),
+    ("linear_cross_entropy", lambda m, lay: (
+        *loss_operands(m, lay), None, random(m, N), *LOSS, "none",
     )),
     ("cross_entropy_gradients", lambda m, lay: (
-        *loss_operands(m, lay), torch.rand(1), [False, m != 1, False], *LOSS, "sum",
+        *loss_operands(m, lay), torch.rand(m), random(m, N), [True, True, True], *LOSS, "none",
     )),
     ("cross_entropy_gradients", lambda m, lay: (
-        *loss_operands(m, lay), None, [True, True, True], *LOSS, "none",
+        *loss_operands(m, lay), torch.rand(1), None, [False, m != 1, False], *LOSS, "sum",
+    )),
+    ("cross_entropy_gradients", lambda m, lay: (
+        *loss_operands(m, lay), None, None, [True, True, True], *LOSS, "none",
     )),
 )  # fmt: skip
 

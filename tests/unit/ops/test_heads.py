@@ -27,7 +27,7 @@ from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models import deferred
 from gemmsmith.ops.models.automatic import every_model
 from gemmsmith.ops.models.deferred_logits import DeferredLogits
-from gemmsmith.ops.products import losses
+from gemmsmith.ops.products import backward, losses
 from gemmsmith.program.built import remember
 from gemmsmith.program.variables import DEFER_LOGITS_VARIABLE
 from tests.support.patched import is_patched
@@ -368,33 +368,63 @@ def test_a_layer_whose_outputs_are_read_is_left_to_torch(computed: Sizes) -> Non
         assert is_deferred(other)
 
 
-@pytest.mark.parametrize("why", ["few rows", "a large weight", "many rows"])
-def test_logits_are_those_before_the_step(
-    why: str, computed: Sizes, monkeypatch: pytest.MonkeyPatch
+CHANGES: list[Callable[[nn.Module], Any]] = [
+    lambda model: torch.optim.SGD(model.parameters(), lr=0.5).step(),
+    lambda model: [part.data.sub_(part.grad) for part in model.parameters()],
+    lambda model: model.load_state_dict(
+        {name: part * 2 for name, part in model.state_dict().items()}
+    ),
+]
+"""A program changes weights, also past torch's version counters."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("rows", [1, WIDTH, WIDTH + 1])
+def test_logits_that_a_program_holds_are_those_before_the_step(
+    rows: int, change: Callable[[nn.Module], Any], computed: Sizes
 ) -> None:
-    """Also where a program changes weights past torch's version counters."""
-    changes: list[Callable[[nn.Module], Any]] = [
-        lambda model: torch.optim.SGD(model.parameters(), lr=0.5).step(),
-        lambda model: [part.data.sub_(part.grad) for part in model.parameters()],
-        lambda model: model.load_state_dict(
-            {name: part * 2 for name, part in model.state_dict().items()}
-        ),
-    ]
-    if why != "few rows":
-        monkeypatch.setattr(deferred, "FEW_ROWS", 0)
-        monkeypatch.setattr(deferred, "MOST_MEMORY", 0 if why == "a large weight" else 99)
-    for change in changes:
-        model = made()
-        tokens, labels = batch()
-        expected = model(tokens, labels)[0].detach()
+    """They are computed, or the weight is copied, whichever takes less memory."""
+    tokens, labels = (part.flatten()[:rows] for part in batch())
+    for steps in (1, 3):  # after the first step, logits are computed before their loss
+        model, torchs = made(), made()
         with gemmsmith.patch(model):
-            logits, loss = model(tokens, labels)
-            loss.backward()
-            assert bool(computed) == (why != "many rows")  # then the weight was copied
-            change(model)
+            for _ in range(steps):
+                torchs.load_state_dict(model.state_dict())
+                expected = torchs(tokens, labels)[0].detach()
+                exact = step(copy.deepcopy(torchs).double(), lambda run: run(tokens, labels)[1])
+                rounded = step(torchs, lambda run: run(tokens, labels)[1])
+                computed.clear()
+                logits, loss = model(tokens, labels)
+                loss.backward()
+                assert len(computed) == (rows <= WIDTH)
+                change(model)
+                off = distance(gradients(model), exact[1:])
+                assert off <= 1.3 * distance(rounded[1:], exact[1:]) + 1e-3
             assert torch.equal(logits, expected)
-            assert not torch.equal(model(tokens, labels)[0], expected)
-        computed.clear()
+            assert len(computed) == 1
+
+
+def test_logits_that_a_program_holds_are_computed_once(
+    computed: Sizes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first step twice: only its backward pass shows that they are held."""
+    own, products = backward.linear, []
+
+    def counted(*operands: torch.Tensor) -> torch.Tensor:
+        products[-1] += 1
+        return own(*operands)
+
+    monkeypatch.setattr(backward, "linear", counted)
+    model, few = made(), [part[:1] for part in batch()]
+    with gemmsmith.patch(model):
+        for _ in range(3):
+            products.append(0)
+            held, loss = model(*few)
+            loss.backward()
+        assert products == [2, 1, 1]
+        assert len(computed) == 3
+        assert type(held) is DeferredLogits
+        assert is_deferred(model)  # the program has not read them
 
 
 def test_logits_that_autocast_made_need_no_copy(computed: Sizes) -> None:

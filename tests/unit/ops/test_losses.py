@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -144,6 +145,42 @@ def test_against_fp64(computing: str, name: str, dtype: torch.dtype, biased: boo
     exact = outcome(reference, leaves, torch.float64, **OPTIONS[name])
     close(ours, exact, BOUNDS[dtype])
     assert equal(ours, outcome(linear_cross_entropy, leaves, **OPTIONS[name]))
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_logits_that_a_program_has_are_only_read(
+    name: str, dtype: torch.dtype, frozen: bool, chunks: Callable[[int], None]
+) -> None:
+    """Also in chunks, and padded."""
+    chunks(100)
+    x, weight, labels, bias = operands(3, 100, vocabulary=37, dtype=dtype)
+    weight.requires_grad_(not frozen)
+    logits = functional.linear(x, weight, bias)
+    before = logits.detach().clone()
+    for given in (logits, logits.detach().double()):  # those of another type are computed
+        ours = outcome(
+            partial(linear_cross_entropy, logits=given), (x, weight, labels, bias), **OPTIONS[name]
+        )
+        plain = outcome(linear_cross_entropy, (x, weight, labels, bias), **OPTIONS[name])
+        close(ours, [part.double() for part in plain], BOUNDS[dtype])
+        assert torch.equal(logits, before)
+
+
+def test_logits_that_a_program_has_are_used(passes: list[tuple[int, bool]]) -> None:
+    _, weight, labels, _ = operands(30)
+    other = torch.randn(30, 40).to(BF16)
+    zeros = torch.zeros(30, 16, dtype=BF16)
+    expected = reference(other, torch.eye(40, dtype=BF16), labels)
+    loss = linear_cross_entropy(zeros, weight, labels, logits=other)
+    torch.testing.assert_close(loss, expected.float(), rtol=1e-2, atol=0.0)
+    with torch.autocast("cpu", BF16):
+        wide = linear_cross_entropy(zeros.float(), weight.float(), labels, logits=other)
+    assert torch.equal(wide, loss)
+    assert passes == [(30, True)] * 2
+    compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(zeros, weight, labels, logits=other), loss)
 
 
 def test_fp64_is_torchs() -> None:
@@ -427,6 +464,7 @@ ERRORS: dict[str, tuple[Callable[..., Any], str]] = {
         "labels must be int64",
     ),
     "bias": (lambda x, w, y: linear_cross_entropy(x, w, y, w[:, 0][:5]), "bias must be"),
+    "logits": (lambda x, w, y: linear_cross_entropy(x, w, y, logits=x), "logits must be"),
     "smoothing": (
         lambda x, w, y: linear_cross_entropy(x, w, y, label_smoothing=1.1),
         "label_smoothing",

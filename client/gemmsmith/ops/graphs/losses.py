@@ -91,7 +91,7 @@ def _replace(engine: Engine, loss: fx.Node) -> None:
             bias = None if bias is None else graph.call_function(operator.mul, (bias, scale))
         out = graph.call_function(
             torch.ops.gemmsmith.linear_cross_entropy.default,
-            (x, weight, bias, labels, None, *LossOptions(softcap=softcap, **options)),
+            (x, weight, bias, labels, None, None, *LossOptions(softcap=softcap, **options)),
         )
         if dtype is not torch.float32:
             out = graph.call_method("to", (out, dtype))

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.ops.products import backward
 
-FEW_ROWS = 384
-"""Rows of x up to which a product takes no longer than a copy of the weight, by the rates of an
-H200: 650 TFLOPS and 3.3 TB/s. Not measured yet."""
-MOST_MEMORY = 2
-"""The weight is copied if that takes at most so many times the memory of the logits."""
+_held: Any = WeakTensorKeyDictionary()
+"""Weights whose logits a program has held in the backward pass of their loss."""
 
 
 @dataclass(eq=False)
@@ -79,20 +77,34 @@ class HeadCall:
             if deferred is not None:
                 deferred.compute()
 
+    def belongs_to_call(self) -> bool:
+        """Whether nothing else can change the weight: autocast has cast it for this call."""
+        return self.weight is not self.parameter
+
+    def are_logits_small(self) -> bool:
+        """Whether the logits take no more memory than a copy of the weight."""
+        depth = self.weight.shape[1]
+        return self.x.numel() <= depth * depth
+
+    def will_hold(self) -> bool:
+        """Whether logits should be computed before their loss, which then need not compute them.
+
+        They take the memory that they have without gemmsmith, and no fourth product.
+        """
+        is_held = self.parameter in _held and not self.belongs_to_call()
+        return is_held and self.are_logits_small()
+
     def keep(self) -> None:
         """Make values independent of later changes of the weight."""
         if self.is_kept:
             return
         self.is_kept = True
-        if self.weight is not self.parameter:  # what autocast has cast belongs to this call
+        _held[self.parameter] = True
+        root = self.steps[0]()
+        if self.belongs_to_call() or root is None or root.values is not None:
             return
-        depth = self.weight.shape[1]
-        rows = self.x.numel() // depth
-        if rows <= FEW_ROWS or depth > MOST_MEMORY * rows:
-            for reference in self.steps[:1]:
-                root = reference()
-                if root is not None:
-                    root.compute()
+        if self.are_logits_small():
+            root.compute()
             return
         self.weight = self.weight.detach().clone()
         self.bias = self.bias if self.bias is None else self.bias.detach().clone()

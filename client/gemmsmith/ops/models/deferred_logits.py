@@ -10,8 +10,9 @@ computes the values once, with torch's own graph, and gradients of several uses 
 may be torch's or a library's, in Python or C++. The weight's logits are never deferred again then.
 
 Values are always those of the forward pass. If the program still holds logits in the backward pass
-of the loss, which comes before the weight changes, the weight is copied, or few logits are computed
-at once. An operand that has changed without a backward pass raises an error.
+of the loss, which comes before the weight changes, the weight is copied, or the logits are computed
+if they take no more memory. From then on such logits are computed before the loss, which reads
+them. An operand that has changed without a backward pass raises an error.
 """
 
 from __future__ import annotations

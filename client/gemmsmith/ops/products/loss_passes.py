@@ -13,6 +13,7 @@ from torch.nn import functional
 from gemmsmith.ops.engine.by_triton import by_triton
 
 _KERNELS = "gemmsmith.ops.products.triton_losses"
+_REDUCTIONS = ("mean", "sum", "none")
 
 
 class LossOptions(NamedTuple):
@@ -24,6 +25,21 @@ class LossOptions(NamedTuple):
     z_loss: float = 0.0
     reduction: str = "mean"
 
+    def check(self, count: int | torch.Tensor | None) -> None:
+        """Raises ValueError if an option, or `num_items_in_batch`, is out of its range."""
+        if not 0 <= self.label_smoothing <= 1:
+            raise ValueError(f"label_smoothing must be from 0 to 1, got {self.label_smoothing}")
+        if self.softcap is not None and self.softcap <= 0:
+            raise ValueError(f"softcap must be positive or None, got {self.softcap}")
+        if self.reduction not in _REDUCTIONS:
+            raise ValueError(f"reduction must be one of {_REDUCTIONS}, got {self.reduction!r}")
+        if count is not None and self.reduction != "mean":
+            raise ValueError(
+                "num_items_in_batch replaces the count of a mean: use reduction='mean'"
+            )
+        if isinstance(count, torch.Tensor) and count.numel() != 1:
+            raise ValueError(f"num_items_in_batch must have one element, got {tuple(count.shape)}")
+
 
 @by_triton(_KERNELS)
 def cross_entropy(
@@ -32,6 +48,7 @@ def cross_entropy(
     scale: torch.Tensor | None,
     options: LossOptions,
     vocabulary: int,
+    keeps: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses of rows, [R] in FP32, and the gradient of their logits in the logits' memory.
 
@@ -41,6 +58,7 @@ def cross_entropy(
         scale: what gradients are multiplied by: FP32, [1] or [R]. None leaves the logits.
         options: but for the reduction.
         vocabulary: V.
+        keeps: leave the logits; their gradient has memory of its own.
     """
     ignored, smoothing, cap, z_loss, _ = options
     wide = capped(logits[:, :vocabulary].float(), cap)
@@ -55,7 +73,8 @@ def cross_entropy(
     if cap is not None:
         gradient.mul_(1 - (wide / cap).square())
     gradient = gradient.mul_(scale[:, None]).where(kept, 0)
-    return losses, logits.copy_(functional.pad(gradient, (0, logits.shape[1] - wide.shape[1])))
+    out = torch.empty_like(logits) if keeps else logits
+    return losses, out.copy_(functional.pad(gradient, (0, logits.shape[1] - wide.shape[1])))
 
 
 @by_triton(_KERNELS)

@@ -58,7 +58,6 @@ LEAST_PADDED = 256
 products, by the rates of an H200: 3.3 TB/s and 650 TFLOPS. Not measured yet."""
 
 _NARROW = (torch.bfloat16, torch.float16)
-_REDUCTIONS = ("mean", "sum", "none")
 
 
 def linear_cross_entropy(
@@ -73,6 +72,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     reduction: str = "mean",
     num_items_in_batch: int | torch.Tensor | None = None,
+    logits: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The cross-entropy of `linear(x, weight, bias)`, a chunk of logits at a time.
 
@@ -88,6 +88,8 @@ def linear_cross_entropy(
         z_loss: adds `z_loss * logsumexp(logits)²` to the loss of each row.
         reduction: `mean` over the rows that are not ignored, `sum`, or `none`, the loss of each.
         num_items_in_batch: what `mean` divides by instead; of one element.
+        logits: [..., V], `linear(x, weight, bias)`, if the program has computed them. They are only
+            read, and get no gradient: those of x, weight and bias are computed as without them.
 
     Returns:
         The loss, in FP32 if operands are bf16 or fp16: [] or, without a reduction, [...].
@@ -95,20 +97,25 @@ def linear_cross_entropy(
     Raises:
         ValueError: sizes do not match, labels are not int64, or an option is out of its range.
     """
-    _check_sizes(x, weight, labels, bias)
+    _check_sizes(x, weight, labels, bias, logits)
     options = LossOptions(ignore_index, label_smoothing, softcap, z_loss, reduction)
-    _check_options(options, num_items_in_batch)
+    options.check(num_items_in_batch)
     count = num_items_in_batch
     if isinstance(count, torch.Tensor):
         count = count.detach().reshape(()).to(x.device, torch.float32)
     elif count is not None:
         count = torch.full((), count, dtype=torch.float32, device=x.device)
-    loss: torch.Tensor = _linear_cross_entropy(x, weight, bias, labels, count, *options)
+    values = logits if logits is None else logits.detach()
+    loss: torch.Tensor = _linear_cross_entropy(x, weight, bias, labels, count, values, *options)
     return loss
 
 
 def _check_sizes(
-    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    bias: torch.Tensor | None,
+    logits: torch.Tensor | None,
 ) -> None:
     if x.dim() == 0 or weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
         raise ValueError(
@@ -121,19 +128,9 @@ def _check_sizes(
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must be [{weight.shape[0]}], got {tuple(bias.shape)}")
-
-
-def _check_options(options: LossOptions, count: int | torch.Tensor | None) -> None:
-    if not 0 <= options.label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must be from 0 to 1, got {options.label_smoothing}")
-    if options.softcap is not None and options.softcap <= 0:
-        raise ValueError(f"softcap must be positive or None, got {options.softcap}")
-    if options.reduction not in _REDUCTIONS:
-        raise ValueError(f"reduction must be one of {_REDUCTIONS}, got {options.reduction!r}")
-    if count is not None and options.reduction != "mean":
-        raise ValueError("num_items_in_batch replaces the count of a mean: use reduction='mean'")
-    if isinstance(count, torch.Tensor) and count.numel() != 1:
-        raise ValueError(f"num_items_in_batch must have one element, got {tuple(count.shape)}")
+    size = (*labels.shape, weight.shape[0])
+    if logits is not None and logits.shape != size:
+        raise ValueError(f"logits must be {size}, got {tuple(logits.shape)}")
 
 
 def chunk_rows(rows: int, vocabulary: int, depth: int, size: int) -> int:
@@ -199,6 +196,7 @@ def _by_torch(
     bias: torch.Tensor | None,
     labels: torch.Tensor,
     count: torch.Tensor | None,
+    _logits: torch.Tensor | None,  # they have no graph
     *others: Any,
 ) -> torch.Tensor:
     options = LossOptions(*others)
@@ -219,12 +217,14 @@ def _compute(
     bias: torch.Tensor | None,
     labels: torch.Tensor,
     scale: torch.Tensor | None,
+    logits: torch.Tensor | None,
     needs: Sequence[bool],
     *others: Any,
 ) -> Computed:
     """On a device, chunk by chunk, of x[R, K] and labels[R]. Without a scale no gradients."""
     options, rows, vocabulary = LossOptions(*others), x.shape[0], weight.shape[0]
-    engine = functions.engine_here()
+    engine, columns = functions.engine_here(), 0
+    logits = logits if logits is None or logits.dtype == x.dtype else None
     if engine is None or not engine.is_invariant:  # else the number of rows must not matter
         columns = padding(rows, vocabulary, x.shape[1])
         weight, bias = _padded(weight, bias, columns) if columns else (weight, bias)
@@ -237,19 +237,23 @@ def _compute(
     for first in range(0, max(rows, 1), max(step, 1)):
         part = slice(first, first + step)
         factor = scale if scale is None or scale.numel() == 1 else scale[part]
-        logits = backward.linear(x[part], weight, bias)
-        of_rows, logits = cross_entropy(logits, labels[part], factor, options, vocabulary)
+        if logits is None:
+            chunk = backward.linear(x[part], weight, bias)
+        else:
+            chunk = functional.pad(logits[part], (0, columns)) if columns else logits[part]
+        keeps = logits is not None and not columns
+        of_rows, chunk = cross_entropy(chunk, labels[part], factor, options, vocabulary, keeps)
         losses.append(of_rows)
         if needs_x:
-            of_x.append(functions.product(Form.MATMUL, logits, weight))
+            of_x.append(functions.product(Form.MATMUL, chunk, weight))
         if of_weight is not None:
-            functions.accumulate(of_weight, logits, x[part])
+            functions.accumulate(of_weight, chunk, x[part])
         elif needs_weight:
-            of_weight = functions.product(Form.WEIGHT_GRADIENT, logits, x)
+            of_weight = functions.product(Form.WEIGHT_GRADIENT, chunk, x)
         if needs_bias:
-            sums = logits.sum(0, dtype=torch.float32)
+            sums = chunk.sum(0, dtype=torch.float32)
             of_bias = sums if of_bias is None else of_bias.add_(sums)
-        del logits  # before the next ones are computed
+        del chunk  # before the next one is computed
     return (
         _joined(losses),
         _joined(of_x) if of_x else x.new_empty(0),
@@ -279,7 +283,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
         """The loss; gradients are computed here if they do not depend on that of the loss."""
-        x, weight, bias, labels, count, *others = arguments
+        x, weight, bias, labels, count, logits, *others = arguments
         options = LossOptions(*others)
         divisor = _divisor(labels, count, options)
         scale = None
@@ -287,7 +291,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             ones = torch.ones(1, dtype=torch.float32, device=x.device)
             scale = ones if divisor is None else ones / divisor
         needs = list(ctx.needs_input_grad[:3])
-        losses, *gradients = _below(x, weight, bias, labels, scale, needs, *options)
+        losses, *gradients = _below(x, weight, bias, labels, scale, logits, needs, *options)
         ctx.save_for_backward(x, weight, bias, labels, divisor)
         ctx.options, ctx.gradients = options, None if scale is None else gradients
         return _reduced(losses, labels, divisor, options)
@@ -299,14 +303,14 @@ class LinearCrossEntropy(torch.autograd.Function):
         x, weight, bias, labels, divisor = ctx.saved_tensors
         nothing = (None,) * (len(ctx.needs_input_grad) - 3)
         if only_torch_differentiates(gradient):
-            operands = (x, weight, bias, labels, divisor, *options)
+            operands = (x, weight, bias, labels, divisor, None, *options)
             return *_differentiated(gradient, operands, needs), *nothing
         # They are multiplied in place, so another pass over the same graph computes them again.
         gradients, ctx.gradients = ctx.gradients, None
         scale = gradient.float().reshape(-1)
         if gradients is None:
             scale = scale if divisor is None else scale / divisor
-            _, *gradients = _below(x, weight, bias, labels, scale, list(needs), *options)
+            _, *gradients = _below(x, weight, bias, labels, scale, None, list(needs), *options)
         else:
             for part, need in zip(gradients, needs, strict=True):
                 if need:
@@ -333,26 +337,30 @@ def _is_ours(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 
 
 def _autograd(_way: CallWay, _engine: Engine | None, *arguments: Any) -> torch.Tensor:
-    x, weight, bias, labels, *others = arguments
+    x, weight, bias, labels, count, logits, *others = arguments
     if not wants_gradient(x, weight, bias):
         return _loss(*arguments)
     if not _is_ours(x, weight, bias):
         return _by_torch(*arguments)
-    rows = x.reshape(-1, x.shape[-1])
+    rows, logits = _rows(x), _rows(logits)
     loss: torch.Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        rows, weight, bias, labels.reshape(-1), *others
+        rows, weight, bias, labels.reshape(-1), count, logits, *others
     )
     return loss.reshape(labels.shape) if others[-1] == "none" else loss
 
 
+def _rows(tensor: torch.Tensor | None) -> Any:
+    return tensor if tensor is None else tensor.reshape(-1, tensor.shape[-1])
+
+
 def _loss(*arguments: Any) -> torch.Tensor:
     """The loss alone. Below autograd."""
-    x, weight, bias, labels, count, *others = arguments
+    x, weight, bias, labels, count, logits, *others = arguments
     if not _is_ours(x, weight, bias):
         return _by_torch(*arguments)
-    options, rows = LossOptions(*others), x.reshape(-1, x.shape[-1])
-    needs = [False, False, False]
-    losses = _below(rows, weight, bias, labels.reshape(-1), None, needs, *options)[0]
+    options, needs = LossOptions(*others), [False, False, False]
+    operands = (_rows(x), weight, bias, labels.reshape(-1), None, _rows(logits))
+    losses = _below(*operands, needs, *options)[0]
     return _reduced(losses, labels, _divisor(labels, count, options), options)
 
 
@@ -365,7 +373,7 @@ def _fake_loss(*arguments: Any) -> torch.Tensor:
 
 
 def _fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> Computed:
-    scale, needs = others[2], others[3]
+    scale, needs = others[2], others[4]
     sizes = (x.shape, weight.shape, weight.shape[:1])
     of_x, of_weight, of_bias = (
         x.new_empty(tuple(size) if need and scale is not None else (0,))
@@ -377,7 +385,7 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> Computed:
 _OPTIONS = "int ignore_index, float label_smoothing, float? softcap, float z_loss, str reduction"
 _linear_cross_entropy = register(
     "linear_cross_entropy(Tensor x, Tensor weight, Tensor? bias, Tensor labels, Tensor? count, "
-    f"{_OPTIONS}) -> Tensor",
+    f"Tensor? logits, {_OPTIONS}) -> Tensor",
     _loss,
     _fake_loss,
     _autograd,
@@ -386,7 +394,7 @@ _linear_cross_entropy = register(
 )
 register(
     "cross_entropy_gradients(Tensor x, Tensor weight, Tensor? bias, Tensor labels, Tensor? scale, "
-    f"bool[3] needs, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"Tensor? logits, bool[3] needs, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
     _compute,
     _fake,
 )

@@ -37,21 +37,22 @@ def _load(logits, at, width: tl.constexpr, pitch: tl.constexpr, cap: tl.constexp
 @TritonKernel
 @triton.jit
 def _cross_entropy(
-    logits, labels, scale, losses,
+    logits, gradients, labels, scale, losses,
     width: tl.constexpr, pitch: tl.constexpr, ignored: tl.constexpr, smoothing: tl.constexpr,
     cap: tl.constexpr, z_loss: tl.constexpr, scaled: tl.constexpr, by_row: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits += row * pitch
+    gradients += row * pitch
     label = tl.load(labels + row)
     if label == ignored:
         tl.store(losses + row, 0.0)
         if scaled:
-            zeros = tl.zeros((block,), dtype=logits.dtype.element_ty)
+            zeros = tl.zeros((block,), dtype=gradients.dtype.element_ty)
             for first in range(0, pitch, block):
                 at = first + tl.arange(0, block)
-                tl.store(logits + at, zeros, mask=at < pitch)
+                tl.store(gradients + at, zeros, mask=at < pitch)
     else:
         # One largest logit and one sum of the row, not of each lane: one exponential an element,
         # and few registers, so that many rows are read at once.
@@ -88,7 +89,8 @@ def _cross_entropy(
                 gradient *= factor
                 if pitch > width:
                     gradient = tl.where(at < width, gradient, 0.0)
-                tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < pitch)
+                gradient = gradient.to(gradients.dtype.element_ty)
+                tl.store(gradients + at, gradient, mask=at < pitch)
 
 
 @TritonKernel
@@ -109,20 +111,23 @@ def cross_entropy(
     scale: torch.Tensor | None,
     options: LossOptions,
     vocabulary: int,
+    keeps: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As loss_passes.cross_entropy."""
     ignored, smoothing, cap, z_loss, _ = options
     logits, labels = logits.contiguous(), labels.contiguous()
     rows, pitch = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    gradients = torch.empty_like(logits) if keeps and scale is not None else logits
     # The kernel needs a tensor for every argument.
     factors = losses if scale is None else scale.contiguous()
     by_row = int(scale is not None and scale.numel() > 1)
     block = min(BLOCK, power_of_2(vocabulary))
     sizes, terms = (vocabulary, pitch), (ignored, smoothing, cap or 0.0, z_loss)
     constants = (*sizes, *terms, scale is not None, by_row, block)
-    _cross_entropy(rows, (logits, labels, factors, losses), *constants, warps=WARPS)
-    return losses, logits
+    operands = (logits, gradients, labels, factors, losses)
+    _cross_entropy(rows, operands, *constants, warps=WARPS)
+    return losses, gradients
 
 
 def multiply(matrix: torch.Tensor, factor: torch.Tensor) -> None:
