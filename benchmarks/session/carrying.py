@@ -68,8 +68,9 @@ def unpack(carried: Path, store: Path, site: Path) -> None:
         decompressor.stream_reader(data) as stream,
         tarfile.open(fileobj=stream, mode="r|") as tar,
     ):
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # new in Python 3.11.4
         for member in tar:
             # Overwriting a pack that another session has loaded would change its mapped memory,
             # and that process would crash.
             if not (store / member.name).exists():
-                tar.extract(member, store, filter="data")
+                tar.extract(member, store)

@@ -265,7 +265,8 @@ def _install(session: Session, log: Path) -> int:
         print(f"unpacking {archive.name}", flush=True)
         if not session.dry_run:
             with tarfile.open(archive) as tar:
-                tar.extractall(part, filter="data")
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # new in 3.11.4
+                tar.extractall(part)
             part.rename(SITE)
         return 0
     code = session.command(
