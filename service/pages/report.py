@@ -16,7 +16,7 @@ from service.report import regimes
 from service.report.headroom import LISTED, family_cells, problem_cells
 from service.report.problem_rows import LOW, DeviceReport, ReportRow
 from service.report.reasons import default_note, notes, why
-from service.report.roofs import Roof, reached
+from service.report.roofs import Roof
 from tuner.explain.headroom import Cause
 
 
@@ -40,7 +40,7 @@ def page(reports: Sequence[DeviceReport]) -> str:
 
 
 def _roofline(report: DeviceReport, dtype: str) -> Markup:
-    limits = reached([row.winner for row in report.rows], report.ceilings)
+    limits = report.limits
     peak = limits.peak(dtype) if limits else None
     roofs = [Roof(bandwidth=limits.bandwidth, peak=peak, measured=True)] if limits and peak else []
     return rooflines.of_rows(report.of(dtype), dtype, roofs)

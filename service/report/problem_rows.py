@@ -154,6 +154,7 @@ class DeviceReport:
 
     device: DeviceModel
     ceilings: Ceilings | None
+    limits: Reached | None
     rows: tuple[ReportRow, ...]
     summaries: tuple[Summary, ...]
     headroom: HeadroomReport
@@ -175,6 +176,7 @@ def device_report(winners: Sequence[Winner], ceilings: Ceilings | None) -> Devic
     return DeviceReport(
         device=winners[0].device,
         ceilings=ceilings,
+        limits=limits,
         rows=rows,
         summaries=summaries(rows),
         headroom=headroom_report([row.headroom for row in rows if row.headroom]),

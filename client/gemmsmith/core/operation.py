@@ -334,6 +334,7 @@ class Operation(Plain):
         return f"Operation.parse({self.key!r})"
 
 
+@lru_cache(maxsize=4096)  # a layout that does not exist is an error with suggestions: milliseconds
 def layouts_of(dtype: TypeName) -> tuple[Layout, ...]:
     """The layouts that exist for a `dtype`.
 
@@ -362,7 +363,7 @@ def of_dtype(dtype: TypeName) -> Operation:
 def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
     """The `dtype`s without repetition, sorted by short name in `DType`'s order, then by parts."""
     names = list(DType)
-    known = {dtype: of_dtype(dtype) for dtype in dtypes}
+    known = {dtype: of_dtype(dtype) for dtype in set(dtypes)}
     return tuple(sorted(known, key=lambda dtype: (names.index(known[dtype].types), dtype)))
 
 
