@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import lru_cache
 from numbers import Integral
 from typing import TypeVar
 
@@ -44,12 +45,17 @@ def not_one_of(
 
 def suggestion(text: str, choices: Iterable[str]) -> str:
     """`; did you mean a, b or c?` with the choices that resemble a text; empty if none does."""
-    from difflib import get_close_matches  # imported only when a name is misspelt
-
     if len(text) > LONGEST_NAME:
         return ""
-    *others, last = get_close_matches(text.lower(), list(choices), n=3) or [""]
+    *others, last = _similar(text.lower(), tuple(choices)) or [""]
     return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
+
+
+@lru_cache(maxsize=1024)  # it takes a millisecond, and a search tries parts of a text as names
+def _similar(text: str, choices: tuple[str, ...]) -> list[str]:
+    from difflib import get_close_matches  # imported only when a name is misspelt
+
+    return get_close_matches(text, choices, n=3)
 
 
 def integer(value: object) -> int | None:

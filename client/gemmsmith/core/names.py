@@ -53,6 +53,7 @@ def part_of(part: str, dtype: str) -> tuple[str, str]:
     return word, value
 
 
-def _parts() -> list[str]:
+@lru_cache
+def _parts() -> tuple[str, ...]:
     parts = [f"{word}_{value}" for word, values in _PARTS.items() for value in values]
-    return [*parts, *_FLAGS, *(f"{SUM}_{order}" for order in EXAMPLES)]
+    return (*parts, *_FLAGS, *(f"{SUM}_{order}" for order in EXAMPLES))

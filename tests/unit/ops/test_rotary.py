@@ -5,12 +5,12 @@ On the CPU torch's operators stand in for the kernel: they compute the same, rou
 
 from __future__ import annotations
 
-import ast
 import copy
 import gc
 import importlib
 import io
 import pickle
+import re
 import sys
 import weakref
 from collections import Counter
@@ -181,8 +181,7 @@ def test_functions_of_transformers() -> None:
     root = Path(str(transformers.__file__)).parent / "models"
     count, files = Counter[str](), 0
     for path in sorted(root.glob("*/modeling_*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        names = re.findall(r"^def (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         if any("rotary" in name or "rope" in name for name in names):
             owner = f"transformers.models.{path.parent.name}.{path.stem}"
             module = importlib.import_module(owner)
