@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -36,9 +37,9 @@ def made(kind: str) -> Any:
     return model.train()
 
 
-def batch() -> dict[str, torch.Tensor]:
+def batch(size: int = BATCH) -> dict[str, torch.Tensor]:
     torch.manual_seed(4)
-    tokens = torch.randint(SIZES["vocab_size"], (BATCH, TOKENS), device="cuda")
+    tokens = torch.randint(SIZES["vocab_size"], (size, TOKENS), device="cuda")
     labels = tokens.clone()
     labels[:, :100] = -100
     return {"input_ids": tokens, "labels": labels}
@@ -86,6 +87,31 @@ def test_logits_are_those_before_the_step() -> None:
         off = (out.logits.double() - expected.double()).norm() / expected.double().norm()
         assert off < 1e-2
         assert type(model(**batch()).logits) is torch.Tensor  # they were read
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_loop_that_holds_its_output_takes_no_more_memory_than_torch(size: int) -> None:
+    """1024 rows, the width of the model, or four times as many: logits or a copy of the weight."""
+    peaks = {}
+    for side in ("torch", "ours"):
+        model, data = made("LlamaConfig"), batch(size)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        with gemmsmith.patch(model) if side == "ours" else nullcontext():
+            for number in range(4):
+                torch.cuda.reset_peak_memory_stats()
+                with torch.no_grad():
+                    expected = model(**data).logits if number == 3 else None
+                out = model(**data)
+                out.loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if number == 2:
+                    peaks[side] = torch.cuda.max_memory_allocated()
+            assert type(out.logits) is (DeferredLogits if side == "ours" else torch.Tensor)
+            off = (out.logits.double() - expected.double()).norm() / expected.double().norm()
+            assert off < 1e-2
+        del model, optimizer, out, expected
+    assert peaks["ours"] <= peaks["torch"]
 
 
 def test_captured_steps_compute_logits() -> None:
