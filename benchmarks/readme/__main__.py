@@ -23,6 +23,7 @@ from benchmarks.readme.shipped import ROOT, shipped
 README = ROOT / "README.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 FLEET = ROOT / "docs" / "fleet.md"
+FUSING = ROOT / "docs" / "fusing.md"
 
 
 def blocks() -> dict[Path, dict[str, str]]:
@@ -41,6 +42,7 @@ def blocks() -> dict[Path, dict[str, str]]:
             "load": service.table(),
             "writers": fleet.writers(),
         },
+        FUSING: {"models": steps.all_models()},
         FLEET: {
             "two gpus": two_gpus.table(),
             "clusters": fleet.clusters(),

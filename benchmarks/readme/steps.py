@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,9 +72,6 @@ MEASURED = (
             h100=[Runs(file=file, only=[program]) for file in h100],
         )
         for title, program, *h100 in (
-            ("Llama 3 8B (4 layers)", "llama"),
-            ("Qwen3 8B (4 layers)", "qwen3", "2026-11-25-h100-programs.json"),
-            ("Qwen3-30B-A3B (4 layers)", "qwen3-moe", H100),
             ("GPT-2 medium", "gpt2", H100),
             ("ViT-L", "vit"),
         )
@@ -123,58 +121,79 @@ MEASURED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """A row of the short table: a model's runs on both GPUs."""
-
-    title: str
-    eager: Sequence[Runs]
-    compiled: Sequence[Runs]
-
-
-KNOWN = (
-    Model(
-        title="Llama 3 8B",
-        eager=[Runs(file=SHIPPED, only=["llama"])],
-        compiled=[Runs(file=COMPILED, only=["llama"])],
-    ),
-    Model(
-        title="Qwen3 8B",
-        eager=[
-            Runs(file=SHIPPED, only=["qwen3"]),
-            Runs(file="2026-11-25-h100-programs.json", only=["qwen3"]),
-        ],
-        compiled=[Runs(file=COMPILED, only=["qwen3"])],
-    ),
-    Model(
-        title="Qwen3-30B-A3B (compiled: with `gemmsmith.experts`)",
-        eager=[Runs(file=SHIPPED, only=["qwen3-moe"]), Runs(file=H100, only=["qwen3-moe"])],
-        compiled=[
-            Runs(file=EXPERTS, mode="compiled"),
-            Runs(file=H100_TRAIN, only=["qwen3-16384-experts"], mode="compiled"),
-        ],
-    ),
-    Model(
-        title="GPT-2 medium",
-        eager=[Runs(file=SHIPPED, only=["gpt2"]), Runs(file=H100, only=["gpt2"])],
-        compiled=[
-            Runs(file="2026-11-25-h200-programs-conv1d.json", only=["gpt2"], mode="compiled")
-        ],
-    ),
+UNTUNED = (
+    "2026-11-27-h200-models-again.json",
+    "2026-11-27-h200-models-compiled.json",
+    "2026-11-27-h200-models-compiled-more.json",
+    "2026-11-27-h200-models-compiled-last.json",
+    "2026-11-27-h200-models-last.json",
 )
-"""Models that people know. All have 4 layers but GPT-2, which is whole."""
+"""Files of `python -m benchmarks.models`, the newest last: all eager steps are of that one."""
+HOST_BOUND = ("BERT large", "Whisper large", "DINOv2 large", "SigLIP so400m")
+KNOWN = (
+    *("Llama 3 8B", "Qwen3 8B", "Phi-3 mini", "OLMo 2 7B"),
+    *("Qwen3-30B-A3B", "GPT-2 XL", "ModernBERT large"),
+)
+"""Models in the short table."""
+
+
+def _untuned() -> dict[bool, dict[str, dict[str, Any]]]:
+    """The newest rows, by whether they are compiled and by model, with older gains of Liger."""
+    rows: dict[bool, dict[str, dict[str, Any]]] = {False: {}, True: {}}
+    for file in UNTUNED:
+        for row in json.loads((RESULTS / file).read_text(encoding="utf-8"))["models"]:
+            of_mode = rows[row["compiled"]]
+            before = of_mode.get(row["model"], {})
+            older = before.get("liger_gain") or before.get("older_liger_gain")
+            of_mode[row["model"]] = {"older_liger_gain": older} | row
+    return rows
 
 
 def models() -> str:
-    """Write a row for each known model: its gains, eager and compiled, on both GPUs."""
+    """Write a row for each known model: its gains, eager and compiled."""
     lines = ["| training step of | eager | compiled |", "|---|---|---|"]
-    for model in KNOWN:
-        eager, compiled = (
-            _range([gain for runs in of_mode for gain, _ in runs.gains()])
-            for of_mode in (model.eager, model.compiled)
-        )
-        lines.append(f"| {model.title} | {eager} | {compiled} |")
+    eager, compiled = _untuned().values()
+    for name in KNOWN:
+        of_compiled = [compiled[name]["gain"]] if name in compiled else []
+        lines.append(f"| {name} | {_range([eager[name]['gain']])} | {_range(of_compiled)} |")
     return "\n".join(lines)
+
+
+def all_models() -> str:
+    """Write a row for each model, the largest gain first, and the geometric means."""
+    lines = [
+        "| model | torch, ms | gemmsmith | torch over torch | Liger | peak memory, GB | compiled |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    eager, compiled = _untuned().values()
+    for name, row in sorted(eager.items(), key=lambda item: -float(item[1]["gain"])):
+        peaks = (f"{row['peak_bytes'][side] / 1e9:.1f}" for side in ("torch", "ours"))
+        liger = row.get("liger_gain") or row["older_liger_gain"]
+        older = "" if "liger_gain" in row else "\\*"
+        cells = (
+            *(name, f"{row['ms']['torch']:.1f}", _gain(row), f"{row['torch_over_torch']:.3f}"),
+            *(f"{liger:.3f}{older}" if liger else "–", " → ".join(peaks)),
+            _gain(compiled[name]) if name in compiled else "–",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    means = [
+        statistics.geometric_mean(row["gain"] for row in rows)
+        for rows in (
+            eager.values(),
+            [row for name, row in eager.items() if name not in HOST_BOUND],
+            compiled.values(),
+        )
+    ]
+    return "\n".join(lines) + (
+        f"\n\nThe geometric mean of all {len(eager)} is {means[0]:.3f}, and of the "
+        f"{len(eager) - len(HOST_BOUND)} whose steps do not wait for the host {means[1]:.3f}. "
+        f"Compiled, {len(compiled)} have {means[2]:.3f}."
+    )
+
+
+def _gain(row: dict[str, Any]) -> str:
+    low, high = row["gain_interval"]
+    return f"{row['gain']:.3f} ({low:.3f} … {high:.3f})"
 
 
 def _range(values: Sequence[float]) -> str:
