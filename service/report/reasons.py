@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from gemmsmith.core.candidate import Candidate
 from gemmsmith.core.kernel import Backend, CutlassKernel, MainloopSchedule, TileScheduler, cutlass
 from gemmsmith.core.launch import Decomposition
+from gemmsmith.core.operation import of_dtype
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.tiles import tile_grid
 from service.report.problem_rows import DeviceReport, ReportRow, unaligned_operands
@@ -226,17 +227,18 @@ def notes(report: DeviceReport) -> list[str]:
     replayed = sum(winner.replayed for winner in winners)
     if replayed:
         sentences.append(f"{replayed} of {len(winners)} winners were found on a recorded GPU.")
-    ceilings = report.ceilings
-    if ceilings is None:
+    ceilings, limits = report.ceilings, report.limits
+    if ceilings is None or limits is None:
         return [
             f"No ceilings were measured for {report.device.slug}: shares of peak and of bandwidth "
             "and the roofline's ridge are left out. Measure them on such a GPU: `gemmsmith "
             "ceilings --device cuda:0`.",
             *sentences,
         ]
-    missing = [str(dtype) for dtype in report.dtypes if ceilings.peak(dtype) is None]
+    missing = {of_dtype(dtype).types for dtype in report.dtypes if limits.peak(dtype) is None}
     if missing:
-        sentences.append(f"No peak was measured for {', '.join(missing)}: its shares are left out.")
+        names = ", ".join(sorted(missing))
+        sentences.append(f"No peak was measured for {names}: shares of it are left out.")
     theirs = ceilings.environment
     differing = sum(not winner.environment.same_software(theirs) for winner in winners)
     if differing:

@@ -100,11 +100,6 @@ class Ceilings:
     def bandwidth(self) -> float:
         return self.copy.bytes_per_second
 
-    def peak(self, dtype: str) -> float | None:
-        """Measured FLOP per second for these element types; None if they were not measured."""
-        rates = (p.flops_per_second for p in self.peaks if p.problem.dtype == dtype)
-        return next(rates, None)
-
     def bandwidth_at(self, moved_bytes: int) -> float | None:
         """Bytes per second of a copy that moves as many bytes in all.
 
