@@ -235,7 +235,7 @@ def cases() -> dict[str, Case]:
             operands={
                 "x": x, "weight": weight, "bias": bias, "labels": torch.randint(N, (M,)),
             },
-            call=of(LinearCrossEntropy, None, *LossOptions(reduction="none")),
+            call=of(LinearCrossEntropy, None, None, *LossOptions(reduction="none")),
             exact=lambda x, weight, bias, labels: functional.cross_entropy(
                 functional.linear(x, weight, bias), labels, reduction="none"
             ),
