@@ -129,11 +129,14 @@ def test_200_random_sizes(chunks: Callable[[int, int], None]) -> None:
         assert equal(ours, outcome(linear_cross_entropy, tuple(leaves), **options))
 
 
-@pytest.mark.parametrize(
-    ("width", "columns"), [(1, 0), (1, 63), (8192, 0), (50257, 0), (50257, 47), (128256, 0)]
+PASSES = (
+    *((*size, BF16, False) for size in ((1, 0), (1, 63), (8192, 0), (50257, 0), (128256, 0))),
+    *((50257, 47, dtype, by_row) for dtype in TYPES for by_row in (False, True, None)),
 )
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("by_row", [False, True, None])
+"""Triton compiles kernels for each of these, for a second each."""
+
+
+@pytest.mark.parametrize(("width", "columns", "dtype", "by_row"), PASSES)
 def test_the_pass(width: int, columns: int, dtype: torch.dtype, by_row: bool | None) -> None:
     """Triton's form against torch's, which is checked on the host."""
     pytest.importorskip("triton")
