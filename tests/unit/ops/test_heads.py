@@ -427,6 +427,22 @@ def test_logits_that_a_program_holds_are_computed_once(
         assert is_deferred(model)  # the program has not read them
 
 
+def test_the_weight_of_a_padded_head_is_copied(
+    computed: Sizes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logits would be computed by kernels that load single elements."""
+    monkeypatch.setattr(deferred, "padding", lambda *_sizes: 8)
+    model, few = made(), [part[:1] for part in batch()]
+    expected = model(*few)[0].detach()
+    with gemmsmith.patch(model):
+        logits, loss = model(*few)
+        loss.backward()
+        assert computed == []
+        with torch.no_grad():
+            model.head.weight.zero_()
+        assert torch.equal(logits, expected)
+
+
 def test_logits_that_autocast_made_need_no_copy(computed: Sizes) -> None:
     model = made(torch.float32)
     with torch.autocast("cpu", BF16):

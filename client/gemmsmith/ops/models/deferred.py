@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.ops.products import backward
+from gemmsmith.ops.products.losses import padding
 
 _held: Any = WeakTensorKeyDictionary()
 """Weights whose logits a program has held in the backward pass of their loss."""
@@ -81,10 +82,14 @@ class HeadCall:
         """Whether nothing else can change the weight: autocast has cast it for this call."""
         return self.weight is not self.parameter
 
-    def are_logits_small(self) -> bool:
-        """Whether the logits take no more memory than a copy of the weight."""
-        depth = self.weight.shape[1]
-        return self.x.numel() <= depth * depth
+    def favours_logits(self) -> bool:
+        """Whether held logits are computed, and not a copy of the weight is made.
+
+        They take no more memory, and they have as many columns as the logits of the loss.
+        """
+        vocabulary, depth = self.weight.shape
+        rows = self.x.numel() // depth
+        return rows <= depth and not padding(rows, vocabulary, depth)
 
     def will_hold(self) -> bool:
         """Whether logits should be computed before their loss, which then need not compute them.
@@ -92,7 +97,7 @@ class HeadCall:
         They take the memory that they have without gemmsmith, and no fourth product.
         """
         is_held = self.parameter in _held and not self.belongs_to_call()
-        return is_held and self.are_logits_small()
+        return is_held and self.favours_logits()
 
     def keep(self) -> None:
         """Make values independent of later changes of the weight."""
@@ -103,7 +108,7 @@ class HeadCall:
         root = self.steps[0]()
         if self.belongs_to_call() or root is None or root.values is not None:
             return
-        if self.are_logits_small():
+        if self.favours_logits():
             root.compute()
             return
         self.weight = self.weight.detach().clone()
