@@ -26,6 +26,27 @@ from tests.support.stand_in import Chooser, Host, Packs
 from tuner.compile import ArtifactStore
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Skip a test that needs FP8 scaled by rows on the host where this torch, as 2.11, has none."""
+    try:
+        return (yield)
+    except (RuntimeError, NotImplementedError) as error:
+        lacks = ("per-tensor scaling for CPU", "torch has no _scaled_mm_v2")
+        if any(text in str(error) for text in lacks) and not _scales_rows():
+            pytest.skip("this torch scales no rows on the host")
+        raise
+
+
+def _scales_rows() -> bool:
+    a, scale = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1)
+    try:
+        torch._scaled_mm(a, a.t(), scale, scale.t(), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(20261121)

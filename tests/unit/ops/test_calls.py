@@ -162,4 +162,6 @@ def test_fused_products_of_compiled_graphs_are_noted(
     if wins:
         assert kinds["bias_gelu_aux"] == kinds["dgelu_bgrad"] == 1
     else:
+        if torch.__version__ < "2.12":  # they are noted while the graph is traced, too
+            del kinds["bias_gelu_aux"]
         assert kinds == {"none": 4, "bias": 2}
