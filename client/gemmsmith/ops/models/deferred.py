@@ -91,13 +91,18 @@ class HeadCall:
         rows = self.x.numel() // depth
         return rows <= depth and not padding(rows, vocabulary, depth)
 
-    def will_hold(self) -> bool:
-        """Whether logits should be computed before their loss, which then need not compute them.
+    def held_logits(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Logits [..., V] of x [..., K] for a loss, computed before it if the program holds them.
 
-        They take the memory that they have without gemmsmith, and no fourth product.
+        They take the memory that they have without gemmsmith, and no fourth product. Returns None
+        if the loss should compute its own, as it must if x is not the head's, but for its sizes.
         """
         is_held = self.parameter in _held and not self.belongs_to_call()
-        return is_held and self.favours_logits()
+        is_own = (x.data_ptr(), x.numel()) == (self.x.data_ptr(), self.x.numel())
+        root = self.steps[0]()
+        if not (is_held and is_own and self.favours_logits()) or root is None:
+            return None
+        return root.compute().view(*x.shape[:-1], -1)
 
     def keep(self) -> None:
         """Make values independent of later changes of the weight."""

@@ -34,10 +34,10 @@ def cross_entropy(logits: Any, target: Any, options: dict[str, Any]) -> torch.Te
             return None
         dtype, kind = logits.dtype, logits.device.type
     x, bias, softcap = rows
-    values = _values(deferred, x)
     is_wide = torch.is_autocast_enabled(kind)  # which casts what a loss reads to FP32
     with torch.autocast(kind, enabled=False):
         ours = {name: options[name] for name in options.keys() & _OPTIONS}
+        values = head.held_logits(x)
         loss = linear_cross_entropy(
             x, head.weight, target, bias, softcap=softcap, logits=values, **ours
         )
@@ -46,16 +46,6 @@ def cross_entropy(logits: Any, target: Any, options: dict[str, Any]) -> torch.Te
     if loss.grad_fn is not None:
         loss.grad_fn.register_prehook(partial(_before_backward, weakref.ref(head)))
     return loss
-
-
-def _values(deferred: Deferred, x: torch.Tensor) -> torch.Tensor | None:
-    """The head's logits, if the program will hold them and they are those of all rows of x."""
-    head = deferred.head
-    if not head.will_hold() or (x.data_ptr(), x.numel()) != (head.x.data_ptr(), head.x.numel()):
-        return None
-    while deferred.source is not None:
-        deferred = deferred.source
-    return deferred.compute().view(*x.shape[:-1], -1)
 
 
 def _before_backward(reference: weakref.ref[HeadCall], _gradients: object) -> None:
