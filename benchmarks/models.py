@@ -1,13 +1,12 @@
 """Training steps of models that nothing was tuned for: torch's, ours, and Liger's.
 
     python -m benchmarks.models -o models.json [--winners FILE] [--model NAME …] [--compiled]
-    python -m benchmarks.models --table models.json …
 
 Models of docs/fusing.md in their published widths, with few layers, random weights and text of
 noise, in bf16. A step is both passes and AdamW. The sides alternate in one process: torch, the
 model under `gemmsmith.patch(model)`, and torch again. Liger, if it can be imported, replaces
 functions of transformers for good: its blocks come last, and are compared with torch's median.
-A line of JSON for each model is printed and saved at once. `--table` prints files as a table.
+A line of JSON for each model is printed and saved at once; `make figures` makes the table.
 """
 
 from __future__ import annotations
@@ -156,14 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--compiled", action="store_true", help="compiled steps")
     parser.add_argument("--tiny", action="store_true", help="small sizes, few repeats")
-    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(arguments)
-    if options.table:
-        print(table(options.table))
-        return 0
-    if options.output is None:
-        parser.error("name a file of results: -o models.json")
     # A process for each model: Liger's functions stay in it, and so do compiled graphs.
     first, _, step = options.share.partition("/")
     names, failed = (options.model or [*MODELS])[int(first) :: int(step)], 0
@@ -280,29 +273,6 @@ def _inputs(config: Any, batch: int, length: int) -> Mapping[str, Any]:
         return {"input_features": features, "labels": tokens}
     cache = {} if "bert" in config.model_type else {"use_cache": False}
     return {"input_ids": tokens, "labels": tokens, **cache}
-
-
-def table(files: Sequence[Path]) -> str:
-    """A Markdown table of the models in the files, and the geometric means."""
-    rows = [row for path in files for row in json.loads(path.read_text())["models"]]
-    lines = [
-        "| model | torch, ms | gemmsmith | Liger | torch over torch | peak memory, GB |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        low, high = row["gain_interval"]
-        peaks = [f"{row['peak_bytes'][side] / 1e9:.1f}" for side in ("torch", "ours")]
-        lines.append(
-            f"| {row['model']}{', compiled' if row['compiled'] else ''} | {row['ms']['torch']:.1f} "
-            f"| {row['gain']:.3f} ({low:.3f} … {high:.3f}) | {row.get('liger_gain', '–')} "
-            f"| {row['torch_over_torch']:.3f} | {' → '.join(peaks)} |"
-        )
-    for compiled in (False, True):
-        gains = [row["gain"] for row in rows if row["compiled"] is compiled]
-        if gains:
-            mean = statistics.geometric_mean(gains)
-            lines.append(f"\n{'Compiled' if compiled else 'Eager'}, {len(gains)}: {mean:.3f}.")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
