@@ -102,15 +102,9 @@ def test_every_shipped_problem_is_in_every_file(tmp_path: Path) -> None:
     for path in ("report.html", "report.csv", "report.json"):
         assert str(tmp_path / "out" / path) in result.stdout
     assert "geometric mean" in result.stdout
-
-
-def test_a_report_is_the_same_every_time(tmp_path: Path) -> None:
-    first, again = (
-        run("report", *FILES, "-o", tmp_path / name, "--dtype", "bf16.then_bias_gelu_tanh_aux")
-        and (tmp_path / name / "report.html").read_bytes()
-        for name in ("first", "again")
-    )
-    assert first == again
+    again = tmp_path / "again"
+    run("report", *FILES, "-o", again, *unmeasured)
+    assert (again / "report.html").read_text(encoding="utf-8") == html
 
 
 def test_ceilings_give_shares_and_a_roof(tmp_path: Path) -> None:

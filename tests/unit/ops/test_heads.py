@@ -369,7 +369,7 @@ def test_a_layer_whose_outputs_are_read_is_left_to_torch(computed: Sizes) -> Non
 
 
 CHANGES: list[Callable[[nn.Module], Any]] = [
-    lambda model: torch.optim.SGD(model.parameters(), lr=0.5).step(),
+    lambda model: torch.optim.SGD(model.parameters(), lr=0.1).step(),
     lambda model: [part.data.sub_(part.grad) for part in model.parameters()],
     lambda model: model.load_state_dict(
         {name: part * 2 for name, part in model.state_dict().items()}
@@ -402,6 +402,7 @@ def test_logits_that_a_program_holds_are_those_before_the_step(
                 assert off <= 1.3 * distance(rounded[1:], exact[1:]) + 1e-3
             assert torch.equal(logits, expected)
             assert len(computed) == 1
+            assert not torch.equal(model(tokens, labels)[0], expected)
 
 
 def test_logits_that_a_program_holds_are_computed_once(
