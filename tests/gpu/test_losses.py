@@ -64,9 +64,6 @@ def no_farther(leaves: tuple[Any, ...], dtype: torch.dtype, **options: Any) -> N
     if dtype is BF16:
         close(ours, exact, BOUND)
 
-    def by_torch(*given: Any, **named: Any) -> torch.Tensor:
-        return losses._by_torch(*given, **named)
-
     x, weight, labels, *rest = leaves
     bias = rest[0] if rest else None
     asked = {"ignore_index": -100, "label_smoothing": 0.0, "softcap": None, "z_loss": 0.0}
@@ -75,7 +72,9 @@ def no_farther(leaves: tuple[Any, ...], dtype: torch.dtype, **options: Any) -> N
     count = None if count is None else torch.tensor(float(count), device="cuda")
     named = LossOptions(**asked)
     torchs = outcome(
-        lambda *given: by_torch(*given[:2], given[3], given[2], count, *named),
+        lambda x, weight, labels, bias: losses._by_torch(
+            x, weight, bias, labels, count, None, *named
+        ),
         (x, weight, labels, bias),
     )
     for mine, theirs, exactly in zip(ours, torchs, exact, strict=True):

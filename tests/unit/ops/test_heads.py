@@ -16,6 +16,7 @@ import torch.distributed as dist
 import transformers
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -444,18 +445,66 @@ def test_the_weight_of_a_padded_head_is_copied(
         assert torch.equal(logits, expected)
 
 
-def test_logits_that_autocast_made_need_no_copy(computed: Sizes) -> None:
-    model = made(torch.float32)
-    with torch.autocast("cpu", BF16):
-        expected = model(*batch())[0].detach()
-    with gemmsmith.patch(model):
+@pytest.mark.parametrize("rows", [WIDTH, WIDTH + 1])
+def test_logits_that_autocast_made_need_no_copy(rows: int, computed: Sizes) -> None:
+    """Where they take more memory than the weight that autocast has made, that is held."""
+    tokens, labels = (part.flatten()[:rows] for part in batch())
+    for steps in (1, 2):
+        model = made(torch.float32)
         with torch.autocast("cpu", BF16):
+            expected = model(tokens, labels)[0].detach()
+        with gemmsmith.patch(model):
+            for _ in range(steps):
+                computed.clear()
+                with torch.autocast("cpu", BF16):
+                    logits, loss = model(tokens, labels)
+                loss.backward()
+            with torch.no_grad():
+                model.head.weight.zero_()
+            assert len(computed) == (rows <= WIDTH)
+            assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+@pytest.mark.parametrize("patched", [False, True])
+def test_logits_that_a_program_holds_do_not_hold_their_operands(
+    patched: bool, dtype: torch.dtype
+) -> None:
+    """As torch's, but for the weight that logits of many rows are computed from."""
+    tokens, labels = (part.flatten()[:WIDTH] for part in batch())
+    model, made_here = made(dtype), []
+    model.body.register_forward_hook(
+        lambda _module, _arguments, x: made_here.append(StorageWeakRef(x.untyped_storage()))
+    )
+    with gemmsmith.patch(model) if patched else contextlib.nullcontext():
+        for keeps in (False, True, False):
+            with torch.autocast("cpu", BF16, enabled=dtype is not BF16):
+                held, loss = model(tokens, labels)
+            assert type(held) is (DeferredLogits if patched else torch.Tensor)
+            if keeps:
+                loss.backward(retain_graph=True)
+                assert not made_here[-1].expired()
+            loss.backward()
+            assert made_here[-1].expired()
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_gradients_of_logits_beside_those_of_their_loss(reads: bool) -> None:
+    """In one backward pass, whose hooks free what the loss alone does not need."""
+    both = []
+    for patched in (False, True):
+        model = made()
+        with gemmsmith.patch(model) if patched else contextlib.nullcontext():
             logits, loss = model(*batch())
-        loss.backward()
-        with torch.no_grad():
-            model.head.weight.zero_()
-        assert computed == []
-        assert torch.equal(logits, expected)
+            assert type(logits) is (DeferredLogits if patched else torch.Tensor)
+            if reads:
+                (loss + logits.float().square().mean()).backward()
+            else:
+                torch.manual_seed(7)
+                torch.autograd.backward([loss, logits], [None, torch.randn(logits.shape).to(BF16)])
+        both.append(gradients(model))
+    torchs, ours = both
+    assert distance(ours, torchs) < 2e-2
 
 
 def test_logits_of_a_changed_weight_are_an_error() -> None:

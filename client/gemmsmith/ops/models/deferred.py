@@ -29,6 +29,7 @@ class HeadCall:
         parameter: the weight before autocast has cast it.
         versions: of the operands, at the call.
         steps: the deferred values.
+        node: returns the logits' node of autograd, which has saved x, or None.
         is_read: whether an operator has read values.
         is_shared: whether something may write to values.
         has_loss: whether a loss was computed without logits.
@@ -41,6 +42,7 @@ class HeadCall:
     parameter: torch.Tensor
     versions: list[int] = field(default_factory=list)
     steps: list[weakref.ref[Deferred]] = field(default_factory=list)
+    node: Callable[[], Any] = lambda: None
     is_read: bool = False
     is_shared: bool = False
     has_loss: bool = False
@@ -83,7 +85,7 @@ class HeadCall:
         return self.weight is not self.parameter
 
     def favours_logits(self) -> bool:
-        """Whether held logits are computed, and not a copy of the weight is made.
+        """Whether held logits are computed, and not the weight, or a copy of it, is held.
 
         They take no more memory, and they have as many columns as the logits of the loss.
         """
@@ -97,7 +99,7 @@ class HeadCall:
         They take the memory that they have without gemmsmith, and no fourth product. Returns None
         if the loss should compute its own, as it must if x is not the head's, but for its sizes.
         """
-        is_held = self.parameter in _held and not self.belongs_to_call()
+        is_held = self.parameter in _held
         is_own = (x.data_ptr(), x.numel()) == (self.x.data_ptr(), self.x.numel())
         root = self.steps[0]()
         if not (is_held and is_own and self.favours_logits()) or root is None:
@@ -105,20 +107,28 @@ class HeadCall:
         return root.compute().view(*x.shape[:-1], -1)
 
     def keep(self) -> None:
-        """Make values independent of later changes of the weight."""
+        """Make values independent of later changes of the weight. Called by the backward pass.
+
+        Logits that are computed need their operands no longer, and torch would free x now.
+        """
+        node = self.node()
+        if node is not None and not torch._C._will_engine_execute_node(node):
+            node.maybe_clear_saved_tensors()  # unless the graph is kept
         if self.is_kept:
             return
         self.is_kept = True
         _held[self.parameter] = True
         root = self.steps[0]()
-        if self.belongs_to_call() or root is None or root.values is not None:
+        if root is None:
             return
-        if self.favours_logits():
+        if root.values is None and self.favours_logits():
             root.compute()
-            return
-        self.weight = self.weight.detach().clone()
-        self.bias = self.bias if self.bias is None else self.bias.detach().clone()
-        self.versions = self._versions()
+        if root.values is not None:
+            self.x, self.weight = self.x.new_empty(0), self.weight.new_empty(0)
+        elif not self.belongs_to_call():
+            self.weight = self.weight.detach().clone()
+            self.bias = self.bias if self.bias is None else self.bias.detach().clone()
+            self.versions = self._versions()
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -17,6 +17,7 @@ them. An operand that has changed without a backward pass raises an error.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -215,4 +216,6 @@ def defer(
     """`linear(x, weight, bias)` without its values. `parameter`: as of `HeadCall`."""
     head = HeadCall(x, weight, bias, parameter)
     logits: torch.Tensor = DeferredLinear.apply(x, weight, bias, None, head)  # type: ignore[no-untyped-call]
+    if logits.grad_fn is not None:
+        head.node = weakref.ref(logits.grad_fn)
     return logits
