@@ -127,6 +127,7 @@ UNTUNED = (
     "2026-11-27-h200-models-compiled-more.json",
     "2026-11-27-h200-models-compiled-last.json",
     "2026-11-27-h200-models-last.json",
+    "2026-11-28-h200-models.json",
 )
 """Files of `python -m benchmarks.models`, the newest last: all eager steps are of that one."""
 HOST_BOUND = ("BERT large", "Whisper large", "DINOv2 large", "SigLIP so400m")
