@@ -29,7 +29,7 @@ ALONE = $(if $(shell command -v flock),flock Makefile) sh -c
 RUN_LOCK = $(if $(or $(wildcard /dev/nvidia0),$(shell command -v nvidia-smi)),gpu,run)
 PROJECT = pyproject.toml client/pyproject.toml $(wildcard requirements/*.lock) client/gemmsmith/ops/below/dispatch.cpp
 
-.PHONY: run test test-all test-torch faults lint format bench docs figures wheels kernels gpu-test gpu-bench lock clean
+.PHONY: run test test-long test-all test-torch faults lint format bench docs figures wheels kernels gpu-test gpu-bench lock clean
 
 run: .venv/.run
 	.venv/bin/gemmsmith serve --worker
@@ -39,8 +39,10 @@ PYTEST = GEMMSMITH_COMPILE_JOBS=1 .venv/bin/python -m pytest --dist loadfile
 test: .venv/.test
 	$(PYTEST) -n 4 -m "not long"
 
-test-all: test
-	$(PYTEST) -n 3 -m long
+test-long: .venv/.test
+	$(PYTEST) -n 4 -m long
+
+test-all: test test-long
 
 # Only torch is another; all else is found where it is installed already, after it.
 TORCH ?= 2.11.0
