@@ -12,6 +12,7 @@ import transformers
 
 import gemmsmith
 from gemmsmith.ops.models.deferred_logits import DeferredLogits
+from tests.unit.ops.test_heads import stays_within_torchs_own_distance
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32000,
@@ -115,6 +116,11 @@ def test_a_loop_that_holds_its_output_takes_no_more_memory_than_torch(size: int)
             assert off < 1e-2
         del model, optimizer, out, expected
     assert peaks["ours"] <= peaks["torch"]
+
+
+def test_training_stays_within_torchs_own_distance() -> None:
+    data = {name: part.view(4, -1) for name, part in batch(1).items()}
+    stays_within_torchs_own_distance(lambda: made("LlamaConfig"), data)
 
 
 def test_captured_steps_compute_logits() -> None:
