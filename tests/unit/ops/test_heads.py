@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch import nn
+from torch._dynamo import compiled_autograd
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
@@ -541,6 +542,20 @@ def test_gradients_of_logits_beside_those_of_their_loss(reads: bool) -> None:
         both.append(gradients(model))
     torchs, ours = both
     assert distance(ours, torchs) < 2e-2
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch reads it
+def test_compiled_autograd() -> None:
+    """It traces the hook of the loss, also where the program holds logits."""
+    model = made()
+    expected = step(model)
+    with gemmsmith.patch(model):
+        for _ in range(2):
+            held, loss = model(*batch())
+            assert type(held) is DeferredLogits
+            with compiled_autograd._enable(torch.compile(backend="eager")):
+                loss.backward()
+            assert distance([loss.detach(), *gradients(model)], expected) < 2e-2
 
 
 def test_logits_of_a_changed_weight_are_an_error() -> None:

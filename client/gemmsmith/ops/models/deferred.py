@@ -111,9 +111,8 @@ class HeadCall:
 
         Logits that are computed need their operands no longer, and torch would free x now.
         """
-        node = self.node()
-        if node is not None and not torch._C._will_engine_execute_node(node):
-            node.maybe_clear_saved_tensors()  # unless the graph is kept
+        if not torch.compiler.is_compiling():
+            self._free_saved()
         if self.is_kept:
             return
         self.is_kept = True
@@ -129,6 +128,12 @@ class HeadCall:
             self.weight = self.weight.detach().clone()
             self.bias = self.bias if self.bias is None else self.bias.detach().clone()
             self.versions = self._versions()
+
+    def _free_saved(self) -> None:
+        """Free x, saved for a gradient of the logits, unless it is still needed."""
+        node, is_in_pass = self.node(), torch._C._current_graph_task_id() >= 0
+        if node is not None and is_in_pass and not torch._C._will_engine_execute_node(node):
+            node.maybe_clear_saved_tensors()
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
