@@ -100,7 +100,9 @@ def test_a_bundle_in_a_plain_program(ground: Ground, script: Path, tmp_path: Pat
     assert kinds(tmp_path) == {str(FORWARD): 3, str(WEIGHT): 3}
     (worker,) = (tmp_path / "site").glob("worker-*")
     assert worker.read_text() == "torch gemmsmith.startup.hook"
-    assert done.stderr.splitlines() == [
+    # Python's tracker of semaphores may count one that the worker has just removed.
+    lines = [line for line in done.stderr.splitlines() if "resource_tracker" not in line]
+    assert lines == [
         "no winner for 32×16×48 bf16 tt: torch runs it, which may be slower. Tune it: "
         "gemmsmith tune 32 16 48 --dtype bf16 --layout tt",
     ]
