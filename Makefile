@@ -1,7 +1,8 @@
 # One-word commands. Each sets up what it needs in .venv first.
 #   make run        the service on 127.0.0.1:8000 and one worker
 #   make test       the tests that need no GPU (real nvcc, real SQLite, real PostgreSQL): minutes
-#   make test-all   these, and then those marked `long`: every fault, page, command and kernel
+#   make test-long  those marked `long`: every fault, page, command and kernel
+#   make test-all   both
 #   make test-torch the tests of the library's operators with another torch than the locked one
 #                   (TORCH=2.11.0; gigabytes)
 #   make faults     the fault suite at full length: 200 jobs under kills, and 100,000 malformed

@@ -23,7 +23,7 @@ class HeadCall:
     """A call of a linear layer whose logits are deferred.
 
     Attributes:
-        x: [..., K].
+        x: [..., K], or empty, like the weight, where values need their operands no longer.
         weight: [V, K].
         bias: [V].
         parameter: the weight before autocast has cast it.
