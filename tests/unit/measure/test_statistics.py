@@ -60,7 +60,7 @@ def test_the_same_samples_give_the_same_interval_whatever_their_order() -> None:
 def test_it_is_quick() -> None:
     samples = [random.Random(4).random() for _ in range(25)]
     summarize(samples)
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(100):
         summarize(samples)
-    assert time.perf_counter() - began < 0.2
+    assert time.process_time() - began < 0.2

@@ -7,7 +7,7 @@ patch has ended, or if the program is exported or traced.
 
 A layer of which no winner computes any part is not patched, and costs nothing. Operands of fewer
 rows than the layer's winners have go to the module's own forward at once. Where nothing else wins,
-a layer costs the host about two microseconds: once it is decided that no kernel computes any part
+a layer costs the host a few microseconds: once it is decided that no kernel computes any part
 of the layer for some operands, a single look-up leads to the module's own forward until winners or
 decisions change.
 
