@@ -36,7 +36,9 @@ run: .venv/.run
 	.venv/bin/gemmsmith serve --worker
 
 # More at once than two cores: many tests wait for processes and clocks. So each compiles one unit.
-PYTEST = GEMMSMITH_COMPILE_JOBS=1 .venv/bin/python -m pytest --dist loadfile
+# They run real processes against real clocks, and machines stall: a test that fails is run once
+# more, and listed.
+PYTEST = GEMMSMITH_COMPILE_JOBS=1 .venv/bin/python -m pytest --dist loadfile --reruns 1 -rfEsR
 test: .venv/.test
 	$(PYTEST) -n 4 -m "not long"
 
