@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gemmsmith.core.problem import DType, Problem
@@ -174,9 +175,21 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 }
 
 
+def passing_over_blanks() -> float:
+    """Seconds of the processor for a body of 4 MB."""
+    body = b" " * 4_000_000 + b"0"
+    began = time.thread_time()
+    msgspec.json.decode(body)
+    return time.thread_time() - began
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_body_holds_pythons_lock_or_makes_a_long_answer(name: str) -> None:
-    """Time within one call into C is time in which the event loop stands still."""
+    """Time within one call into C is time in which the event loop stands still.
+
+    The parser takes 5 ms to pass over the blanks of the longest body, on a machine that is doing
+    nothing else. No body takes three times as long.
+    """
     body = HOSTILE[name]()
     longest, began = 0.0, 0.0
 
@@ -199,9 +212,10 @@ def test_no_body_holds_pythons_lock_or_makes_a_long_answer(name: str) -> None:
     for _ in range(10):
         longest = 0.0
         read = once()
-        if longest < 0.015:  # 5 ms, on a machine that is doing nothing else
+        most = max(0.015, 3 * passing_over_blanks())
+        if longest < most:
             break
-    assert longest < 0.015
+    assert longest < most
     refused = [problem for problem in read if isinstance(problem, ProblemError)]
     assert len(refused) <= 10_000
     assert all(len(problem.errors) <= MOST_ERRORS for problem in refused)
