@@ -112,6 +112,26 @@ def test_the_model_is_asked_twice_about_some_hundreds() -> None:
         assert sum(len(call.args[1]) for call in model.call_args_list) < 1000
 
 
+def test_processors_that_round_differently_agree() -> None:
+    """Of these, some have kernels that should take the same time."""
+    chosen = random.Random(8)
+
+    def rounded(
+        problem: Problem, some: Sequence[Candidate], device: DeviceModel
+    ) -> Sequence[float]:
+        return [
+            us * (1 + chosen.uniform(-1e-13, 1e-13)) for us in predicted_us(problem, some, device)
+        ]
+
+    for problem in _varied(60):
+        expected = predict(problem, H200)
+        assert expected is not None
+        for _ in range(3):
+            other = predict(problem, H200, rounded)
+            assert other is not None
+            assert other.candidate == expected.candidate
+
+
 def test_the_first_answer_is_quick_once_its_kernels_are_made() -> None:
     """2.1 ms at the median of 300 problems on two busy cores; the bound is for busier ones."""
     predict(Problem(m=4096, n=4096, k=4096), H200)
