@@ -169,9 +169,9 @@ def test_lookup_over_many_packs_is_fast(
     for i, member in enumerate(members):
         publish(store, toolchain, [member], b"pack %d" % i)
     assert store.find(members[0]) is not None
-    started = time.process_time()
+    started = time.perf_counter()
     found = [store.find(member, toolchain=toolchain.digest) for member in members]
-    elapsed = time.process_time() - started
+    elapsed = time.perf_counter() - started
     assert all(found)
     assert elapsed / len(members) < 0.01
 

@@ -326,7 +326,7 @@ def test_once_written_it_costs_a_look(http: httpx.Client) -> None:
             assert http.get("/snapshot", headers=headers).headers["etag"] == tag
     assert asked
     assert not [each for each in asked if "problems" in each]
-    began = time.process_time()
+    began = time.perf_counter()
     for _ in range(50):
         assert http.get("/snapshot", headers={"If-None-Match": tag}).status_code == 304
-    assert (time.process_time() - began) / 50 < 0.05  # a few milliseconds
+    assert (time.perf_counter() - began) / 50 < 0.05  # a few milliseconds
