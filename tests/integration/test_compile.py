@@ -50,7 +50,7 @@ from tuner.compile import ArtifactStore, Builder
 from tuner.explain.resources import resources
 from tuner.trial import FailureKind
 
-pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.compiles, pytest.mark.timeout(3600)]
 
 SINGLE = (SPLIT_K, CLUSTER_SPLIT_K)  # slices of K take the place of batches
 ANY_ALIGNMENT = (ALIGN_1, PADDED)

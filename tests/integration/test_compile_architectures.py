@@ -18,7 +18,7 @@ from tuner.arch import ARCHITECTURES
 from tuner.backends import kernels
 from tuner.compile import Builder
 
-pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(3600)]
 
 ODD = (4095, 4095, 4095)
 

@@ -24,7 +24,7 @@ from tests.support.compiled import (
 )
 from tuner.backends import launches, refusal
 
-pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(3600)]
 
 WORKSPACE_NULL = 6
 SOMEWHERE = 0x1000

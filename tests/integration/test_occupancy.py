@@ -18,7 +18,7 @@ from tuner.compile import Pack
 from tuner.explain import resources as module
 from tuner.explain.resources import resources
 
-pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.compiles, pytest.mark.timeout(3600)]
 
 SM_REGISTERS, SM_WARPS, SM_BLOCKS = 64 * 1024, 64, 32
 SM_SHARED, BLOCK_SHARED = 228 * 1024, 1024
