@@ -140,4 +140,4 @@ def test_captured_steps_compute_logits() -> None:
         assert type(out.logits) is torch.Tensor
     model.zero_grad(set_to_none=False)
     loss = model(**data).loss
-    assert abs(float(out.loss) - float(loss)) < 1e-2 * float(loss)
+    assert abs(out.loss.item() - loss.item()) < 1e-2 * loss.item()
