@@ -2,7 +2,7 @@
 #   make run        the service on 127.0.0.1:8000 and one worker
 #   make test       the tests that need no GPU (real nvcc, real SQLite, real PostgreSQL): minutes
 #   make test-long  those marked `long`: every fault, page, command and kernel
-#   make test-all   both; TESTS="tests/unit/store": those of a folder or file
+#   make test-all   both; with TESTS="tests/unit/store", like the two alone: those of a folder
 #   make test-torch the tests of the library's operators with another torch than the locked one
 #                   (TORCH=2.11.0; gigabytes)
 #   make faults     the fault suite at full length: 200 jobs under kills, and 100,000 malformed

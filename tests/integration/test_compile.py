@@ -23,6 +23,7 @@ from gemmsmith.runtime.pack import LoadedPack
 from tests.support.compiled import (
     ALIGN_1,
     CLUSTER_SPLIT_K,
+    COMPILING,
     FP8_FAST,
     FP8_NO_SMEM,
     IMPOSSIBLE,
@@ -50,7 +51,7 @@ from tuner.compile import ArtifactStore, Builder
 from tuner.explain.resources import resources
 from tuner.trial import FailureKind
 
-pytestmark = [pytest.mark.compiles, pytest.mark.timeout(3600)]
+pytestmark = COMPILING
 
 SINGLE = (SPLIT_K, CLUSTER_SPLIT_K)  # slices of K take the place of batches
 ANY_ALIGNMENT = (ALIGN_1, PADDED)

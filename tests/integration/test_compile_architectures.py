@@ -13,12 +13,12 @@ import pytest
 from gemmsmith.core.kernel import CutlassKernel
 from gemmsmith.core.problem import Problem
 from tests.support.arguments import packed_arguments
-from tests.support.compiled import MISALIGNED, CompiledPacks, Loaded, build, kept, sass
+from tests.support.compiled import COMPILING, MISALIGNED, CompiledPacks, Loaded, build, kept, sass
 from tuner.arch import ARCHITECTURES
 from tuner.backends import kernels
 from tuner.compile import Builder
 
-pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(3600)]
+pytestmark = [*COMPILING, pytest.mark.long]
 
 ODD = (4095, 4095, 4095)
 

@@ -18,6 +18,7 @@ from gemmsmith.core.operation import Grouping, Operation, Scaling
 from gemmsmith.core.problem import MAX_GROUPS, Layout
 from gemmsmith.runtime.abi import Arguments
 from tests.support.compiled import (
+    COMPILING,
     INVALID_LAYOUT,
     INVALID_PROBLEM,
     MISALIGNED,
@@ -33,7 +34,7 @@ from tuner.backends import refusal
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import kernel, tma_alignment
 
-pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(3600)]
+pytestmark = [*COMPILING, pytest.mark.long]
 
 WS, PINGPONG, COOPERATIVE = (
     MainloopSchedule.WARP_SPECIALIZED,

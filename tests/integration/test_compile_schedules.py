@@ -9,6 +9,7 @@ from gemmsmith.core.kernel import Kernel
 from tests.support.arguments import packed_arguments
 from tests.support.compiled import (
     CLUSTER_SPLIT_K,
+    COMPILING,
     INVALID_LAYOUT,
     INVALID_PROBLEM,
     MISALIGNED,
@@ -24,7 +25,7 @@ from tests.support.compiled import (
 )
 from tuner.backends import launches, refusal
 
-pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(3600)]
+pytestmark = [*COMPILING, pytest.mark.long]
 
 WORKSPACE_NULL = 6
 SOMEWHERE = 0x1000

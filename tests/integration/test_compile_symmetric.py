@@ -11,6 +11,7 @@ from gemmsmith.core.kernel import CutlassKernel, EpilogueSchedule, MainloopSched
 from gemmsmith.core.operation import Operation
 from gemmsmith.runtime.abi import Arguments
 from tests.support.compiled import (
+    COMPILING,
     INVALID_LAYOUT,
     INVALID_PROBLEM,
     MISALIGNED,
@@ -27,7 +28,7 @@ from tuner.backends import refusal
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import kernel
 
-pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(3600)]
+pytestmark = [*COMPILING, pytest.mark.long]
 
 SOMEWHERE, ELSEWHERE = 0x10000, 0x20000
 

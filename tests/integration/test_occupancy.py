@@ -13,12 +13,12 @@ from gemmsmith.core.kernel import Backend, CutlassKernel, cutlass
 from gemmsmith.runtime.pack import LoadedPack
 from tests.gpu import selection
 from tests.integration.test_compile_operations import KERNELS as OPERATIONS
-from tests.support.compiled import KERNELS, QUICK, CompiledPacks, disassembler, registers
+from tests.support.compiled import COMPILING, KERNELS, QUICK, CompiledPacks, disassembler, registers
 from tuner.compile import Pack
 from tuner.explain import resources as module
 from tuner.explain.resources import resources
 
-pytestmark = [pytest.mark.compiles, pytest.mark.timeout(3600)]
+pytestmark = COMPILING
 
 SM_REGISTERS, SM_WARPS, SM_BLOCKS = 64 * 1024, 64, 32
 SM_SHARED, BLOCK_SHARED = 228 * 1024, 1024

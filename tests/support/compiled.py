@@ -140,6 +140,9 @@ KERNELS = [
 MISALIGNED, INVALID_LAYOUT, INVALID_PROBLEM, NOT_SUPPORTED = 1, 3, 4, 5
 """Statuses of `gs_can_implement`."""
 
+COMPILING = [pytest.mark.compiles, pytest.mark.timeout(3600)]
+"""Marks of a file whose fixture compiles: the first of its tests waits for all of its kernels."""
+
 STORE_VARIABLE = "GEMMSMITH_TEST_PACKS"
 STORE = Path(__file__).resolve().parents[2] / ".packs" / "tests"
 """The folder that keeps packs between test sessions; the variable names another folder.
